@@ -1,0 +1,304 @@
+"""A topology becomes a running network, and goes away again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+from mininet.log import setLogLevel
+from mininet.net import Mininet
+from pyroute2 import IPRoute
+
+from testbed.config import Topology
+from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
+from testbed.fabric import plan as planning
+from testbed.fabric.errors import FabricError
+from testbed.fabric.nodes import EdgeSwitch, KernelBridge
+from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
+from testbed.fabric.selftest import try_transfers
+from testbed.fabric.state import ENVIRONMENT_MARK, FabricState, clean, process_started, register
+from testbed.links import LinkEngine, LinkError, network_namespace
+from testbed.links.command import inside, run_script
+from testbed.links.netem import NetemEngine
+from testbed.links.shaping import verify_shape
+from testbed.links.userspace import UserspaceEngine
+
+CONTROLLER_TIMEOUT_S = 30.0
+
+
+class Fabric:
+    """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
+
+    `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system"; `progress` is called
+    with one short line per phase. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        *,
+        policy: str = "shortest",
+        link_engine: str = "userspace",
+        datapath: str = "netdev",
+        size_scale: float = 1.0,
+        seed: int = 1,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.topology = topology
+        self.policy = policy
+        self.link_engine = link_engine
+        self.datapath = datapath
+        self.size_scale = size_scale
+        self.seed = seed
+        self._progress = progress
+        self._state: FabricState | None = None
+        self._plan: planning.Plan | None = None
+        self.net: Any = None
+        self.engine: LinkEngine | None = None
+        self.controller: ControllerProcess | None = None
+
+    @property
+    def state(self) -> FabricState:
+        """This fabric's entry on the machine; FabricError when it is not up."""
+        if self._state is None:
+            raise FabricError("the fabric is not up")
+        return self._state
+
+    @property
+    def plan(self) -> planning.Plan:
+        """Names and ports; FabricError when it is not up."""
+        if self._plan is None:
+            raise FabricError("the fabric is not up")
+        return self._plan
+
+    def __enter__(self) -> Fabric:
+        self.up()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up(self) -> None:
+        """Build everything, read every setting back, try TCP. Whatever goes wrong, nothing is left behind."""
+        if os.geteuid() != 0:
+            raise FabricError("building a network needs root: run it through sudo")
+        self._state = register(self.topology.name)
+        self._plan = planning.make_plan(self.topology, self._state.prefix)
+        try:
+            with _marked(self._state.id):
+                self._build()
+        except LinkError as error:
+            self.down()
+            raise FabricError(str(error)) from error
+        except BaseException:
+            self.down()
+            raise
+
+    def _build(self) -> None:
+        state, plan = self.state, self.plan
+        state.details = {
+            **describe(plan),
+            "link_engine": self.link_engine,
+            "datapath": self.datapath,
+            "policy": self.policy,
+            "size_scale": self.size_scale,
+        }
+        state.save()
+        self._progress(f"starting the controller with policy {self.policy}")
+        self.controller = self._start_controller()
+        self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
+        self._build_nodes(f"tcp:127.0.0.1:{self.controller.port}")
+        state.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
+        state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
+        state.save()
+        self._configure()
+        self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
+        self.engine = self._start_engine()
+        self.net.start()
+        try:
+            self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
+        except ControllerError as error:
+            raise FabricError(f"controller: {error}") from error
+        self._verify()
+        self._progress("trying TCP across every WAN link")
+        try_transfers(plan, state.pids)
+        state.phase = "up"
+        state.save()
+
+    def _start_controller(self) -> ControllerProcess:
+        edges = [
+            EdgePorts(
+                building=edge.building,
+                dpid=edge.dpid,
+                local=planning.LOCAL_PORT,
+                probe=planning.PROBE_PORT,
+                wan={(port.neighbour, port.link.plane): port.port for port in edge.wan},
+            )
+            for edge in self.plan.edges
+        ]
+        controller = ControllerProcess(compute_rules(self.policy, self.topology, edges))
+        controller.start()
+        return controller
+
+    def _build_nodes(self, controller: str) -> None:
+        plan, topology = self.plan, self.topology
+        setLogLevel("error")
+        Mininet.inited = True  # or its first use would change limits of the whole machine
+        net = self.net = Mininet(topo=None, controller=None, build=False, autoSetMacs=False)
+        net.addHost(planning.WAN_NODE, ip=None, mac=None)
+        for number, building in enumerate(topology.buildings):
+            edge = plan.edges[number]
+            ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
+            ports |= {port.edge_interface: port.port for port in edge.wan}
+            leaf = net.addSwitch(
+                plan.leaf(building.name), cls=KernelBridge, commands=planning.leaf_commands(plan, building.name)
+            )
+            switch = net.addSwitch(
+                plan.edge(building.name),
+                cls=EdgeSwitch,
+                bridge=edge.bridge,
+                datapath=self.datapath,
+                ports=ports,
+                controller=controller,
+                dpid=f"{edge.dpid:016x}",
+            )
+            for index, host in enumerate(building.hosts):
+                node = net.addHost(host.name, ip=f"{host.ip}/8", mac=host.mac)
+                net.addLink(node, leaf, intfName1="eth0", intfName2=f"p{index}", addr1=host.mac)
+            net.addLink(leaf, switch, intfName1="up", intfName2=edge.local_interface)
+            probe = net.addHost(plan.probe(building.name), ip=None, mac=None)
+            mac = plan.probe_mac(building.name)
+            net.addLink(probe, switch, intfName1="eth0", intfName2=edge.probe_interface, addr1=mac)
+            for port in edge.wan:
+                net.addLink(
+                    net[planning.WAN_NODE], switch, intfName1=port.wan_interface, intfName2=port.edge_interface
+                )
+        net.build()
+
+    def _namespace_pids(self) -> list[int]:
+        """One process id in each namespace of ours (the edges live in the root namespace, which is not)."""
+        edges = {self.plan.edge(edge.building) for edge in self.plan.edges}
+        return [pid for name, pid in self.state.pids.items() if name not in edges]
+
+    def _configure(self) -> None:
+        plan, pids = self.plan, self.state.pids
+        run_script(None, planning.edge_commands(plan))
+        run_script(pids[planning.WAN_NODE], planning.wan_commands(plan))
+        for edge in plan.edges:
+            run_script(pids[plan.probe(edge.building)], planning.probe_commands(plan, edge.building))
+        names = self.state.folder / "hosts"
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
+        for host in self.topology.hosts:
+            # the node has its own mount namespace, so this gives `ping east2` a meaning there and nowhere else
+            naming = [f"mount --bind {names} /etc/hosts"]
+            run_script(pids[host.name], [*planning.host_commands(self.topology, host), *naming])
+
+    def _start_engine(self) -> LinkEngine:
+        wires, wan_pid = self.plan.wires(), self.state.pids[planning.WAN_NODE]
+        engine: LinkEngine
+        if self.link_engine == "netem":
+            rates = {link.name: max(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in self.topology.wan}
+            engine = NetemEngine(wan_pid, wires, rates)
+        else:
+            engine = UserspaceEngine(wan_pid, wires, self.state.folder / CONTROL_SOCKET, self.seed)
+        self.engine = engine  # before it starts, so that a start that fails is also stopped
+        engine.start()
+        return engine
+
+    def _verify(self) -> None:
+        """Read back rates and queues everywhere; MTU and offloads too. SettingMismatch names what differs."""
+        plan, pids, mtu = self.plan, self.state.pids, self.topology.mtu
+        with IPRoute() as ipr:
+            for port in plan.wan_ports:
+                verify_shape(ipr, port.edge_interface, port.shape)
+            _verify_mtu(ipr, "the root namespace", mtu, plan.prefix + "e")
+        for building in self.topology.buildings:
+            with network_namespace(pids[plan.leaf(building.name)]), IPRoute() as ipr:
+                for index, host in enumerate(building.hosts):
+                    verify_shape(ipr, f"p{index}", planning.nic_shape(host))
+                _verify_mtu(ipr, plan.leaf(building.name), mtu)
+            for host in building.hosts:
+                with network_namespace(pids[host.name]), IPRoute() as ipr:
+                    verify_shape(ipr, "eth0", planning.nic_shape(host))
+                    _verify_mtu(ipr, host.name, mtu)
+
+    def inspect(self) -> dict[str, Any]:
+        """Hosts and WAN links with every setting as read back now."""
+        return inspect(self.state)
+
+    def command(self, host: str, arguments: list[str]) -> list[str]:
+        """The command line that runs `arguments` inside a host."""
+        return inside(self.state.pids[host], arguments)
+
+    def probe_pids(self) -> dict[str, int]:
+        """Process id of each building's probe node."""
+        return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
+
+    def failure(self) -> str | None:
+        """None while all parts work; else one sentence on what broke first."""
+        if self.engine is not None and (words := self.engine.failure()):
+            return words
+        if self.controller is not None and not self.controller.alive():
+            return "the controller's process ended"
+        for name, pid in self.state.pids.items():
+            if process_started(pid) is None:
+                return f"the namespace of {name} is gone: its process {pid} ended"
+        return None
+
+    def down(self) -> None:
+        """Take everything away; harmless when repeated. Signals wait until it is done."""
+        if self._state is None:
+            return
+        with _signals_held():
+            if self.engine is not None:
+                self.engine.stop()
+            if self.controller is not None:
+                self.controller.stop()
+            clean(self._state)
+            if self.net is not None:
+                for node in (*self.net.hosts, *self.net.switches):
+                    with contextlib.suppress(OSError):
+                        node.terminate()
+            self._state = self._plan = self.net = self.engine = self.controller = None
+
+
+def _verify_mtu(ipr: IPRoute, where: str, mtu: int, prefix: str = "") -> None:
+    for link in ipr.get_links():
+        name = link.get_attr("IFLA_IFNAME")
+        if name != "lo" and name.startswith(prefix) and link.get_attr("IFLA_MTU") != mtu:
+            raise FabricError(f"{where}: {name}: mtu: asked for {mtu}, the system has {link.get_attr('IFLA_MTU')}")
+
+
+@contextlib.contextmanager
+def _marked(fabric_id: str) -> Iterator[None]:
+    """Processes started in this block carry the fabric's mark."""
+    former = os.environ.get(ENVIRONMENT_MARK)
+    os.environ[ENVIRONMENT_MARK] = fabric_id
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[ENVIRONMENT_MARK]
+        else:
+            os.environ[ENVIRONMENT_MARK] = former
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that arrive meanwhile take effect after the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -1,0 +1,111 @@
+"""A TCP transfer across every WAN link and between the buildings' first hosts, before a fabric is called up.
+
+Ping working says little: with a wrong offload setting small packets pass and TCP hangs. So bytes are sent and compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+
+from testbed.config import probe_address
+from testbed.fabric.errors import FabricError
+from testbed.fabric.plan import Plan
+from testbed.links import network_namespace
+
+TRANSFER_BYTES = 64 * 1024
+TIMEOUT_S = 20.0
+
+
+@dataclass
+class _Transfer:
+    """One TCP connection within this process, its ends in two namespaces."""
+
+    name: str
+    sender: socket.socket
+    listener: socket.socket
+    payload: bytes
+    sent: int = 0
+    receiver: socket.socket | None = None
+    received: bytearray | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.received is not None and len(self.received) >= len(self.payload)
+
+
+def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
+    """Send TRANSFER_BYTES over every WAN link, each way, and between every two buildings; FabricError names failures."""
+    ends = []
+    for index, link in enumerate(plan.topology.wan):
+        a = (plan.probe(link.a), probe_address(index, "a"))
+        b = (plan.probe(link.b), probe_address(index, "b"))
+        ends += [(f"link {link.name} a to b", a, b), (f"link {link.name} b to a", b, a)]
+    first = [(building.hosts[0].name, building.hosts[0].ip) for building in plan.topology.buildings]
+    ends += [(f"host {here[0]} to host {there[0]}", here, there) for here, there in itertools.permutations(first, 2)]
+    # a few at a time: with many links the bytes together would take long on slow ones
+    for start in range(0, len(ends), 16):
+        with contextlib.ExitStack() as stack:
+            _run([_open(stack, pids, *end) for end in ends[start : start + 16]])
+
+
+def _open(
+    stack: contextlib.ExitStack, pids: dict[str, int], name: str, here: tuple[str, str], there: tuple[str, str]
+) -> _Transfer:
+    with network_namespace(pids[there[0]]):
+        listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    listener.bind((there[1], 0))
+    listener.listen(1)
+    with network_namespace(pids[here[0]]):
+        sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+    sender.bind((here[1], 0))
+    with contextlib.suppress(BlockingIOError):
+        sender.connect(listener.getsockname())
+    return _Transfer(name, sender, listener, os.urandom(TRANSFER_BYTES))
+
+
+def _run(transfers: list[_Transfer]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        with selectors.DefaultSelector() as selector:
+            for transfer in transfers:
+                selector.register(transfer.sender, selectors.EVENT_WRITE, transfer)
+                selector.register(transfer.listener, selectors.EVENT_READ, transfer)
+            while waiting := [transfer for transfer in transfers if not transfer.done]:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    names = ", ".join(transfer.name for transfer in waiting)
+                    raise FabricError(f"a TCP transfer of {TRANSFER_BYTES} bytes did not arrive in {TIMEOUT_S:.0f} s: {names}")
+                for key, _events in selector.select(left):
+                    _step(selector, key.data, key.fileobj)
+        for transfer in transfers:
+            if bytes(transfer.received or b"") != transfer.payload:
+                raise FabricError(f"a TCP transfer arrived changed: {transfer.name}")
+    finally:
+        for transfer in transfers:
+            if transfer.receiver is not None:
+                transfer.receiver.close()
+
+
+def _step(selector: selectors.BaseSelector, transfer: _Transfer, ready: object) -> None:
+    if ready is transfer.listener:
+        transfer.receiver, _ = transfer.listener.accept()
+        transfer.receiver.setblocking(False)
+        transfer.received = bytearray()
+        selector.unregister(transfer.listener)
+        selector.register(transfer.receiver, selectors.EVENT_READ, transfer)
+    elif ready is transfer.sender:
+        if error := transfer.sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise FabricError(f"a TCP connection failed: {transfer.name}: {os.strerror(error)}")
+        transfer.sent += transfer.sender.send(transfer.payload[transfer.sent :])
+        if transfer.sent == len(transfer.payload):
+            selector.unregister(transfer.sender)
+    elif transfer.receiver is not None and transfer.received is not None:
+        transfer.received += transfer.receiver.recv(1 << 16)
+        if transfer.done:
+            selector.unregister(transfer.receiver)

@@ -1,0 +1,174 @@
+"""What is ours on this machine, written down before it is made, so that it can be found and removed whatever happens.
+
+Each fabric has an id of four hexadecimal digits and a folder `/run/testbed/<id>`. All its interfaces and bridges in the
+root namespace are named `tb<id>...`, all its processes carry `TESTBED_FABRIC=<id>` in their environment or live in its
+network namespaces. Cleaning goes by these marks only, never by program names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyroute2 import IPRoute
+
+STATE_ROOT = Path("/run/testbed")
+ENVIRONMENT_MARK = "TESTBED_FABRIC"
+KILL_WAIT_S = 5.0
+
+
+@dataclasses.dataclass
+class FabricState:
+    """One fabric's entry: who owns it, and what it made. `phase` is building, up, failed or closing."""
+
+    id: str
+    owner_pid: int
+    owner_started: float
+    topology: str = ""
+    phase: str = "building"
+    failure: str | None = None
+    pids: dict[str, int] = dataclasses.field(default_factory=dict)
+    namespaces: list[int] = dataclasses.field(default_factory=list)
+    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """Where this fabric's state, sockets and logs lie."""
+        return STATE_ROOT / self.id
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its interfaces and bridges in the root namespace begin with."""
+        return f"tb{self.id}"
+
+    def owner_alive(self) -> bool:
+        """Whether the very process that made this entry still runs."""
+        return process_started(self.owner_pid) == self.owner_started
+
+    def save(self) -> None:
+        """Write the entry, all or nothing."""
+        draft = self.folder / "state.json.new"
+        draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
+        draft.replace(self.folder / "state.json")
+
+
+def process_started(pid: int) -> float | None:
+    """Start time of a process, which with its id names it for good; None when there is none or only its corpse."""
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def register(topology: str) -> FabricState:
+    """A new entry with an id that no other fabric has, owned by this process."""
+    STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
+    while True:
+        fabric_id = secrets.token_hex(2)
+        try:
+            (STATE_ROOT / fabric_id).mkdir()
+        except FileExistsError:
+            continue
+        started = process_started(os.getpid())
+        assert started is not None
+        state = FabricState(fabric_id, os.getpid(), started, topology)
+        state.save()
+        return state
+
+
+def load_all() -> list[FabricState]:
+    """Every entry on this machine, oldest first; one that was never written whole belongs to a dead owner."""
+    entries = []
+    for folder in sorted(STATE_ROOT.glob("*/"), key=lambda path: path.stat().st_mtime):
+        try:
+            entries.append(FabricState(**json.loads((folder / "state.json").read_text())))
+        except (OSError, ValueError, TypeError):
+            if time.time() - folder.stat().st_mtime > 1.0:  # younger: its owner is about to write it
+                entries.append(FabricState(folder.name, 0, 0.0, phase="failed", failure="its state was not written"))
+    return entries
+
+
+def clean(state: FabricState) -> list[str]:
+    """Remove everything that belongs to one fabric; returns what was removed, one line each. Harmless when repeated."""
+    removed = _kill_processes(state) + _delete_bridges(state.prefix) + _delete_interfaces(state.prefix)
+    shutil.rmtree(state.folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        STATE_ROOT.rmdir()
+    return removed
+
+
+def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
+    """Clean every fabric whose owner is gone (or every one at all); returns what was removed per id."""
+    found = [state for state in load_all() if everything or not state.owner_alive()]
+    for state in found:
+        if state.owner_alive() and state.owner_pid != os.getpid():
+            _stop_processes([psutil.Process(state.owner_pid)])
+    return {state.id: clean(state) for state in found}
+
+
+def _kill_processes(state: FabricState) -> list[str]:
+    namespaces = set(state.namespaces)
+    root = os.stat("/proc/self/ns/net").st_ino
+    ours = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            marked = process.environ().get(ENVIRONMENT_MARK) == state.id
+            inode = os.stat(f"/proc/{process.pid}/ns/net").st_ino
+        except (psutil.Error, OSError):
+            continue
+        if marked or (inode in namespaces and inode != root):
+            ours.append(process)
+    return _stop_processes(ours)
+
+
+def _stop_processes(processes: list[psutil.Process]) -> list[str]:
+    names = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            names.append(f"process {process.pid} ({' '.join(process.cmdline())[:60]})")
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=1.0)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(alive, timeout=KILL_WAIT_S)
+    return names
+
+
+def _delete_bridges(prefix: str) -> list[str]:
+    try:
+        listed = subprocess.run(["ovs-vsctl", "--timeout=5", "list-br"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    bridges = [name for name in listed.stdout.split() if name.startswith(prefix)]
+    if bridges:
+        command = ["ovs-vsctl", "--timeout=15"]
+        for name in bridges:
+            command += ["--", "--if-exists", "del-br", name]
+        subprocess.run(command, capture_output=True, check=False)
+    return [f"bridge {name}" for name in bridges]
+
+
+def _delete_interfaces(prefix: str) -> list[str]:
+    removed = []
+    with IPRoute() as ipr:
+        for link in ipr.get_links():
+            name = link.get_attr("IFLA_IFNAME")
+            if name.startswith(prefix):
+                with contextlib.suppress(Exception):  # gone meanwhile with its peer's namespace
+                    ipr.link("del", index=link["index"])
+                    removed.append(f"interface {name}")
+    return removed

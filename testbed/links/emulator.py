@@ -1,0 +1,171 @@
+"""The userspace link engine's process: `python -m testbed.links.emulator`.
+
+It runs inside the WAN namespace and carries Ethernet frames between pairs of interfaces over packet sockets, one
+process for all links of a fabric. Its configuration is one line of JSON on standard input; the end of standard input
+ends it. It answers requests on a Unix socket (a file, so reachable from every network namespace): one line of JSON in,
+one out. A frame's delay counts from the kernel's arrival stamp, not from when we got round to reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+from testbed.links.carrier import Carrier
+from testbed.links.wire import Impairment
+
+ETH_P_ALL = 3
+SOL_PACKET = 263
+PACKET_STATISTICS = 6
+PACKET_IGNORE_OUTGOING = 23
+SO_TIMESTAMPNS = 35
+SO_RCVBUFFORCE = 33
+PR_SET_PDEATHSIG = 1
+PR_SET_TIMERSLACK = 29
+RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
+LARGEST_FRAME_BYTES = 65_600
+FRAMES_AT_ONCE = 32  # between looks at what is due
+REALTIME_PRIORITY = 10
+_TIMESPEC = struct.Struct("qq")
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
+
+
+class Port:
+    """A packet socket on one interface and the carrier of the frames that come in there."""
+
+    def __init__(self, interface: str, carrier: Carrier) -> None:
+        self.carrier = carrier
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
+        self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        self.socket.bind((interface, ETH_P_ALL))
+
+    def drain(self) -> None:
+        """Hand what has arrived to the carrier, a bounded number of frames at a time."""
+        receive, accept = self.socket.recvmsg, self.carrier.accept
+        for _ in range(FRAMES_AT_ONCE):
+            try:
+                frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, _ANCILLARY_BYTES)
+            except BlockingIOError:
+                return
+            now_ns = time.monotonic_ns()
+            if ancillary:
+                seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+                now_ns -= max(0, time.time_ns() - (seconds * 1_000_000_000 + nanoseconds))
+            accept(frame, now_ns)
+
+    def missed(self) -> int:
+        """Frames that the kernel dropped since the last call because we read too slowly."""
+        return int(struct.unpack("II", self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[1])
+
+
+class Emulator:
+    """All links of one fabric."""
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        self.carriers: dict[tuple[str, str], Carrier] = {}
+        self._receivers: dict[int, Port] = {}
+        self._routes: list[tuple[Carrier, Port, Port]] = []  # carrier, where its frames come in, where they leave
+        for link in configuration["links"]:
+            name = link["name"]
+            forth, back = (
+                Carrier(Impairment(**link[way]), seed=f"{configuration['seed']}/{name}/{way}")
+                for way in ("a_to_b", "b_to_a")
+            )
+            port_a, port_b = Port(link["interface_a"], forth), Port(link["interface_b"], back)
+            self.carriers[name, "a_to_b"], self.carriers[name, "b_to_a"] = forth, back
+            self._routes += [(forth, port_a, port_b), (back, port_b, port_a)]
+            self._receivers[port_a.socket.fileno()] = port_a
+            self._receivers[port_b.socket.fileno()] = port_b
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(configuration["control"])
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._control.bind(configuration["control"])
+        self._control.listen(8)
+
+    def release(self) -> float:
+        """Send every frame that is due; returns the seconds until the next one is (at most 1)."""
+        next_ns: int | None = None
+        for carrier, _entry, exit_port in self._routes:
+            send = exit_port.socket.send
+            while (frame := carrier.due(time.monotonic_ns())) is not None:
+                try:
+                    carrier.sent(send(frame))
+                except OSError:  # interface down, or no buffer: the frame is gone, and the books say so
+                    carrier.refused()
+            due_ns = carrier.next_release_ns
+            if due_ns is not None and (next_ns is None or due_ns < next_ns):
+                next_ns = due_ns
+        if next_ns is None:
+            return 1.0
+        return min(1.0, max(0.0, (next_ns - time.monotonic_ns()) / 1e9))
+
+    def run(self) -> None:
+        """Carry frames until standard input ends."""
+        control = self._control.fileno()
+        watched = [*self._receivers, control, 0]
+        while True:
+            readable, _, _ = select.select(watched, [], [], self.release())
+            for descriptor in readable:
+                port = self._receivers.get(descriptor)
+                if port is not None:
+                    port.drain()
+                elif descriptor == control:
+                    self._answer()
+                elif not os.read(0, 4096):
+                    return
+
+    def _answer(self) -> None:
+        connection, _ = self._control.accept()
+        with connection:
+            connection.settimeout(0.05)  # a client that does not speak at once must not hold up the frames
+            try:
+                request = json.loads(connection.makefile("rb").readline())
+                connection.sendall((json.dumps(self._reply(request)) + "\n").encode())
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                with contextlib.suppress(OSError):
+                    connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
+
+    def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        for carrier, entry, _exit in self._routes:
+            if missed := entry.missed():
+                carrier.missed(missed)
+        show: dict[str, Any] = {}
+        for (name, way), carrier in self.carriers.items():
+            item = carrier.account() if request["operation"] == "account" else carrier.impairment
+            show.setdefault(name, {})[way] = dataclasses.asdict(item)
+        return {"time_s": time.monotonic(), "links": show}
+
+
+def main() -> None:
+    """Read the configuration, open the ports, say `ready`, carry frames."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(PR_SET_TIMERSLACK, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle: it stops us in good order
+    configuration = json.loads(sys.stdin.readline())
+    realtime = True
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
+    except OSError:
+        realtime = False
+    emulator = Emulator(configuration)
+    gc.disable()  # nothing here makes cycles, and a collection would hold up frames
+    print(json.dumps({"event": "ready", "realtime": realtime}), flush=True)
+    emulator.run()
+
+
+if __name__ == "__main__":
+    main()

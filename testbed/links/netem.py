@@ -1,0 +1,122 @@
+"""The `netem` link engine: a two-port kernel bridge in the WAN namespace with netem on each port's way out.
+
+netem sits neither on the shaped interface (HTB and netem on one interface hide each other's drops) nor in the sender's
+namespace (loss there would be seen as local and TCP Small Queues would stall). Its packet limit is computed from rate
+and delay: the default of 1000 packets overruns at 1 Gbit/s beyond 12 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+
+from testbed.links.command import run_script
+from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
+
+SMALLEST_FRAME_BYTES = 64
+TIME_TOLERANCE_S = 1e-6
+LOSS_TOLERANCE = 1e-6
+
+
+class NetemEngine:
+    """Delay, jitter and loss by the kernel; `rates_bps` (largest of both directions per link) sizes netem's limit."""
+
+    name = "netem"
+
+    def __init__(self, pid: int, wires: list[LinkWire], rates_bps: dict[str, float]) -> None:
+        self._pid = pid
+        self._wires = wires
+        self._rates_bps = rates_bps
+
+    def _ports(self) -> list[tuple[str, str, str, Impairment]]:
+        """(link, way, interface out of which that way leaves, impairment) of every direction."""
+        return [
+            port
+            for wire in self._wires
+            for port in (
+                (wire.name, "a_to_b", wire.interface_b, wire.a_to_b),
+                (wire.name, "b_to_a", wire.interface_a, wire.b_to_a),
+            )
+        ]
+
+    def start(self) -> None:
+        """Make the bridges and qdiscs, then read every setting back."""
+        commands: list[str] = []
+        for number, wire in enumerate(self._wires):
+            bridge = f"br{number}"
+            commands += [
+                f"ip link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+                f"ip link set {wire.interface_a} master {bridge}",
+                f"ip link set {wire.interface_b} master {bridge}",
+                f"ip link set {wire.interface_a} type bridge_slave learning off",
+                f"ip link set {wire.interface_b} type bridge_slave learning off",
+                f"ip link set {bridge} up",
+            ]
+        for name, _way, interface, asked in self._ports():
+            held_s = asked.delay_s + asked.jitter_s + 0.1
+            limit = max(1000, math.ceil(self._rates_bps[name] / 8 / SMALLEST_FRAME_BYTES * held_s))
+            commands.append(
+                f"tc qdisc add dev {interface} root netem limit {limit} delay {asked.delay_s * 1e6:.3f}us"
+                + (f" {asked.jitter_s * 1e6:.3f}us" if asked.jitter_s else "")
+                + (f" loss random {asked.loss * 100:.8f}%" if asked.loss else "")
+            )
+        run_script(self._pid, commands)
+        found = self.settings()
+        for name, way, _interface, asked in self._ports():
+            _compare(f"link {name} {way}", asked, found[name, way])
+
+    def _qdiscs(self) -> dict[str, dict[str, object]]:
+        shown = json.loads(run_script(self._pid, ["tc -j -s qdisc show"]))
+        return {item["dev"]: item for item in shown if item["kind"] == "netem"}
+
+    def settings(self) -> dict[tuple[str, str], Impairment]:
+        """What the kernel's qdiscs hold."""
+        qdiscs = self._qdiscs()
+        found = {}
+        for name, way, interface, _asked in self._ports():
+            item = qdiscs.get(interface)
+            if item is None:
+                raise LinkError(f"link {name} {way}: netem is gone from {interface}")
+            options = item["options"]
+            assert isinstance(options, dict)
+            delay, loss = options.get("delay", {}), options.get("loss-random", {})
+            found[name, way] = Impairment(
+                delay_s=float(delay.get("delay", 0.0)),
+                jitter_s=float(delay.get("jitter", 0.0)),
+                loss=float(loss.get("loss", 0.0)),
+            )
+        return found
+
+    def account(self) -> EngineAccount:
+        """The kernel's counters; netem drops on purpose and for want of room alike, so all drops count as `lost`."""
+        qdiscs = self._qdiscs()
+        directions = {}
+        for name, way, interface, _asked in self._ports():
+            item = qdiscs[interface]
+            counted = {key: int(str(item[key])) for key in ("packets", "bytes", "drops", "qlen")}
+            directions[name, way] = DirectionAccount(
+                in_packets=counted["packets"] + counted["drops"] + counted["qlen"],
+                in_bytes=counted["bytes"],
+                out_packets=counted["packets"],
+                out_bytes=counted["bytes"],
+                lost=counted["drops"],
+                overrun=0,
+                held=counted["qlen"],
+            )
+        return EngineAccount(time_s=time.monotonic(), directions=directions)
+
+    def failure(self) -> str | None:
+        """None: the kernel does not end on its own."""
+        return None
+
+    def stop(self) -> None:
+        """Nothing to do: bridges and qdiscs go with their namespace."""
+
+
+def _compare(where: str, asked: Impairment, found: Impairment) -> None:
+    for setting, tolerance in (("delay_s", TIME_TOLERANCE_S), ("jitter_s", TIME_TOLERANCE_S), ("loss", LOSS_TOLERANCE)):
+        wanted, seen = getattr(asked, setting), getattr(found, setting)
+        if abs(wanted - seen) > tolerance:
+            raise SettingMismatch(where, setting, wanted, seen)

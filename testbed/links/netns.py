@@ -1,0 +1,44 @@
+"""Enter another process's network namespace for the length of a `with` block.
+
+A socket belongs for its whole life to the namespace in which it was made, so one process can hold sockets in many
+namespaces: enter, open, leave. `os.setns` exists only from Python 3.12 on; this calls setns(2) itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+
+CLONE_NEWNET = 0x40000000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_network_namespace(descriptor: int) -> None:
+    """Move the calling thread into the network namespace behind an open descriptor; OSError when refused."""
+    if _libc.setns(descriptor, CLONE_NEWNET) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"setns: {os.strerror(error)}")
+
+
+@contextlib.contextmanager
+def network_namespace(pid: int | None) -> Iterator[None]:
+    """Run the block in the network namespace of process `pid` (None: stay here), then come back."""
+    if pid is None:
+        yield
+        return
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        away = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            set_network_namespace(away)
+        finally:
+            os.close(away)
+        try:
+            yield
+        finally:
+            set_network_namespace(home)
+    finally:
+        os.close(home)

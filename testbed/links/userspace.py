@@ -1,0 +1,153 @@
+"""The `userspace` link engine: starts, asks and stops the emulator's process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from testbed.links.command import inside
+from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
+
+START_TIMEOUT_S = 20.0
+ANSWER_TIMEOUT_S = 5.0
+
+
+def ask(control: Path, operation: str) -> dict[str, Any]:
+    """Put one request ("account" or "settings") to the emulator behind `control`; LinkError when it does not answer."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_TIMEOUT_S)
+            connection.connect(str(control))
+            connection.sendall((json.dumps({"operation": operation}) + "\n").encode())
+            reply: dict[str, Any] = json.loads(connection.makefile("rb").readline() or b"{}")
+    except (OSError, ValueError) as error:
+        raise LinkError(f"the link engine does not answer: {error}") from error
+    if "links" not in reply:
+        raise LinkError(f"the link engine answered {reply.get('error', 'nothing')}")
+    return reply
+
+
+def read_settings(control: Path) -> dict[tuple[str, str], Impairment]:
+    """The settings in force in the emulator behind `control`, per (link name, way)."""
+    links = ask(control, "settings")["links"]
+    return {(name, way): Impairment(**item) for name, ways in links.items() for way, item in ways.items()}
+
+
+class UserspaceEngine:
+    """Carries frames in one Python process that lives in the WAN namespace (process `pid`'s)."""
+
+    name = "userspace"
+
+    def __init__(self, pid: int, wires: list[LinkWire], control: Path, seed: int) -> None:
+        self._pid = pid
+        self._wires = wires
+        self._control = control
+        self._seed = seed
+        self._process: subprocess.Popen[str] | None = None
+        self._complaints: IO[str] | None = None
+        self.realtime = False
+
+    @property
+    def process_id(self) -> int | None:
+        """The emulator's process id, once started."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start the emulator and compare its settings with what was asked."""
+        configuration = {
+            "seed": self._seed,
+            "control": str(self._control),
+            "links": [dataclasses.asdict(wire) for wire in self._wires],
+        }
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
+        self._process = subprocess.Popen(
+            inside(self._pid, [sys.executable, "-m", "testbed.links.emulator"]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            bufsize=1,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(configuration) + "\n")
+        line = _read_line(self._process.stdout, START_TIMEOUT_S)
+        if not line:
+            raise LinkError(f"the link engine did not start: {self.failure() or 'no word within its time'}")
+        self.realtime = bool(json.loads(line)["realtime"])
+        found = self.settings()
+        for wire in self._wires:
+            for way in ("a_to_b", "b_to_a"):
+                asked = getattr(wire, way)
+                if found.get((wire.name, way)) != asked:
+                    raise SettingMismatch(f"link {wire.name} {way}", "delay, jitter, loss", asked, found)
+
+    def settings(self) -> dict[tuple[str, str], Impairment]:
+        """What each direction is set to, as the emulator says."""
+        return read_settings(self._control)
+
+    def account(self) -> EngineAccount:
+        """The emulator's books."""
+        reply = ask(self._control, "account")
+        return EngineAccount(
+            time_s=reply["time_s"],
+            directions={
+                (name, way): DirectionAccount(
+                    **{key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
+                )
+                for name, ways in reply["links"].items()
+                for way, item in ways.items()
+            },
+        )
+
+    def failure(self) -> str | None:
+        """How the emulator ended, if it has."""
+        if self._process is None:
+            return "it was never started"
+        code = self._process.poll()
+        if code is None:
+            return None
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        words = self._last_words()
+        return f"the link engine (process {self._process.pid}) {how}" + (f": {words}" if words else "")
+
+    def _last_words(self) -> str:
+        if self._complaints is None or self._complaints.closed:
+            return ""
+        self._complaints.seek(0)
+        return (self._complaints.read().strip().splitlines() or [""])[-1]
+
+    def stop(self) -> None:
+        """End the emulator by closing its standard input; kill it if that does not do."""
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            try:
+                process.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._complaints is not None:
+            self._complaints.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._control)
+
+
+def _read_line(stream: IO[str], timeout_s: float) -> str:
+    """One line, or what there is of it when the stream ends or the time is up."""
+    readable, _, _ = select.select([stream], [], [], timeout_s)
+    return stream.readline() if readable else ""
