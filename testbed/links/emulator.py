@@ -23,6 +23,7 @@ import time
 from typing import Any
 
 from testbed.links.carrier import Carrier
+from testbed.links.process import end_with_parent
 from testbed.links.wire import Impairment
 
 ETH_P_ALL = 3
@@ -31,7 +32,6 @@ PACKET_STATISTICS = 6
 PACKET_IGNORE_OUTGOING = 23
 SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
-PR_SET_PDEATHSIG = 1
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
 LARGEST_FRAME_BYTES = 65_600
@@ -151,9 +151,8 @@ class Emulator:
 
 def main() -> None:
     """Read the configuration, open the ports, say `ready`, carry frames."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    libc.prctl(PR_SET_TIMERSLACK, 1)
+    end_with_parent(signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the run's to handle: it stops us in good order
     configuration = json.loads(sys.stdin.readline())
     realtime = True

@@ -1,0 +1,115 @@
+"""The run directory: what a run leaves behind, whole or not at all."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import testbed
+
+PACKAGES = ("mininet", "numpy", "os-ken", "pydantic", "pyroute2", "scapy", "psutil")
+SYSCTLS = (
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+    "net.core.rmem_max",
+    "net.core.wmem_max",
+    "net.core.netdev_max_backlog",
+    "net.ipv4.tcp_mtu_probing",
+    "kernel.sched_rt_runtime_us",
+)
+
+
+class RunDirectory:
+    """Collects a run's files under `<path>.partial`; `finish` gives them their name, `discard` removes them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        if path.exists():
+            raise FileExistsError(f"{path}: exists already; choose another --output")
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(parents=True)
+
+    def write_text(self, name: str, text: str) -> None:
+        """One file."""
+        (self.partial / name).write_text(text)
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
+        """One JSON document, indented for reading."""
+        self.write_text(name, json.dumps(document, indent=1) + "\n")
+
+    def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+        """One JSON document per line."""
+        self.write_text(name, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def finish(self) -> None:
+        """All is written: give the directory its name, and to the user who called sudo."""
+        self.partial.rename(self.path)
+        owner = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+        if os.geteuid() == 0 and owner[0] and owner[1]:
+            for item in (self.path, *self.path.rglob("*")):
+                os.chown(item, int(owner[0]), int(owner[1]))
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def default_path(scenario: str) -> Path:
+    """`runs/<scenario>-<date>-<time>` below the current folder, with a number where that exists already."""
+    base = Path("runs") / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = base, 1
+    while path.exists() or path.with_name(path.name + ".partial").exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def surroundings() -> dict[str, Any]:
+    """Where and with what a run was made: host, kernel, versions, kernel settings."""
+    uname = platform.uname()
+    return {
+        "testbed_version": testbed.__version__,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "host": {
+            "kernel": uname.release,
+            "machine": uname.machine,
+            "cores": os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in PACKAGES},
+            "openvswitch": _first_line(["ovs-vsctl", "--version"]),
+            "iproute2": _first_line(["ip", "-V"]),
+        },
+        "sysctls": {key: value for key in SYSCTLS if (value := _sysctl(key)) is not None},
+    }
+
+
+def _first_line(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return (done.stdout.splitlines() or [None])[0]
+
+
+def _sysctl(key: str) -> str | None:
+    try:
+        return Path("/proc/sys", key.replace(".", "/")).read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,157 @@
+"""The preloaded parent of all ranks: `python -m testbed.harness.launcher`.
+
+It imports what the ranks need once, then forks them, each into its host's network namespace. The job comes as one line
+of JSON on standard input; events go out as lines of JSON on standard output. The end of standard input, like the death
+of the parent, ends everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from testbed.harness.rank import Rank
+from testbed.harness.spec import JobSpec, RankPlace
+from testbed.links.netns import set_network_namespace
+from testbed.links.process import end_with_parent
+
+GRACE_S = 1.0  # for the other ranks to tell what they saw, once one has failed
+
+
+def _child(job: JobSpec, place: RankPlace, pipe: int) -> None:
+    """Become one rank; never returns."""
+    status = 1
+    try:
+        end_with_parent(signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        set_network_namespace(descriptor)
+        os.close(descriptor)
+        Rank(job, place.rank, lambda event: _tell(pipe, event)).run()
+        _tell(pipe, {"event": "finished", "rank": place.rank})
+        status = 0
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        event = {"event": "failed", "rank": place.rank, "host": place.host, "message": f"{error}", "trace": trace}
+        with contextlib.suppress(OSError):
+            _tell(pipe, event)
+    finally:
+        os._exit(status)
+
+
+def _tell(pipe: int, event: dict[str, Any]) -> None:
+    os.write(pipe, (json.dumps(event) + "\n").encode())
+
+
+def _say(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+class Launcher:
+    """Forks the ranks of one job and watches them."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, RankPlace] = {}
+        self.finished: set[int] = set()
+        self.failed: set[int] = set()
+        self.buffers: dict[int, bytes] = {}
+
+    def start(self) -> None:
+        """Fork every rank."""
+        gc.freeze()  # what is loaded now stays shared between the ranks
+        for place in self.job.ranks:
+            read_end, write_end = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(read_end)
+                _child(self.job, place, write_end)
+            os.close(write_end)
+            self.children[pid] = place
+            self.buffers[read_end] = b""
+            self.selector.register(read_end, selectors.EVENT_READ)
+        _say({"event": "started", "pids": {str(place.rank): pid for pid, place in self.children.items()}})
+
+    def watch(self) -> bool:
+        """Pass events on until all ranks have ended; returns whether all went well."""
+        self.selector.register(0, selectors.EVENT_READ)
+        deadline: float | None = None
+        while self.children:
+            wait_s = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
+            for key, _events in self.selector.select(wait_s):
+                if key.fd == 0:
+                    if not os.read(0, 4096):
+                        return False
+                else:
+                    self._read(key.fd)
+            self._reap()
+            if self.failed and deadline is None:
+                deadline = time.monotonic() + GRACE_S
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+        return len(self.finished) == len(self.job.ranks)
+
+    def _read(self, descriptor: int) -> None:
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            self.selector.unregister(descriptor)
+            os.close(descriptor)
+            return
+        *lines, self.buffers[descriptor] = (self.buffers[descriptor] + data).split(b"\n")
+        for line in lines:
+            event = json.loads(line)
+            if event["event"] == "finished":
+                self.finished.add(event["rank"])
+            else:
+                if event["event"] == "failed":
+                    self.failed.add(event["rank"])
+                _say(event)
+
+    def _reap(self) -> None:
+        for pid in list(self.children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done:
+                continue
+            place = self.children.pop(pid)
+            if os.WIFSIGNALED(status):
+                self.failed.add(place.rank)
+                message = f"its process {pid} was killed by signal {os.WTERMSIG(status)}"
+                _say({"event": "killed", "rank": place.rank, "host": place.host, "message": message})
+
+    def stop(self) -> None:
+        """Kill what is left."""
+        for pid in self.children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self.children:
+            os.waitpid(pid, 0)
+        self.children.clear()
+
+
+def main() -> int:
+    """Run one job; 0 when all ranks finished."""
+    end_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    launcher = Launcher(JobSpec.from_json(sys.stdin.readline()))
+    try:
+        launcher.start()
+        good = launcher.watch()
+        if good:
+            _say({"event": "done"})
+        return 0 if good else 1
+    finally:
+        launcher.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

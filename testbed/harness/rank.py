@@ -1,0 +1,135 @@
+"""One rank: connects to its peers, then runs the job's steps, timing every action and checking every sum.
+
+Filling the gradients, agreeing on a common start and checking the result lie outside the timed part of a step.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from testbed.collectives import Communicator, Work, count_wrong, fill
+from testbed.harness.spec import JobSpec, Step
+from testbed.transport import TcpTransport
+from testbed.workload import AllReduce, Compute, WaitAll
+
+SOURCE_PORT_BASE = 33_000
+BOOTSTRAP_TIMEOUT_S = 30.0
+
+
+class Rank:
+    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step."""
+
+    def __init__(self, job: JobSpec, rank: int, progress: Callable[[dict[str, Any]], None]) -> None:
+        self.job = job
+        self.rank = rank
+        self.progress = progress
+        self.size = len(job.ranks)
+        self.buildings = [place.building for place in job.ranks]
+        self.buckets = {
+            action.bucket: np.zeros(action.numel, dtype=job.dtype)
+            for action in job.program
+            if isinstance(action, AllReduce)
+        }
+        self.samples: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
+        job = self.job
+        ports = random.Random(f"{job.seed}/ports")
+        offset = ports.randrange(1000)
+        self.transport = TcpTransport(
+            self.rank,
+            [(place.ip, job.port) for place in job.ranks],
+            token=job.token,
+            congestion_control=job.congestion_control,
+            # given ports, so that a run with the same seed hashes its flows onto the same paths
+            source_port=lambda rank, peer: SOURCE_PORT_BASE + (offset + rank * self.size + peer) % 20_000,
+            bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
+        )
+        self.communicator = Communicator(self.transport, self.buildings, timeout_s=job.timeout_s)
+        try:
+            self.communicator.barrier()
+            for index, step in enumerate(job.steps):
+                if self.rank == 0:
+                    self.progress({"event": "step", "index": index, "variant": step.variant, "trial": step.trial})
+                self._step(index, step)
+            self.communicator.barrier()
+            sockets = self.transport.socket_info()
+        finally:
+            self.transport.close()
+        lines = [*self.samples, {"rank": self.rank, "operation": "sockets", "sockets": sockets}]
+        path = Path(job.output) / f"rank-{self.rank}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _common_start(self) -> float:
+        """A moment that all ranks of this machine agree on, and reach together: the latest proposal wins."""
+        before = time.monotonic_ns()
+        proposal = np.array([before], dtype=np.int64)
+        self.communicator.all_reduce(proposal, op="max")
+        took_ns = time.monotonic_ns() - before
+        margin = np.array([took_ns], dtype=np.int64)
+        self.communicator.all_reduce(margin, op="max")
+        start_s = (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
+        self.communicator.sleep(start_s - time.monotonic())
+        return start_s
+
+    def _step(self, index: int, step: Step) -> None:
+        for bucket, array in self.buckets.items():
+            fill(array, self.rank, salt=index * 1000 + bucket)
+        sent_before = self._sent()
+        start_s = self._common_start()
+        works: list[tuple[AllReduce, Work]] = []
+        records: list[tuple[str, str, float, float, int]] = []
+        for action in self.job.program:
+            begun_s = time.monotonic()
+            if isinstance(action, Compute):
+                self.communicator.sleep(action.duration_s)
+                records.append((action.phase, action.name, begun_s, time.monotonic(), 0))
+            elif isinstance(action, AllReduce):
+                work = self.communicator.all_reduce(
+                    self.buckets[action.bucket], algorithm=step.algorithm, async_op=True
+                )
+                works.append((action, work))
+            elif isinstance(action, WaitAll):
+                for _, work in works:
+                    work.wait()
+                records.append(("wait", "gradients", begun_s, time.monotonic(), 0))
+        end_s = time.monotonic()
+        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
+        for done, work in works:
+            size = self.buckets[done.bucket].nbytes
+            records.append(("all_reduce", done.name, work.start_s, work.end_s, size))
+        wrong = sum(
+            count_wrong(array, self.size, salt=index * 1000 + bucket) for bucket, array in self.buckets.items()
+        )
+        if step.trial < 0:
+            return
+        head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
+        for operation, name, begun_s, ended_s, size in records:
+            self.samples.append(
+                {**head, "operation": operation, "name": name, "start_s": begun_s, "end_s": ended_s, "bytes": size}
+            )
+        self.samples.append(
+            {
+                **head,
+                "operation": "step",
+                "name": step.variant,
+                "start_s": start_s,
+                "end_s": end_s,
+                "bytes": sum(sent.values()),
+                "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
+                "wrong": wrong,
+                "checked": sum(array.size for array in self.buckets.values()),
+            }
+        )
+
+    def _sent(self) -> dict[int, int]:
+        """Payload bytes sent so far per peer."""
+        return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}

@@ -1,0 +1,77 @@
+"""What the launcher and its ranks are told, as one JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.workload import Action, AllReduce, Compute, WaitAll
+
+_ACTIONS: dict[str, type[Action]] = {"compute": Compute, "all_reduce": AllReduce, "wait_all": WaitAll}
+_KINDS = {action: kind for kind, action in _ACTIONS.items()}
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
+
+    rank: int
+    host: str
+    building: int
+    ip: str
+    namespace_pid: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step to run: which algorithm, and which trial of it (negative: warm-up, not recorded)."""
+
+    variant: str
+    algorithm: str
+    trial: int
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A whole job: the ranks, the program that each runs in every step, and the steps in their order."""
+
+    token: str
+    ranks: tuple[RankPlace, ...]
+    port: int
+    congestion_control: str
+    timeout_s: float
+    dtype: str
+    seed: int
+    program: tuple[Action, ...]
+    steps: tuple[Step, ...]
+    output: str
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        document = dataclasses.asdict(self)
+        document["program"] = [{"kind": _KINDS[type(a)], **dataclasses.asdict(a)} for a in self.program]
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """The inverse of `to_json`."""
+        document: dict[str, Any] = json.loads(text)
+        program = []
+        for item in document["program"]:
+            kind = item.pop("kind")
+            program.append(_ACTIONS[kind](**item))
+        document["program"] = tuple(program)
+        document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
+        document["steps"] = tuple(Step(**item) for item in document["steps"])
+        return cls(**document)
+
+
+def plan_steps(algorithms: tuple[str, ...], trials: int, warmup: int) -> tuple[Step, ...]:
+    """Steps of all variants interleaved, in an order that turns round each trial: slow drifts hit all alike."""
+    steps: list[Step] = []
+    for trial in range(-warmup, trials):
+        order = algorithms if trial % 2 == 0 else algorithms[::-1]
+        steps += [Step(name, name, trial) for name in order]
+    return tuple(steps)

@@ -1,0 +1,192 @@
+"""From samples and counters to the figures of a summary. Pure: no clock, no files, no network."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.config import Topology
+
+LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
+COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One measured step of all ranks together; times in seconds of CLOCK_MONOTONIC."""
+
+    variant: str
+    trial: int
+    start_s: float
+    end_s: float
+    compute_s: float
+    sent_bytes: Mapping[tuple[int, int], int]
+    wrong: int
+    checked: int
+
+    @property
+    def step_time_s(self) -> float:
+        """From the common start until the last rank ended."""
+        return self.end_s - self.start_s
+
+
+def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepResult]:
+    """Put the ranks' samples together, step by step, in the order in which they ran.
+
+    Compute time of a step is the largest sum of computing of any rank. ValueError when a rank's part is missing.
+    """
+    whole: dict[int, list[Mapping[str, Any]]] = {}
+    computing: dict[tuple[int, int], float] = {}
+    for sample in samples:
+        if sample["operation"] == "step":
+            whole.setdefault(sample["step"], []).append(sample)
+        elif sample["operation"] in ("forward", "backward", "optimizer"):
+            key = (sample["step"], sample["rank"])
+            computing[key] = computing.get(key, 0.0) + sample["end_s"] - sample["start_s"]
+    results = []
+    for step, parts in sorted(whole.items()):
+        if len(parts) != ranks:
+            raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
+        results.append(
+            StepResult(
+                variant=parts[0]["variant"],
+                trial=parts[0]["trial"],
+                start_s=min(part["start_s"] for part in parts),
+                end_s=max(part["end_s"] for part in parts),
+                compute_s=max(computing.get((step, part["rank"]), 0.0) for part in parts),
+                sent_bytes={
+                    (part["rank"], int(peer)): count for part in parts for peer, count in part["sent_bytes"].items()
+                },
+                wrong=sum(part["wrong"] for part in parts),
+                checked=sum(part["checked"] for part in parts),
+            )
+        )
+    return results
+
+
+def distribution(values: Sequence[float]) -> dict[str, Any]:
+    """Median, 95th percentile (nearest rank), extremes, count and the values themselves."""
+    ordered = sorted(values)
+    nearest = max(0, -(-95 * len(ordered) // 100) - 1)
+    return {
+        "median": statistics.median(ordered),
+        "p95": ordered[nearest],
+        "min": ordered[0],
+        "max": ordered[-1],
+        "n": len(ordered),
+        "samples": list(values),
+    }
+
+
+def wan_payload(sent_bytes: Mapping[tuple[int, int], int], buildings: Sequence[int]) -> int:
+    """Payload bytes between ranks of different buildings."""
+    return sum(count for (here, there), count in sent_bytes.items() if buildings[here] != buildings[there])
+
+
+class CounterSeries:
+    """A counter that only grows, sampled now and then; `between` interpolates linearly."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._values: list[float] = []
+
+    def add(self, time_s: float, value: float) -> None:
+        """Note the counter's value at a time later than all before."""
+        self._times.append(time_s)
+        self._values.append(value)
+
+    def at(self, time_s: float) -> float:
+        """The value at a time; before the first or after the last sample, that sample's."""
+        right = bisect_right(self._times, time_s)
+        if right == 0:
+            return self._values[0]
+        if right == len(self._times):
+            return self._values[-1]
+        before, after = self._times[right - 1], self._times[right]
+        share = (time_s - before) / (after - before)
+        return self._values[right - 1] + share * (self._values[right] - self._values[right - 1])
+
+    def between(self, start_s: float, end_s: float) -> float:
+        """Growth from `start_s` to `end_s`."""
+        return self.at(end_s) - self.at(start_s)
+
+
+def wan_use(
+    topology: Topology,
+    series: Mapping[tuple[str, str], CounterSeries],
+    steps: Sequence[StepResult],
+    size_scale: float,
+) -> list[dict[str, Any]]:
+    """Bytes on the wire per step and utilisation of every WAN direction: medians over the steps, in real units.
+
+    `series` counts emulated bytes per (link name, direction); utilisation is bytes over rate x step time.
+    """
+    rows = []
+    for link in topology.wan:
+        for direction in ("a_to_b", "b_to_a"):
+            rate_bps = getattr(link, direction).rate_bps
+            counts = [series[link.name, direction].between(step.start_s, step.end_s) for step in steps]
+            shares = [
+                count * 8 / (rate_bps * step.step_time_s) for count, step in zip(counts, steps, strict=True)
+            ]
+            rows.append(
+                {
+                    "a": link.a,
+                    "b": link.b,
+                    "plane": link.plane,
+                    "direction": direction,
+                    "rate_bps": rate_bps * size_scale,
+                    "bytes": round(statistics.median(counts) * size_scale),
+                    "utilisation": statistics.median(shares),
+                }
+            )
+    return rows
+
+
+def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]) -> tuple[str, float]:
+    """The busiest NIC direction and its utilisation by payload (median over the steps); `hosts` by rank."""
+    best = ("", 0.0)
+    rates = {host.name: host.nic_rate_bps for host in topology.hosts}
+    for rank, host in enumerate(hosts):
+        for way in (0, 1):
+            shares = [
+                sum(count for ends, count in step.sent_bytes.items() if ends[way] == rank)
+                * 8
+                / (rates[host] * step.step_time_s)
+                for step in steps
+            ]
+            if (share := statistics.median(shares)) > best[1]:
+                best = (f"NIC of {host}, {'receiving' if way else 'sending'}", share)
+    return best
+
+
+def limited_by(
+    step_time_s: float,
+    exposed_comm_s: float,
+    compute_s: float,
+    wan: Sequence[Mapping[str, Any]],
+    nic: tuple[str, float],
+) -> str:
+    """One sentence on what set the pace: computing, the busiest link, or waiting for answers.
+
+    A link counts as the limit when it was busy for at least 60 % of the time in which it could have been: backward and
+    exposed communication are at least the exposed part, so its busy time is set against the larger of both.
+    """
+    if exposed_comm_s < COMPUTE_BOUND_BELOW * step_time_s:
+        return f"computing: {compute_s / step_time_s:.0%} of the step, communication is hidden behind it"
+    busiest = max(wan, key=lambda row: float(row["utilisation"]), default=None)
+    wan_share = float(busiest["utilisation"]) if busiest else 0.0
+    window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s  # forward, a third, sends nothing
+    if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
+        ends = (busiest["a"], busiest["b"]) if busiest["direction"] == "a_to_b" else (busiest["b"], busiest["a"])
+        return (
+            f"WAN link {ends[0]} to {ends[1]}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
+            f"{min(1.0, wan_share / window):.0%} of the communication"
+        )
+    if nic[1] / window >= LATENCY_BOUND_BELOW:
+        return f"{nic[0]}: busy {nic[1]:.0%} of the step, {min(1.0, nic[1] / window):.0%} of the communication"
+    most = "no WAN link" if busiest is None else f"the busiest WAN link only {wan_share:.0%}"
+    return f"latency and message turns: {most}, the busiest NIC {nic[1]:.0%} of the step"
