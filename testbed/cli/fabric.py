@@ -1,0 +1,162 @@
+"""Commands on networks that stay up: up, exec, inspect, down, clean; and doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from testbed import doctor
+from testbed.cli.scale import choose_scale, choose_stack
+from testbed.config import Topology, load_topology
+from testbed.config.units import format_duration, format_fraction, format_rate, format_size
+from testbed.fabric.errors import FabricError
+from testbed.fabric.holder import find, start_background, take_down
+from testbed.fabric.readback import inspect as read_back
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
+from testbed.links.command import inside
+
+FabricOption = Annotated[str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")]
+EngineOption = Annotated[
+    str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")
+]
+DatapathOption = Annotated[
+    str | None,
+    typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
+
+
+def add_fabric_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    for command in (up, inspect, down, clean):
+        app.command()(command)
+    app.command(
+        name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(execute)
+    app.command(name="doctor")(diagnose)
+
+
+def diagnose(as_json: JsonOption = False) -> None:
+    """Say what this host can do, with evidence, and which link engine and datapath a run would use."""
+    raise typer.Exit(doctor.report(json=as_json))
+
+
+def up(
+    topology: Annotated[Path, typer.Argument(help="A topology file.")],
+    policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "shortest",
+    link_engine: EngineOption = None,
+    datapath: DatapathOption = None,
+    size_scale: Annotated[
+        str, typer.Option(help="Divide all rates by this; auto: the smallest that this host carries.")
+    ] = "auto",
+) -> None:
+    """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
+    console = Console(stderr=True, highlight=False)
+    spec = load_topology(topology)
+    stack = choose_stack(link_engine, datapath)
+    scale = choose_scale(spec.resolve, size_scale, stack, ranks=False)
+    for fabric_id, removed in clean_abandoned().items():
+        console.print(f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items")
+    options = {
+        "policy": policy,
+        "link_engine": stack.link_engine,
+        "datapath": stack.datapath,
+        "size_scale": scale,
+    }
+    fabric_id = start_background(topology.resolve(), options, lambda line: console.print(f"  {line}"))
+    resolved: Topology = spec.resolve(scale)
+    console.print(
+        f"{spec.name} is up as fabric {fabric_id}: {len(resolved.hosts)} hosts, {len(resolved.wan)} WAN links"
+        + (f", rates divided by {scale:g}" if scale != 1 else "")
+    )
+    names = ", ".join(host.name for host in resolved.hosts[:8]) + (", ..." if len(resolved.hosts) > 8 else "")
+    console.print(f"hosts: {names}\ntry:   testbed exec {resolved.hosts[0].name} -- ping -c 3 {resolved.hosts[-1].name}")
+
+
+def execute(
+    context: typer.Context,
+    host: Annotated[str, typer.Argument(help="The host to run in, for example east1.")],
+    fabric: FabricOption = None,
+) -> None:
+    """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
+    if not context.args:
+        raise typer.BadParameter("no command given; write: testbed exec HOST -- COMMAND...")
+    state = find(fabric)
+    hosts = [entry["name"] for entry in state.details["hosts"]]
+    if host not in hosts:
+        raise typer.BadParameter(f"unknown host {host!r}; hosts of fabric {state.id}: {', '.join(hosts)}")
+    if os.geteuid() != 0:
+        raise FabricError("entering a host needs root: run it through sudo")
+    if shutil.which(context.args[0]) is None:
+        print(f"testbed exec: {context.args[0]}: command not found", file=sys.stderr)
+        raise typer.Exit(127)
+    os.environ[ENVIRONMENT_MARK] = state.id
+    command = inside(state.pids[host], context.args)
+    os.execvp(command[0], command)
+
+
+def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
+    """Show a network that is up: hosts, and every WAN link's settings as read back from the system now."""
+    shown = read_back(find(fabric))
+    if as_json:
+        print(json.dumps(shown, indent=1))
+        return
+    console = Console(highlight=False)
+    console.print(
+        f"fabric {shown['id']} ({shown['topology']}), {shown['phase']}: policy {shown['policy']}, "
+        f"link engine {shown['link_engine']}, datapath {shown['datapath']}, rates divided by {shown['size_scale']:g}"
+    )
+    if shown["failure"]:
+        console.print(f"broken: {shown['failure']}", style="red")
+    hosts = Table("host", "building", "rank", "address")
+    for entry in shown["hosts"]:
+        hosts.add_row(entry["name"], entry["building"], str(entry["rank"]), entry["ip"])
+    console.print(hosts)
+    links = Table("WAN link", "plane", "rate", "delay", "jitter", "loss", "queue")
+    for entry in shown["wan"]:
+        for here, there, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
+            links.add_row(f"{entry[here]} to {entry[there]}", str(entry["plane"]), *_figures(entry[way]))
+    console.print(links)
+
+
+def _figures(direction: dict[str, Any]) -> list[str]:
+    return [
+        format_rate(direction["rate_bps"]),
+        format_duration(direction["delay_s"]),
+        format_duration(direction["jitter_s"]),
+        format_fraction(direction["loss"]),
+        format_size(direction["queue_bytes"]),
+    ]
+
+
+def down(
+    fabric: FabricOption = None, every: Annotated[bool, typer.Option("--all", help="All that are up.")] = False
+) -> None:
+    """Take a network down."""
+    console = Console(stderr=True, highlight=False)
+    states = [state for state in load_all() if state.owner_alive()] if every else [find(fabric)]
+    for state in states:
+        take_down(state)
+        console.print(f"fabric {state.id} ({state.topology}) is down")
+
+
+def clean(
+    every: Annotated[bool, typer.Option("--all", help="Also networks and runs that are alive.")] = False,
+) -> None:
+    """Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and nothing else."""
+    if os.geteuid() != 0:
+        raise FabricError("cleaning needs root: run it through sudo")
+    console = Console(stderr=True, highlight=False)
+    cleaned = clean_abandoned(everything=every)
+    for fabric_id, removed in cleaned.items():
+        console.print(f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False)
+    if not cleaned:
+        console.print("nothing to clean")

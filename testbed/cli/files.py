@@ -1,0 +1,38 @@
+"""Commands on files alone: check, schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from testbed.config import expand, expand_data, json_schema
+
+
+def add_file_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(check)
+    app.command()(schema)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="A topology or scenario file.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of YAML.")] = False,
+) -> None:
+    """Check a topology or scenario file and print it fully expanded: every default, every unit."""
+    if as_json:
+        print(json.dumps(expand_data(file, overrides or []), indent=1))
+    else:
+        print(expand(file, overrides or []), end="")
+
+
+def schema(
+    kind: Annotated[str, typer.Argument(help="topology or scenario.")] = "scenario",
+) -> None:
+    """Print the JSON Schema of topology or scenario files, for editors."""
+    if kind not in ("topology", "scenario"):
+        raise typer.BadParameter(f"unknown kind {kind!r}; expected topology or scenario")
+    print(json.dumps(json_schema(kind), indent=1))

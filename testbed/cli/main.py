@@ -1,0 +1,59 @@
+"""Entry point: the commands, and how errors become messages and exit statuses.
+
+Exit status: 0 done (and a run not untrusted), 1 failure, 2 bad input, 3 a run whose figures are untrusted,
+130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+from testbed.cli.fabric import add_fabric_commands
+from testbed.cli.files import add_file_commands
+from testbed.cli.run import add_run_commands
+from testbed.config import ConfigError
+from testbed.fabric.errors import FabricError
+from testbed.harness.errors import RunError
+from testbed.links import LinkError
+
+app = typer.Typer(
+    name="testbed",
+    help="Packet-level network emulation for training jobs that span several data-center buildings.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+add_run_commands(app)
+add_fabric_commands(app)
+add_file_commands(app)
+
+
+def main() -> NoReturn:
+    """Run the command line; errors of ours become one message on standard error and an exit status."""
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGHUP, _terminated)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    status = 0
+    try:
+        app(standalone_mode=True)
+    except SystemExit as leave:
+        status = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+    except ConfigError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        status = 2
+    except (FabricError, LinkError, RunError, FileExistsError) as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        status = 1
+    except KeyboardInterrupt:
+        console.print("interrupted; everything this command made has been removed", markup=False)
+        status = 130
+    sys.exit(status)
+
+
+def _terminated(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)

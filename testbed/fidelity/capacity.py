@@ -1,0 +1,82 @@
+"""What a host can carry, and the smallest size scale that fits it. Pure; the figures are measured ones, rounded down.
+
+Two things run out first: the packets that cross the WAN (two Open vSwitch edges and the link engine each: about 0.8
+Gbit/s at 1500 bytes for the userspace datapath's one thread, some four times that in the kernel), and the bytes that
+rank processes and their namespaces move (8 ranks moved 8 x 0.8 Gbit/s over kernel bridges on 2 cores when nothing was
+measured at the same time; half of it leaves room to measure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.config import Topology
+
+NIC_BPS_PER_CORE = 1.0e9
+WAN_PACKETS_PER_S_PER_CORE = {"netdev": 15_000.0, "system": 60_000.0}
+HOST_BYTES = 12 * 1024 * 1024  # a namespace, its shell, its interfaces
+RANK_BYTES = 60 * 1024 * 1024
+MEMORY_SHARE = 0.7
+HEADROOM = 2.0  # `auto` leaves half of the capacity free
+LARGEST_SCALE = 1e7
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The parts that a run uses here: link engine ("userspace" or "netem"), datapath ("netdev" or "system")."""
+
+    link_engine: str
+    datapath: str
+
+
+@dataclass(frozen=True)
+class HostCapacity:
+    """The machine: cores, and memory free for us in bytes."""
+
+    cores: int
+    memory_bytes: int
+
+
+def overload(topology: Topology, host: HostCapacity, stack: Stack, headroom: float = 1.0) -> list[str]:
+    """What of `topology` (emulated rates) this host cannot carry, one sentence each; empty when it can."""
+    nic_bps = sum(entry.nic_rate_bps for entry in topology.hosts) * headroom
+    nic_limit_bps = NIC_BPS_PER_CORE * host.cores
+    wan_bps = sum(link.a_to_b.rate_bps + link.b_to_a.rate_bps for link in topology.wan)
+    packets = wan_bps / 8 / topology.mtu * headroom
+    packets_limit = WAN_PACKETS_PER_S_PER_CORE[stack.datapath] * host.cores
+    found = []
+    if nic_bps > nic_limit_bps:
+        found.append(
+            f"its NICs add up to {nic_bps / headroom / 1e9:.4g} Gbit/s, this host of {host.cores} cores carries about"
+            f" {nic_limit_bps / headroom / 1e9:.3g} Gbit/s"
+        )
+    if packets > packets_limit:
+        found.append(
+            f"its WAN links add up to {packets / headroom:,.0f} packets/s of {topology.mtu} bytes, this host's"
+            f" {stack.datapath} datapath carries about {packets_limit / headroom:,.0f}"
+        )
+    return found
+
+
+def memory_shortage(topology: Topology, ranks: int, host: HostCapacity) -> str | None:
+    """One sentence when hosts and ranks need more memory than is free; no scale mends that."""
+    needed = len(topology.hosts) * HOST_BYTES + ranks * RANK_BYTES
+    if needed <= host.memory_bytes * MEMORY_SHARE:
+        return None
+    gib = 1024**3
+    return (
+        f"{len(topology.hosts)} hosts and {ranks} ranks need about {needed / gib:.1f} GiB of memory,"
+        f" {host.memory_bytes * MEMORY_SHARE / gib:.1f} GiB may be used here"
+    )
+
+
+def smallest_scale(resolve: Callable[[float], Topology], host: HostCapacity, stack: Stack) -> float | None:
+    """The smallest of 1, 2, 5, 10, 20, ... that this host carries with headroom; None beyond LARGEST_SCALE."""
+    power = 1.0
+    while power <= LARGEST_SCALE:
+        for step in (1.0, 2.0, 5.0):
+            if not overload(resolve(step * power), host, stack, HEADROOM):
+                return step * power
+        power *= 10
+    return None

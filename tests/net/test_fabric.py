@@ -1,0 +1,174 @@
+"""Fabrics built for real: reachability, configured figures seen by independent tools, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from testbed.config import Topology, load_topology
+from testbed.fabric.errors import FabricError
+from testbed.fabric.network import Fabric
+from testbed.fabric.state import clean_abandoned, load_all
+from testbed.links.errors import SettingMismatch
+
+pytestmark = pytest.mark.net
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+
+
+def three_buildings() -> Topology:
+    return load_topology(TOPOLOGIES / "three-buildings.yaml").resolve(1.0)
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    with Fabric(three_buildings()) as built:
+        yield built
+
+
+def run_in(fabric: Fabric, host: str, *arguments: str) -> str:
+    done = subprocess.run(fabric.command(host, list(arguments)), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def one_way(topology: Topology, here: str, there: str) -> tuple[float, float]:
+    """(delay, rate) of the direct link between two buildings in one direction."""
+    for link in topology.wan:
+        if (link.a, link.b) == (here, there):
+            return link.a_to_b.delay_s, link.a_to_b.rate_bps
+        if (link.b, link.a) == (here, there):
+            return link.b_to_a.delay_s, link.b_to_a.rate_bps
+    raise AssertionError(f"no link between {here} and {there}")
+
+
+def test_every_host_reaches_every_other_by_name(fabric: Fabric) -> None:
+    for here, there in permutations([host.name for host in fabric.topology.hosts], 2):
+        run_in(fabric, here, "ping", "-c", "1", "-W", "2", there)
+
+
+def test_ping_sees_the_configured_round_trip_on_every_building_pair(fabric: Fabric) -> None:
+    first = {building.name: building.hosts[0].name for building in fabric.topology.buildings}
+    for here, there in permutations(first, 2):
+        expected_s = one_way(fabric.topology, here, there)[0] + one_way(fabric.topology, there, here)[0]
+        said = run_in(fabric, first[here], "ping", "-c", "15", "-i", "0.05", first[there])
+        times = sorted(float(value) / 1000 for value in re.findall(r"time=([\d.]+) ms", said))
+        assert len(times) == 15
+        assert abs(times[7] - expected_s) <= max(0.02 * expected_s, 0.0005), (here, there, times)
+
+
+def test_iperf3_sees_the_configured_rate_in_both_directions(fabric: Fabric) -> None:
+    link = min(fabric.topology.wan, key=lambda link: link.a_to_b.rate_bps)
+    first = {building.name: building.hosts[0] for building in fabric.topology.buildings}
+    for here, there in ((link.a, link.b), (link.b, link.a)):
+        server = subprocess.Popen(
+            fabric.command(first[there].name, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert server.stdout is not None
+            while "listening" not in server.stdout.readline():
+                pass
+            said = json.loads(
+                run_in(fabric, first[here].name, "iperf3", "-c", first[there].ip, "-t", "4", "-O", "2", "-J")
+            )
+        finally:
+            server.kill()
+            server.communicate()
+        mtu = fabric.topology.mtu
+        expected_bps = one_way(fabric.topology, here, there)[1] * (mtu - 52) / (mtu + 14)
+        assert abs(said["end"]["sum_received"]["bits_per_second"] / expected_bps - 1) <= 0.03
+
+
+def test_inspect_gives_back_what_was_asked(fabric: Fabric) -> None:
+    shown = fabric.inspect()
+    assert [entry["name"] for entry in shown["hosts"]] == [host.name for host in fabric.topology.hosts]
+    for link, entry in zip(fabric.topology.wan, shown["wan"], strict=True):
+        assert (entry["a"], entry["b"], entry["plane"]) == (link.a, link.b, link.plane)
+        for way in ("a_to_b", "b_to_a"):
+            asked = getattr(link, way)
+            assert entry[way]["rate_bps"] == pytest.approx(asked.rate_bps, abs=8)
+            for setting in ("delay_s", "jitter_s", "loss", "queue_bytes"):
+                assert entry[way][setting] == getattr(asked, setting)
+
+
+def test_hosts_do_not_flood(fabric: Fabric) -> None:
+    """A frame to an address that nobody has goes nowhere: no other host sees it."""
+    hosts = fabric.topology.hosts
+    before = {host.name: _received(fabric, host.name) for host in hosts}
+    stranger = "10.0.0.250"
+    run_in(fabric, hosts[0].name, "ip", "neigh", "replace", stranger, "lladdr", "02:00:00:00:00:fe", "dev", "eth0")
+    subprocess.run(
+        fabric.command(hosts[0].name, ["ping", "-c", "3", "-i", "0.1", "-W", "1", stranger]),
+        capture_output=True,
+        check=False,
+    )
+    assert {host.name: _received(fabric, host.name) for host in hosts} == before
+
+
+def _received(fabric: Fabric, host: str) -> int:
+    shown = json.loads(run_in(fabric, host, "ip", "-j", "-s", "link", "show", "eth0"))
+    return int(shown[0]["stats64"]["rx"]["packets"])
+
+
+def test_a_setting_that_does_not_take_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shaper's commands are tampered with on their way to the kernel: the read-back must notice."""
+    from testbed.fabric import plan  # noqa: PLC0415
+    from testbed.links.shaping import Shape, shape_commands  # noqa: PLC0415
+
+    monkeypatch.setattr(
+        plan,
+        "shape_commands",
+        lambda interface, shape, mtu: shape_commands(interface, Shape(shape.rate_bps * 0.9, shape.queue_bytes), mtu),
+    )
+    before = {state.id for state in load_all()}
+    with pytest.raises(FabricError, match=r"rate_bps: asked for .*, the system has") as caught:
+        Fabric(three_buildings()).up()
+    assert isinstance(caught.value.__cause__, SettingMismatch)
+    assert {state.id for state in load_all()} == before
+
+
+BUILD_AND_WAIT = """
+import sys, time
+from pathlib import Path
+from testbed.config import load_topology
+from testbed.fabric.network import Fabric
+fabric = Fabric(load_topology(Path(sys.argv[1])).resolve(1.0), progress=lambda line: print(line, flush=True))
+fabric.up()
+print("up", fabric.state.id, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("line", ["building", "trying", "up"])
+def test_a_builder_killed_at_any_moment_leaves_nothing_after_cleaning(line: str) -> None:
+    builder = subprocess.Popen(
+        [sys.executable, "-c", BUILD_AND_WAIT, str(TOPOLOGIES / "three-buildings.yaml")],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert builder.stdout is not None
+    for said in builder.stdout:
+        if said.startswith(line):
+            break
+    time.sleep(0.3)
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.communicate()
+    abandoned = [state.id for state in load_all() if state.owner_pid == builder.pid]
+    assert len(abandoned) == 1
+    cleaned = clean_abandoned()
+    assert abandoned[0] in cleaned
+    links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+    bridges = subprocess.run(["ovs-vsctl", "list-br"], capture_output=True, text=True, check=True).stdout
+    assert f"tb{abandoned[0]}" not in links + bridges
+    assert not [state for state in load_all() if state.id == abandoned[0]]
+    assert clean_abandoned() == {}
