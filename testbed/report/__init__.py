@@ -1,0 +1,7 @@
+"""What a run tells a person: the HTML report, the terminal's summary, the timeline trace."""
+
+from testbed.report.data import ReportError
+from testbed.report.html import write_report
+from testbed.report.terminal import print_summary
+
+__all__ = ["ReportError", "print_summary", "write_report"]

@@ -1,0 +1,183 @@
+"""The report's charts of times: distribution of step times, where a step's time goes, one step's timeline."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from testbed.report.data import COMMUNICATION, WHOLE_STEP, JsonObject, RunData, Sample
+from testbed.report.figures import percent_text, time_text
+from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
+
+SERIES_COLOURS = 6
+"""How many variants the style sheet tells apart by colour; after that colours repeat, names do not."""
+
+TIMELINE_RANKS = 16
+"""At most this many ranks are drawn in a timeline; `trace.json` has all of them."""
+
+_LABEL_ROOM = 118
+_TOP = 4
+_ROW = 62
+_AXIS_ROOM = 26
+_COMPUTE_HEIGHT = 10
+_COMMUNICATION_HEIGHT = 36
+_LANE_HEIGHT = 7.0
+
+Step = tuple[int, int]
+"""Trial and step."""
+
+
+def series_class(index: int) -> str:
+    """Style class that gives a variant (by its position in the scenario) its colour."""
+    return f"series-{index % SERIES_COLOURS}"
+
+
+def variant_css(index: int, variant: JsonObject) -> str:
+    """Style classes of a variant's marks: its colour, and dimming when its figures cannot be relied on."""
+    status = variant["verdict"]["status"]
+    return series_class(index) + (" unreliable" if status == "untrusted" else "")
+
+
+def draw_time_axis(drawing: Drawing, axis: Axis, top: float, bottom: float, about: int = 6) -> None:
+    """Vertical grid lines from `top` to `bottom`; below them the times, in one unit that suits them all."""
+    ticks = axis.ticks(about)
+    largest = max(abs(tick) for tick in ticks)
+    factor, unit = next((f, u) for f, u in ((1.0, "s"), (1e-3, "ms"), (0.0, "us")) if largest >= f)
+    for tick in ticks:
+        x = axis(tick)
+        drawing.line((x, top), (x, bottom), "grid")
+        drawing.text(x, bottom + 17, f"{tick / (factor or 1e-6):.6g} {unit}", "tick", anchor="middle")
+
+
+def step_time_chart(variants: Sequence[JsonObject]) -> Markup:
+    """One row per variant: quartile box, median and full range, and below it every step time as a point."""
+    height = _TOP + _ROW * len(variants) + _AXIS_ROOM
+    drawing = Drawing(COLUMN_WIDTH, height, "Step times of each variant")
+    everything = [value for variant in variants for value in variant["step_time_s"]["samples"]]
+    axis = Axis(*padded_range(everything), start=_LABEL_ROOM, end=COLUMN_WIDTH - 16)
+    draw_time_axis(drawing, axis, _TOP, height - _AXIS_ROOM, about=4)
+    for index, variant in enumerate(variants):
+        steps = variant["step_time_s"]
+        values, median = sorted(steps["samples"]), steps["median"]
+        middle = _TOP + _ROW * index + 29
+        css = variant_css(index, variant)
+        drawing.text(0, middle + 5, variant["name"], "row-label", room=_LABEL_ROOM - 10)
+        group = drawing.group(css, f"{variant['name']}: {len(values)} steps, median {time_text(median)}")
+        drawing.line((axis(values[0]), middle), (axis(values[-1]), middle), "whisker", parent=group)
+        if len(values) > 1:
+            quartiles = statistics.quantiles(values, n=4, method="inclusive")
+            left, right = axis(quartiles[0]), axis(quartiles[2])
+            drawing.rect(left, middle - 8, right - left, 16, "box", radius=2, parent=group)
+        drawing.line((axis(median), middle - 10), (axis(median), middle + 10), "median", parent=group)
+        for position, value in enumerate(steps["samples"]):
+            # Points are spread over three heights, so that equal ones stay countable.
+            y = middle + 16 + position % 3 * 4
+            drawing.circle(
+                axis(value), y, 2.8, f"{css} point", tooltip=f"step {position}: {time_text(value)}"
+            )
+        label = time_text(median)
+        if values[-1] > values[0]:
+            below, above = 1 - values[0] / median, values[-1] / median - 1
+            label += f", -{percent_text(below)} to +{percent_text(above)}"
+        # Centred over the median, moved where it would leave the plot.
+        half = text_width(label, 12) / 2
+        x = min(max(axis(median), _LABEL_ROOM + half), COLUMN_WIDTH - half - 2)
+        drawing.text(x, middle - 14, label, "value", anchor="middle", parent=group)
+    return drawing.markup()
+
+
+def time_split_chart(variants: Sequence[JsonObject]) -> Markup:
+    """One bar per variant, from zero: compute, then the communication that compute did not hide."""
+    height = _TOP + _ROW * len(variants) + _AXIS_ROOM
+    drawing = Drawing(COLUMN_WIDTH, height, "Compute and exposed communication of each variant")
+    longest = max(variant["compute_s"] + variant["exposed_comm_s"] for variant in variants)
+    axis = Axis(0.0, longest * 1.02 or 1.0, start=_LABEL_ROOM, end=COLUMN_WIDTH - 16)
+    draw_time_axis(drawing, axis, _TOP, height - _AXIS_ROOM, about=4)
+    for index, variant in enumerate(variants):
+        middle = _TOP + _ROW * index + 34
+        drawing.text(0, middle + 4, variant["name"], "row-label", room=_LABEL_ROOM - 10)
+        total = variant["compute_s"] + variant["exposed_comm_s"]
+        dimmed = " unreliable" if variant["verdict"]["status"] == "untrusted" else ""
+        begin = 0.0
+        for part, duration in (("compute", variant["compute_s"]), ("exposed", variant["exposed_comm_s"])):
+            share = duration / total if total else 0.0
+            label = f"{time_text(duration)} · {percent_text(share)}"
+            group = drawing.group(f"part-{part}{dimmed}", f"{variant['name']}, {part}: {label}")
+            left, right = axis(begin), axis(begin + duration)
+            drawing.rect(left, middle - 13, right - left, 26, "bar", parent=group)
+            begin += duration
+            if right - left > 0.3 * (COLUMN_WIDTH - _LABEL_ROOM):
+                drawing.text((left + right) / 2, middle + 4, label, "on-bar", anchor="middle", parent=group)
+            else:
+                anchor, x = ("start", left) if part == "compute" else ("end", right)
+                drawing.text(x, middle - 18, label, "value", anchor=anchor, parent=group)
+    return drawing.markup()
+
+
+# --- one step
+
+
+def steps_of(samples: Sequence[Sample]) -> dict[Step, tuple[float, float]]:
+    """First start and last end over all ranks of each step in `samples` (one variant's), in seconds."""
+    spans: dict[Step, tuple[float, float]] = {}
+    for sample in samples:
+        if sample.operation == WHOLE_STEP:
+            start, end = spans.get((sample.trial, sample.step), (sample.start_s, sample.end_s))
+            spans[sample.trial, sample.step] = min(start, sample.start_s), max(end, sample.end_s)
+    return spans
+
+
+def median_step(samples: Sequence[Sample]) -> Step | None:
+    """The step of middle duration (the shorter of the two middle ones when their number is even)."""
+    spans = steps_of(samples)
+    by_duration = sorted(spans, key=lambda step: (spans[step][1] - spans[step][0], step))
+    return by_duration[(len(by_duration) - 1) // 2] if by_duration else None
+
+
+def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
+    """The median step of `variant`, rank by rank, on an axis of `span_s` seconds; None without samples.
+
+    Each rank has its compute as one row and below it its all-reduces, one lane each, from the moment it was
+    started to its completion.
+    """
+    own = [sample for sample in data.samples if sample.variant == variant]
+    step = median_step(own)
+    if step is None:
+        return None
+    origin = steps_of(own)[step][0]
+    per_rank: dict[int, list[Sample]] = defaultdict(list)
+    for sample in own:
+        if (sample.trial, sample.step) == step and sample.operation != WHOLE_STEP:
+            per_rank[sample.rank].append(sample)
+    ranks = sorted(per_rank)
+    ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
+
+    buckets = max(sum(sample.operation == COMMUNICATION for sample in per_rank[rank]) for rank in ranks)
+    lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(buckets, 1))
+    row = _COMPUTE_HEIGHT + 2 + lane_height * buckets + 8
+    height = row * len(ranks) + _AXIS_ROOM
+    drawing = Drawing(CHART_WIDTH, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
+    axis = Axis(0.0, span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
+    draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10)
+    hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
+    for index, rank in enumerate(ranks):
+        top = index * row + 2
+        drawing.text(
+            0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=_LABEL_ROOM - 10
+        )
+        lane = 0
+        for sample in sorted(per_rank[rank], key=lambda sample: sample.start_s):
+            left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
+            tooltip = f"rank {rank}, {sample.operation} {sample.name}: {time_text(sample.duration_s)}"
+            y, thickness, css = top, float(_COMPUTE_HEIGHT), f"op-{sample.operation}"
+            if sample.operation == COMMUNICATION:
+                y = top + _COMPUTE_HEIGHT + 2 + lane * lane_height
+                thickness = lane_height
+                # Neighbouring buckets alternate in shade.
+                css += " odd" if lane % 2 else ""
+                lane += 1
+            drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)
+    return drawing.markup()

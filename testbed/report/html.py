@@ -1,0 +1,157 @@
+"""The report of a run: one HTML file that needs nothing else, neither network nor script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from testbed.report.charts import (
+    TIMELINE_RANKS,
+    median_step,
+    series_class,
+    step_time_chart,
+    steps_of,
+    time_split_chart,
+    timeline_chart,
+)
+from testbed.report.compare import comparisons, deviation, deviation_text, failing
+from testbed.report.data import JsonObject, RunData, load_run
+from testbed.report.figures import percent_text, rate_text, size_text, time_text
+from testbed.report.topology import topology_drawing
+from testbed.report.trace import write_trace
+from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
+
+REPORT_FILE = "report.html"
+TRACE_FILE = "trace.json"
+
+
+def write_report(run_dir: Path) -> Path:
+    """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
+
+    Reads summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl. Raises `ReportError`
+    (naming file and line) when one of them is missing or broken.
+    """
+    data = load_run(run_dir)
+    write_trace(data.samples, run_dir / TRACE_FILE)
+    path = run_dir / REPORT_FILE
+    path.write_text(render_report(data), encoding="utf-8")
+    return path
+
+
+def render_report(data: RunData) -> str:
+    """The report's HTML."""
+    environment = Environment(
+        loader=PackageLoader("testbed.report"),
+        autoescape=select_autoescape(("j2", "html")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        duration=time_text, size=size_text, rate=rate_text, percent=percent_text, deviation=deviation_text
+    )
+    return environment.get_template("report.html.j2").render(_content(data))
+
+
+def _content(data: RunData) -> dict[str, Any]:
+    """Everything the template shows."""
+    return {
+        "summary": data.summary,
+        "manifest": data.manifest,
+        "scenario_text": data.scenario_text,
+        "facts": _facts(data),
+        "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
+        "comparisons": comparisons(data.variants),
+        "step_times": step_time_chart(data.variants),
+        "time_split": time_split_chart(data.variants),
+        "per_step": utilisation_per_step_chart(data.variants),
+        "over_time": utilisation_over_time_chart(data),
+        "timelines": _timelines(data),
+        "trace_file": TRACE_FILE,
+        "environment": _environment(data.manifest),
+        "scale": data.scale,
+        "scaled_rates": _scaled_rates(data),
+    }
+
+
+def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
+    return {
+        **variant,
+        "series": series_class(index),
+        "untrusted": variant["verdict"]["status"] == "untrusted",
+        "failing": failing(variant),
+        "wan_deviation": deviation(variant["wan_bytes"]),
+        "drawing": topology_drawing(data, variant),
+    }
+
+
+def _facts(data: RunData) -> list[str]:
+    """What was run, in a few words each; from the scenario's workload, whatever keys it has."""
+    fabric = data.manifest["fabric"]
+    buildings = len({host["building"] for host in fabric["hosts"]})
+    ranks = max((variant["ranks"] for variant in data.variants), default=0)
+    facts = [f"{ranks} ranks in {buildings} buildings", f"{len(fabric['wan'])} WAN links"]
+    workload = data.scenario.get("workload")
+    if isinstance(workload, dict):
+        facts += [str(workload[key]) for key in ("model", "gradient_dtype") if key in workload]
+        if "bucket_cap" in workload:
+            facts.append(f"buckets of {workload['bucket_cap']}")
+    facts += sorted({f"policy {variant['policy']}" for variant in data.variants})
+    facts.append(f"{data.summary['clock']} clock")
+    return facts
+
+
+def _timelines(data: RunData) -> list[JsonObject]:
+    """One entry per variant with samples; all on the same time axis, so that lengths compare."""
+    chosen = []
+    for variant in data.variants:
+        own = [sample for sample in data.samples if sample.variant == variant["name"]]
+        step = median_step(own)
+        if step is not None:
+            start, end = steps_of(own)[step]
+            chosen.append((variant, step, end - start, len({sample.rank for sample in own})))
+    longest = max((duration for _, _, duration, _ in chosen), default=0.0)
+    return [
+        {
+            "name": variant["name"],
+            "untrusted": variant["verdict"]["status"] == "untrusted",
+            "trial": step[0],
+            "step": step[1],
+            "duration_s": duration,
+            "ranks": ranks,
+            "shortened": ranks > TIMELINE_RANKS,
+            "chart": timeline_chart(data, variant["name"], longest),
+        }
+        for variant, step, duration, ranks in chosen
+    ]
+
+
+def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
+    """The manifest's plain values as rows; nested ones get their path as name. The fabric is drawn."""
+    rows: list[tuple[str, str]] = []
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                add(f"{name}.{key}", inner)
+        elif isinstance(value, list):
+            rows.append((name, " ".join(str(item) for item in value)))
+        else:
+            rows.append((name, str(value)))
+
+    for key, value in manifest.items():
+        if key not in {"schema", "fabric", "command"}:
+            add(key, value)
+    return rows
+
+
+def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
+    """The different real WAN rates with what each was emulated as, in bit/s."""
+    emulated = {
+        link[direction]["rate_bps"]
+        for link in data.manifest["fabric"]["wan"]
+        for direction in ("a_to_b", "b_to_a")
+    }
+    return [(data.scale.real_rate_bps(rate), rate) for rate in sorted(emulated, reverse=True)]

@@ -1,0 +1,171 @@
+"""The little drawing kit the report's charts share: an SVG document, linear axes, round tick values.
+
+Charts are plain inline SVG styled by the page's style sheet: no script, light and dark scheme and print come
+for free, and a report is a small file. Elements are built as a tree, so text is always escaped.
+"""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+CHART_WIDTH = 1000
+COLUMN_WIDTH = 490
+"""Width in user units of a chart over the page's full width, and over half of it; about one pixel each."""
+
+# Average advance of a character, as a share of the font size, in the sans-serif fonts reports are shown in.
+_CHARACTER_WIDTH = 0.6
+
+
+class Drawing:
+    """An SVG image of `width` x `height` user units; `label` says what it shows to who cannot see it."""
+
+    def __init__(self, width: float, height: float, label: str) -> None:
+        """Starts an empty image."""
+        self.width = width
+        self.height = height
+        self.root = ET.Element(
+            "svg", {"viewBox": f"0 0 {_number(width)} {_number(height)}", "role": "img", "aria-label": label}
+        )
+
+    def group(self, css: str, tooltip: str | None = None, parent: ET.Element | None = None) -> ET.Element:
+        """A group of elements that share a class and a tooltip; give it to the others as `parent`."""
+        return self._add("g", css, {}, tooltip, parent)
+
+    def rect(
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        css: str,
+        *,
+        radius: float = 0,
+        tooltip: str | None = None,
+        parent: ET.Element | None = None,
+    ) -> None:
+        """A rectangle from its upper left corner."""
+        attributes = {"x": x, "y": y, "width": max(width, 0.0), "height": max(height, 0.0)}
+        if radius:
+            attributes["rx"] = radius
+        self._add("rect", css, attributes, tooltip, parent)
+
+    def line(
+        self,
+        start: tuple[float, float],
+        end: tuple[float, float],
+        css: str,
+        *,
+        width: float | None = None,
+        parent: ET.Element | None = None,
+    ) -> None:
+        """A straight line; `width` overrides the style sheet's."""
+        attributes = {"x1": start[0], "y1": start[1], "x2": end[0], "y2": end[1]}
+        if width is not None:
+            attributes["stroke-width"] = width
+        self._add("line", css, attributes, None, parent)
+
+    def circle(self, x: float, y: float, radius: float, css: str, *, tooltip: str | None = None) -> None:
+        """A disc."""
+        self._add("circle", css, {"cx": x, "cy": y, "r": radius}, tooltip, None)
+
+    def polygon(
+        self, points: list[tuple[float, float]], css: str, *, parent: ET.Element | None = None
+    ) -> None:
+        """A closed shape through `points`."""
+        element = self._add("polygon", css, {}, None, parent)
+        element.set("points", " ".join(f"{_number(x)},{_number(y)}" for x, y in points))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        content: str,
+        css: str = "",
+        *,
+        anchor: str = "start",
+        room: float | None = None,
+        tooltip: str | None = None,
+        parent: ET.Element | None = None,
+    ) -> None:
+        """One line of text on base line `y`.
+
+        With `room` (user units) a text too long for it is cut, and the whole of it put into the tooltip.
+        """
+        shown = content if room is None else shorten(content, room)
+        if shown != content and tooltip is None:
+            tooltip = content
+        element = self._add("text", css, {"x": x, "y": y}, tooltip, parent)
+        if anchor != "start":
+            element.set("text-anchor", anchor)
+        # A tooltip is a child element; the text itself must come before it.
+        element.text = shown
+
+    def markup(self) -> Markup:
+        """The finished image, safe to be put into a page."""
+        return Markup(ET.tostring(self.root, encoding="unicode"))
+
+    def _add(
+        self,
+        tag: str,
+        css: str,
+        attributes: dict[str, float],
+        tooltip: str | None,
+        parent: ET.Element | None,
+    ) -> ET.Element:
+        element = ET.SubElement(self.root if parent is None else parent, tag)
+        if css:
+            element.set("class", css)
+        for name, value in attributes.items():
+            element.set(name, _number(value))
+        if tooltip:
+            ET.SubElement(element, "title").text = tooltip
+        return element
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A linear map from values `low..high` to positions `start..end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The position of `value`; values outside the range land on its border."""
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, about: int = 6) -> list[float]:
+        """Round values (1, 2 or 5 times a power of ten apart) inside the range, roughly `about` of them."""
+        raw = (self.high - self.low) / max(about, 1)
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [index * step for index in range(first, last + 1)]
+
+
+def padded_range(values: list[float], pad: float = 0.08) -> tuple[float, float]:
+    """Range for an axis that shows `values` with some air on both sides, also when they are all equal."""
+    low, high = min(values), max(values)
+    spread = (high - low) or abs(high) * 0.02 or 1.0
+    return low - pad * spread, high + pad * spread
+
+
+def text_width(content: str, font_size: float) -> float:
+    """Estimated width of `content` in user units."""
+    return len(content) * font_size * _CHARACTER_WIDTH
+
+
+def shorten(content: str, room: float, font_size: float = 13) -> str:
+    """`content`, cut with an ellipsis where it would not fit into `room` user units."""
+    fits = max(int(room / (font_size * _CHARACTER_WIDTH)), 2)
+    return content if len(content) <= fits else content[: fits - 1].rstrip() + "…"
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")

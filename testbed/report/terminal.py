@@ -1,0 +1,79 @@
+"""The result of a run on a terminal, or in a log: a table, what did not hold, where the report is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from testbed.report.compare import comparisons, deviation, deviation_text, failing
+from testbed.report.data import JsonObject
+from testbed.report.figures import size_text, time_text
+
+_STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
+# From this width on, the sentence on what limited a variant has a column of its own.
+_WIDE = 130
+
+
+def print_summary(summary: JsonObject, console: Console) -> None:
+    """Prints `summary` (the content of summary.json); readable without colour and in 80 columns."""
+    variants = summary["variants"]
+    wide = console.width >= _WIDE
+    console.print(_table(summary, wide, console.options.ascii_only))
+    if not wide:
+        for variant in variants:
+            console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
+    for sentence in comparisons(variants):
+        console.print(Text(sentence, style="bold"))
+    for variant in variants:
+        status = variant["verdict"]["status"]
+        for invariant in failing(variant):
+            console.print(
+                Text.assemble(
+                    (f"{status}: ", _STATUS_STYLE.get(status, "")),
+                    f"{variant['name']}, {invariant['name']}: {invariant['sentence']}",
+                )
+            )
+    if summary["status"] == "untrusted":
+        console.print(Text("Do not use the figures of an untrusted variant.", style="bold red"))
+    # No wrapping: a path has to survive being copied.
+    console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+
+
+def _sentence(start: str, rest: str) -> Text:
+    return Text(f"{start}{rest.rstrip('.')}.")
+
+
+def _table(summary: JsonObject, wide: bool, ascii_only: bool) -> Table:
+    table = Table(
+        title=Text(f"{summary['scenario']}: {summary['status']}"), title_justify="left", box=box.SIMPLE_HEAD
+    )
+    for heading in ("variant", "step time", "compute", "exposed comm", "WAN expected", "WAN observed"):
+        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    if wide:
+        table.add_column("limited by")
+    table.add_column("verdict")
+    for variant in summary["variants"]:
+        steps, status = variant["step_time_s"], variant["verdict"]["status"]
+        figures = "strike dim" if status == "untrusted" else ""
+        spread = f"{time_text(steps['min'])}-{time_text(steps['max'])}"
+        off = deviation(variant["wan_bytes"])
+        same = "ok" if ascii_only else "✓"
+        cells = [
+            Text.assemble(variant["name"], (f"\n{variant['ranks']} ranks, n={steps['n']}", "dim")),
+            Text.assemble((time_text(steps["median"]), figures or "bold"), (f"\n{spread}", "dim")),
+            Text(time_text(variant["compute_s"]), figures),
+            Text(time_text(variant["exposed_comm_s"]), figures),
+            Text(size_text(variant["wan_bytes"]["expected"])),
+            Text.assemble(
+                (size_text(variant["wan_bytes"]["observed"]), figures),
+                (f" {same}", "green") if off is None else (f"\n{deviation_text(off)}", "bold red"),
+            ),
+        ]
+        if wide:
+            cells.append(Text(variant["limited_by"]))
+        table.add_row(*cells, Text(status, _STATUS_STYLE.get(status, "")))
+    return table

@@ -1,0 +1,127 @@
+"""The report's charts of the WAN: how much of each direction's capacity was used, per step and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from markupsafe import Markup
+
+from testbed.report.charts import draw_time_axis, series_class, steps_of, variant_css
+from testbed.report.data import JsonObject, LinkCounters, LinkKey, RunData
+from testbed.report.figures import percent_text, rate_text, size_text
+from testbed.report.svg import CHART_WIDTH, Axis, Drawing
+
+_MOST_POINTS = 600
+_LABEL_ROOM = 190
+_AXIS_ROOM = 26
+
+Interval = tuple[float, float, float]
+"""Start and end in seconds, and the share of the link's capacity used between them."""
+
+
+def utilisation_per_step_chart(variants: Sequence[JsonObject]) -> Markup:
+    """For every WAN direction one bar per variant: share of the capacity used over a step, 0 to 100 %."""
+    keys = list(dict.fromkeys(LinkKey.of(record) for variant in variants for record in variant["wan_links"]))
+    bar = 14
+    row = bar * len(variants) + 14
+    height = row * len(keys) + _AXIS_ROOM
+    drawing = Drawing(CHART_WIDTH, height, "Share of each WAN direction's capacity used per step")
+    axis = Axis(0.0, 1.0, start=_LABEL_ROOM, end=CHART_WIDTH - 160)
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+        drawing.line((axis(tick), 0), (axis(tick), height - _AXIS_ROOM), "grid")
+        drawing.text(axis(tick), height - 9, f"{tick:.0%}".replace("%", " %"), "tick", anchor="middle")
+    for position, key in enumerate(keys):
+        top = position * row + 7
+        _draw_link_label(drawing, key, top + row / 2 - 3, len({k.plane for k in keys}) > 1)
+        for index, variant in enumerate(variants):
+            use = next((r for r in variant["wan_links"] if LinkKey.of(r) == key), None)
+            if use is None:
+                continue
+            y = top + index * bar
+            label = f"{percent_text(use['utilisation'])} · {size_text(use['bytes'])}"
+            group = drawing.group(variant_css(index, variant), f"{variant['name']}: {label} per step")
+            drawing.rect(axis.start, y, axis(use["utilisation"]) - axis.start, bar - 2, "bar", parent=group)
+            drawing.text(axis(use["utilisation"]) + 6, y + bar - 4, label, "value", parent=group)
+    return drawing.markup()
+
+
+def utilisation_over_time_chart(data: RunData) -> Markup | None:
+    """For every WAN direction the share of its capacity in use along the run; None without counters.
+
+    A strip on top, and tinted bands below it, tell which variant's steps were being measured.
+    """
+    intervals = {key: _intervals(counters, _rate_bps(data, key)) for key, counters in data.links.items()}
+    intervals = {key: values for key, values in intervals.items() if values}
+    if not intervals:
+        return None
+    strip, row = 22, 52
+    height = strip + row * len(intervals) + _AXIS_ROOM
+    drawing = Drawing(CHART_WIDTH, height, "Utilisation of each WAN direction along the run")
+    begin = min(values[0][0] for values in intervals.values())
+    end = max(values[-1][1] for values in intervals.values())
+    axis = Axis(begin, end, start=_LABEL_ROOM, end=CHART_WIDTH - 92)
+    _draw_measured_steps(drawing, data, axis, strip, height - _AXIS_ROOM)
+    draw_time_axis(drawing, axis, strip, height - _AXIS_ROOM, about=9)
+    several_planes = len({key.plane for key in intervals}) > 1
+    for position, (key, values) in enumerate(intervals.items()):
+        top, bottom = strip + position * row + 8, strip + (position + 1) * row
+        share = Axis(0.0, 1.0, start=bottom, end=top)
+        _draw_link_label(drawing, key, bottom - 14, several_planes, rate_text(_rate_bps(data, key)))
+        for level in (0.0, 1.0):
+            drawing.line(
+                (axis.start, share(level)), (axis.end, share(level)), "base" if not level else "grid"
+            )
+        outline = [(axis(values[0][0]), float(bottom))]
+        for start, stop, used in values:
+            outline += [(axis(start), share(used)), (axis(stop), share(used))]
+        outline.append((axis(values[-1][1]), float(bottom)))
+        drawing.polygon(outline, "area")
+        peak = percent_text(max(used for _, _, used in values))
+        drawing.text(axis.end + 8, bottom - 14, f"peak {peak}", "tick")
+    return drawing.markup()
+
+
+def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float, bottom: float) -> None:
+    drawing.text(0, 14, "measured steps", "tick")
+    for index, variant in enumerate(data.variants):
+        own = [sample for sample in data.samples if sample.variant == variant["name"]]
+        for (trial, step), (start, end) in steps_of(own).items():
+            left, width = axis(start), max(axis(end) - axis(start), 1.0)
+            group = drawing.group(series_class(index), f"{variant['name']}, trial {trial}, step {step}")
+            drawing.rect(left, 4, width, 10, "bar", parent=group)
+            drawing.rect(left, top, width, bottom - top, "band", parent=group)
+
+
+def _draw_link_label(
+    drawing: Drawing, key: LinkKey, y: float, several_planes: bool, more: str | None = None
+) -> None:
+    name = f"{key.source} → {key.target}"
+    details = [f"plane {key.plane}"] if several_planes else []
+    details += [more] if more else []
+    first = y if not details else y - 6
+    drawing.text(0, first, name, "row-label", room=_LABEL_ROOM - 10)
+    if details:
+        drawing.text(0, first + 15, " · ".join(details), "tick")
+
+
+def _rate_bps(data: RunData, key: LinkKey) -> float:
+    """The real rate of a WAN direction, as the manifest records what was set up."""
+    for link in data.manifest["fabric"]["wan"]:
+        if (link["a"], link["b"], link["plane"]) == (key.a, key.b, key.plane):
+            return data.scale.real_rate_bps(link[key.direction]["rate_bps"])
+    return 0.0
+
+
+def _intervals(counters: LinkCounters, rate_bps: float) -> list[Interval]:
+    """Utilisation between samples of a cumulative counter.
+
+    Long runs are thinned by leaving samples out, which averages over the longer interval and loses no byte.
+    """
+    every = -(-len(counters.times_s) // _MOST_POINTS) or 1
+    points = list(zip(counters.times_s, counters.sent_bytes, strict=True))[::every]
+    return [
+        (start, end, (after - before) * 8 / (end - start) / rate_bps)
+        for (start, before), (end, after) in pairwise(points)
+        if end > start and rate_bps
+    ]

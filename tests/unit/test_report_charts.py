@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.report.charts import median_step, step_time_chart, steps_of, time_split_chart, timeline_chart
+from testbed.report.data import RunData, Sample, load_run
+from testbed.report.svg import Axis, padded_range, shorten
+from testbed.report.topology import load_class, topology_drawing
+from testbed.report.utilisation import utilisation_over_time_chart
+from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
+
+Rectangle = tuple[float, float, float, float]
+
+
+def loaded(run: SyntheticRun, run_dir: Path) -> RunData:
+    return load_run(run.write(run_dir))
+
+
+def rectangles(drawing: ET.Element, css: str) -> list[Rectangle]:
+    found = []
+    for element in drawing.iter("rect"):
+        if element.get("class") == css:
+            x, y, width, height = (float(element.attrib[key]) for key in ("x", "y", "width", "height"))
+            found.append((x, y, x + width, y + height))
+    return found
+
+
+def overlap(a: Rectangle, b: Rectangle) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def wide_bundle() -> SyntheticRun:
+    return SyntheticRun(buildings={"x": 1, "y": 1}, links=[Link("x", "y", plane) for plane in range(4)])
+
+
+@pytest.mark.parametrize("make", [SyntheticRun, wide_bundle, three_buildings, four_buildings, many_buildings])
+def test_nothing_in_the_topology_drawing_overlaps_or_leaves_it(
+    make: type[SyntheticRun], tmp_path: Path
+) -> None:
+    run = make()
+    run.trials = 1
+    data = loaded(run, tmp_path)
+    drawing = ET.fromstring(topology_drawing(data, data.variants[0]))
+    _, _, width, height = (float(value) for value in drawing.attrib["viewBox"].split())
+    walls, labels = rectangles(drawing, "building-wall"), rectangles(drawing, "wan-label-box")
+    assert len(walls) == len(run.buildings)
+    assert labels
+    for one, other in combinations(walls + labels, 2):
+        assert not overlap(one, other)
+    for left, top, right, bottom in walls + labels:
+        assert left >= 0
+        assert right <= width
+        assert top >= 0
+        assert bottom <= height
+
+
+def test_colour_and_width_follow_each_directions_use(tmp_path: Path) -> None:
+    run = SyntheticRun(links=[Link("east", "west", 0)], trials=1)
+    data = loaded(run, tmp_path)
+    forth, back = data.variants[0]["wan_links"]
+    forth["utilisation"], back["utilisation"] = 0.9, 0.1
+    drawing = ET.fromstring(topology_drawing(data, data.variants[0]))
+    lines = {line.get("class"): line for line in drawing.iter("line")}
+    assert set(lines) == {"load-high", "load-low"}
+    assert float(lines["load-high"].attrib["stroke-width"]) > float(lines["load-low"].attrib["stroke-width"])
+    # East is left: its outgoing direction runs to the right.
+    assert float(lines["load-high"].attrib["x1"]) < float(lines["load-high"].attrib["x2"])
+    assert float(lines["load-low"].attrib["x1"]) > float(lines["load-low"].attrib["x2"])
+    texts = [text.text for text in drawing.iter("text")]
+    assert "→ 90 % used · ← 10 % used" in texts
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "css"),
+    [
+        (None, "load-unknown"),
+        (0.0, "load-idle"),
+        (0.3, "load-low"),
+        (0.5, "load-medium"),
+        (0.8, "load-high"),
+        (1.2, "load-high"),
+    ],
+)
+def test_load_classes(utilisation: float | None, css: str) -> None:
+    assert load_class(utilisation) == css
+
+
+def test_median_step_is_the_one_in_the_middle() -> None:
+    def step(trial: int, rank: int, start_s: float, end_s: float) -> Sample:
+        return Sample("ring", trial, 0, rank, "step", "step", start_s, end_s, 0.0)
+
+    samples = [step(0, 0, 0.0, 3.0), step(1, 0, 10.0, 11.0), step(2, 0, 20.0, 21.5), step(2, 1, 19.5, 21.0)]
+    assert steps_of(samples)[2, 0] == (19.5, 21.5)
+    assert median_step(samples) == (2, 0)
+    assert median_step(samples[:3]) == (2, 0)
+    assert median_step(samples[:2]) == (1, 0)
+    assert median_step([]) is None
+
+
+def test_timeline_draws_every_operation_of_every_rank(tmp_path: Path) -> None:
+    run = SyntheticRun(trials=1)
+    data = loaded(run, tmp_path)
+    chart = timeline_chart(data, "ring", 1.5)
+    assert chart is not None
+    drawn = [element.get("class") for element in ET.fromstring(chart).iter("rect")]
+    own = [s for s in data.samples if s.variant == "ring" and s.operation != "step"]
+    assert len(drawn) == len(own)
+    assert drawn.count("op-forward") == run.ranks
+
+
+def test_timeline_of_many_ranks_shows_some_of_each_building(tmp_path: Path) -> None:
+    data = loaded(SyntheticRun(buildings={"east": 20, "west": 20}, trials=1), tmp_path)
+    chart = timeline_chart(data, "ring", 1.5)
+    assert chart is not None
+    forwards = [rect for rect in ET.fromstring(chart).iter("rect") if rect.get("class") == "op-forward"]
+    assert 10 <= len(forwards) <= 16
+    labels = [text.text or "" for text in ET.fromstring(chart).iter("text")]
+    assert any("east" in label for label in labels)
+    assert any("west" in label for label in labels)
+
+
+def test_split_bars_have_lengths_in_proportion(tmp_path: Path) -> None:
+    data = loaded(SyntheticRun(trials=3), tmp_path)
+    drawing = ET.fromstring(time_split_chart(data.variants))
+    lengths = [right - left for left, _, right, _ in rectangles(drawing, "bar")]
+    for (compute, exposed), variant in zip((lengths[:2], lengths[2:]), data.variants, strict=True):
+        assert exposed / compute == pytest.approx(variant["exposed_comm_s"] / variant["compute_s"], rel=0.01)
+
+
+def test_step_time_chart_has_a_point_per_step_and_survives_a_single_one(tmp_path: Path) -> None:
+    for trials in (1, 7):
+        data = loaded(SyntheticRun(trials=trials), tmp_path / str(trials))
+        drawing = ET.fromstring(step_time_chart(data.variants))
+        assert len(list(drawing.iter("circle"))) == 2 * trials
+
+
+def test_utilisation_along_the_run_comes_from_counter_differences(tmp_path: Path) -> None:
+    run = SyntheticRun(links=[Link("east", "west", 0)], trials=1)
+    run_dir = run.write(tmp_path)
+    # 71.425 Mbit/s emulated: half a second at 50 %, another one idle.
+    half = 71.425e6 / 8 * 0.5 * 0.5
+    counters = [(0.0, 0), (0.5, half), (1.0, half)]
+    record = {"a": "east", "b": "west", "plane": 0, "direction": "a_to_b", "packets": 1, "drops": 0}
+    (run_dir / "links.jsonl").write_text(
+        "".join(json.dumps({**record, "time_s": time, "bytes": size}) + "\n" for time, size in counters)
+    )
+    chart = utilisation_over_time_chart(load_run(run_dir))
+    assert chart is not None
+    assert "peak 50 %" in chart
+    (area,) = [shape for shape in ET.fromstring(chart).iter("polygon") if shape.get("class") == "area"]
+    points = [tuple(map(float, pair.split(","))) for pair in area.attrib["points"].split()]
+    baseline = points[0][1]
+    heights = [baseline - y for _, y in points]
+    assert heights == pytest.approx([0, 22, 22, 0, 0, 0], abs=0.05)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6), st.integers(2, 12))
+def test_ticks_are_inside_the_range_and_evenly_spaced(low: float, span: float, about: int) -> None:
+    axis = Axis(low, low + span, 0, 100)
+    ticks = axis.ticks(about)
+    slack = span * 1e-6 + abs(low) * 1e-6
+    assert all(low - slack <= tick <= low + span + slack for tick in ticks)
+    assert len(ticks) <= about + 2
+    assert ticks == sorted(ticks)
+
+
+def test_axis_maps_ends_and_clamps() -> None:
+    axis = Axis(10, 20, 100, 300)
+    assert [axis(10), axis(15), axis(20), axis(5), axis(99)] == [100, 200, 300, 100, 300]
+    assert axis.ticks(5) == [10, 12, 14, 16, 18, 20]
+
+
+def test_padded_range_of_equal_values_is_not_empty() -> None:
+    low, high = padded_range([2.0, 2.0])
+    assert low < 2.0 < high
+    low, high = padded_range([0.0])
+    assert low < 0.0 < high
+
+
+def test_long_names_are_cut_with_an_ellipsis() -> None:
+    assert shorten("short", 100) == "short"
+    cut = shorten("a very long name of a building", 100)
+    assert cut.endswith("…")
+    assert len(cut) < 15

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed.report.data import Sample, Scale, read_samples
+from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, pack_lanes, trace_events, write_trace
+from tests.unit.report_run import BUCKETS, SyntheticRun
+
+INTERVALS = st.lists(
+    st.tuples(st.integers(0, 100), st.integers(1, 30)).map(lambda pair: (float(pair[0]), float(sum(pair)))),
+    max_size=30,
+)
+
+
+def sample(operation: str, start_s: float, end_s: float, rank: int = 0, name: str = "") -> Sample:
+    return Sample("ring", 2, 1, rank, operation, name, start_s, end_s, 400.0)
+
+
+def test_event_has_microseconds_rank_and_stream() -> None:
+    events = trace_events([sample("forward", 1.5, 1.75, rank=3), sample("step", 1.5, 2.0, rank=3)])
+    complete = [event for event in events if event["ph"] == "X"]
+    assert complete[0] == {
+        "ph": "X",
+        "name": "forward",
+        "cat": "forward",
+        "pid": 3,
+        "tid": COMPUTE_STREAM,
+        "ts": 1_500_000.0,
+        "dur": 250_000.0,
+        "args": {"variant": "ring", "trial": 2, "step": 1, "bytes": 400},
+    }
+    assert complete[1]["tid"] == STEP_STREAM
+    names = {(event["name"], event["args"]["name"]) for event in events if event["ph"] == "M"}
+    assert names == {("process_name", "rank 3"), ("thread_name", "steps"), ("thread_name", "compute")}
+
+
+def test_whole_run_round_trips_through_the_file(tmp_path: Path) -> None:
+    run = SyntheticRun(trials=2)
+    samples = read_samples(run.write(tmp_path) / "samples.jsonl", Scale())
+    trace = json.loads(write_trace(samples, tmp_path / "trace.json").read_text())
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    # forward, wait, optimizer, step; a backward and an all-reduce per bucket.
+    assert len(complete) == 2 * 2 * run.ranks * (4 + 2 * BUCKETS)
+    assert {event["pid"] for event in complete} == set(range(run.ranks))
+
+
+def test_all_reduces_in_flight_together_have_streams_of_their_own(tmp_path: Path) -> None:
+    samples = read_samples(SyntheticRun(trials=1).write(tmp_path) / "samples.jsonl", Scale())
+    streams: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in trace_events(samples):
+        if event["ph"] == "X" and event["cat"] == "all_reduce":
+            streams[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len(streams) > 8, "the synthetic run has overlapping all-reduces"
+    for spans in streams.values():
+        spans.sort()
+        for (_, end), (start, _) in pairwise(spans):
+            assert start >= end - 0.002
+
+
+@given(INTERVALS)
+def test_lanes_never_overlap_and_are_as_few_as_possible(intervals: list[tuple[float, float]]) -> None:
+    lanes = pack_lanes(intervals)
+    for i, first in enumerate(intervals):
+        for j, second in enumerate(intervals[:i]):
+            if lanes[i] == lanes[j]:
+                assert first[1] <= second[0] or second[1] <= first[0]
+    in_flight = [sum(start <= moment < end for start, end in intervals) for moment, _ in intervals]
+    assert len(set(lanes)) == max(in_flight, default=0)
+
+
+def test_dilated_times_and_scaled_bytes_come_back_real(tmp_path: Path) -> None:
+    record = {"variant": "ring", "trial": 0, "step": 0, "rank": 0, "operation": "step", "name": "step"}
+    path = tmp_path / "samples.jsonl"
+    path.write_text(json.dumps({**record, "start_s": 2.0, "end_s": 4.0, "bytes": 10}) + "\n")
+    (read,) = read_samples(path, Scale(size_scale=100, time_dilation=2))
+    assert (read.start_s, read.end_s, read.size_bytes) == (1.0, 2.0, 1000.0)
+    assert Scale(100, 2).real_rate_bps(5) == 1000
