@@ -1,0 +1,159 @@
+"""Runs one job on a fabric that is up: starts the launcher, watches everything, samples the links meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from pyroute2 import IPRoute
+
+from testbed.fabric.network import Fabric
+from testbed.fabric.readback import WanCounters, wan_counters
+from testbed.fabric.state import ENVIRONMENT_MARK
+from testbed.harness.errors import RunError
+from testbed.harness.spec import JobSpec
+from testbed.links import LinkError
+from testbed.links.wire import EngineAccount
+
+SAMPLE_INTERVAL_S = 0.1
+END_TIMEOUT_S = 10.0
+
+
+class LinkSample:
+    """All WAN counters and the link engine's books at one moment."""
+
+    def __init__(self, time_s: float, counters: list[WanCounters], account: EngineAccount) -> None:
+        self.time_s = time_s
+        self.counters = counters
+        self.account = account
+
+
+class Job:
+    """One job's processes and the link samples taken while it ran. `watch_also` names further parts that must live."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        spec: JobSpec,
+        on_step: Callable[[int], None],
+        watch_also: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.fabric = fabric
+        self.spec = spec
+        self.on_step = on_step
+        self.watch_also = watch_also
+        self.samples: list[LinkSample] = []
+        self.rank_pids: dict[int, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._complaints: IO[bytes] | None = None
+        self._pending = b""
+
+    def run(self) -> None:
+        """Run to the end; RunError names the part that failed: a rank, the launcher, the link engine, the controller."""
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _stop)
+        environment = {
+            **os.environ,
+            ENVIRONMENT_MARK: self.fabric.state.id,
+            "PYTHONHASHSEED": "0",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "testbed.harness.launcher"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            env=environment,
+        )
+        assert self._process.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(self.spec.to_json().encode() + b"\n")
+                self._process.stdin.flush()
+            with IPRoute() as ipr:
+                self._watch(ipr)
+        finally:
+            self._stop()
+
+    def _watch(self, ipr: IPRoute) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        output = self._process.stdout.fileno()
+        next_sample_s = time.monotonic()
+        failures: list[str] = []
+        while True:
+            wait_s = max(0.0, next_sample_s - time.monotonic())
+            readable, _, _ = select.select([output], [], [], wait_s)
+            if readable:
+                data = os.read(output, 1 << 16)
+                if not data:
+                    break
+                failures += self._events(data)
+            if time.monotonic() >= next_sample_s:
+                next_sample_s += SAMPLE_INTERVAL_S
+                self._check_parts()
+                self._sample(ipr)
+        self._check_parts()
+        status = self._process.wait(END_TIMEOUT_S)
+        if failures:
+            raise RunError("\n".join(failures))
+        if status != 0:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise RunError(f"the launcher of the ranks {how}{self._last_words()}")
+        self._sample(ipr)
+
+    def _check_parts(self) -> None:
+        if failure := self.fabric.failure() or self.watch_also():
+            raise RunError(failure)
+
+    def _sample(self, ipr: IPRoute) -> None:
+        assert self.fabric.engine is not None
+        try:
+            account = self.fabric.engine.account()
+            counters = wan_counters(ipr, self.fabric.plan)
+        except (LinkError, KeyError) as error:
+            raise RunError(self.fabric.failure() or f"the WAN links cannot be read any more: {error}") from error
+        self.samples.append(LinkSample(time.monotonic(), counters, account))
+
+    def _events(self, data: bytes) -> list[str]:
+        """Handle what the launcher said; returns sentences on ranks that failed."""
+        *lines, self._pending = (self._pending + data).split(b"\n")
+        failures = []
+        for line in lines:
+            event: dict[str, Any] = json.loads(line)
+            if event["event"] == "started":
+                self.rank_pids = {int(rank): pid for rank, pid in event["pids"].items()}
+            elif event["event"] == "step":
+                self.on_step(event["index"])
+            elif event["event"] in ("failed", "killed"):
+                failures.append(f"rank {event['rank']} on {event['host']}: {event['message']}")
+        return failures
+
+    def _last_words(self) -> str:
+        assert self._complaints is not None
+        self._complaints.seek(0)
+        words = self._complaints.read().decode(errors="replace").strip().splitlines()
+        return f": {words[-1]}" if words else ""
+
+    def _stop(self) -> None:
+        process = self._process
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            try:
+                process.wait(END_TIMEOUT_S / 5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._complaints is not None:
+            self._complaints.close()
