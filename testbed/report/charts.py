@@ -155,7 +155,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
 
-    buckets = max(sum(sample.operation == COMMUNICATION for sample in per_rank[rank]) for rank in ranks)
+    buckets = max((sum(s.operation == COMMUNICATION for s in per_rank[rank]) for rank in ranks), default=0)
     lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(buckets, 1))
     row = _COMPUTE_HEIGHT + 2 + lane_height * buckets + 8
     height = row * len(ranks) + _AXIS_ROOM

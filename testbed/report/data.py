@@ -94,7 +94,10 @@ class LinkKey:
 
 @dataclass
 class LinkCounters:
-    """Cumulative bytes on the wire (real units) of one WAN direction, sampled at `times_s`; equal lengths."""
+    """Cumulative bytes on the wire (real units) of one WAN direction, sampled at `times_s`; equal lengths.
+
+    `dropped` counts packets, over the whole run.
+    """
 
     times_s: list[float] = field(default_factory=list)
     sent_bytes: list[float] = field(default_factory=list)

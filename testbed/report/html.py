@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,7 @@ def _content(data: RunData) -> dict[str, Any]:
     return {
         "summary": data.summary,
         "manifest": data.manifest,
+        "command": shlex.join(data.manifest["command"]),
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
@@ -136,6 +138,8 @@ def _environment(manifest: JsonObject) -> list[tuple[str, str]]:
         if isinstance(value, dict):
             for key, inner in value.items():
                 add(f"{name}.{key}", inner)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            rows.append((name, f"{len(value)} entries, see manifest.json"))
         elif isinstance(value, list):
             rows.append((name, " ".join(str(item) for item in value)))
         else:

@@ -23,6 +23,7 @@ def print_summary(summary: JsonObject, console: Console) -> None:
     variants = summary["variants"]
     wide = console.width >= _WIDE
     console.print(_table(summary, wide, console.options.ascii_only))
+    console.print()
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
@@ -33,7 +34,7 @@ def print_summary(summary: JsonObject, console: Console) -> None:
         for invariant in failing(variant):
             console.print(
                 Text.assemble(
-                    (f"{status}: ", _STATUS_STYLE.get(status, "")),
+                    (f"{_emphasised(status)}: ", _STATUS_STYLE.get(status, "")),
                     f"{variant['name']}, {invariant['name']}: {invariant['sentence']}",
                 )
             )
@@ -47,33 +48,47 @@ def _sentence(start: str, rest: str) -> Text:
     return Text(f"{start}{rest.rstrip('.')}.")
 
 
+def _emphasised(status: str) -> str:
+    """Capitals for the one verdict that must not be overlooked where there is no colour either."""
+    return status.upper() if status == "untrusted" else status
+
+
 def _table(summary: JsonObject, wide: bool, ascii_only: bool) -> Table:
     table = Table(
-        title=Text(f"{summary['scenario']}: {summary['status']}"), title_justify="left", box=box.SIMPLE_HEAD
+        title=Text(f"{summary['scenario']}: {_emphasised(summary['status'])}"),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
     )
-    for heading in ("variant", "step time", "compute", "exposed comm", "WAN expected", "WAN observed"):
-        table.add_column(heading, justify="left" if heading == "variant" else "right")
+    # Figures stay whole; what has to give way in a narrow terminal is a long name.
+    table.add_column("variant", overflow="fold")
+    for heading in ("step time", "compute", "exposed\ncomm", "WAN bytes\n(expected)"):
+        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
     if wide:
         table.add_column("limited by")
-    table.add_column("verdict")
+    table.add_column("verdict", no_wrap=True, overflow="fold")
     for variant in summary["variants"]:
         steps, status = variant["step_time_s"], variant["verdict"]["status"]
         figures = "strike dim" if status == "untrusted" else ""
-        spread = f"{time_text(steps['min'])}-{time_text(steps['max'])}"
         off = deviation(variant["wan_bytes"])
         same = "ok" if ascii_only else "✓"
         cells = [
             Text.assemble(variant["name"], (f"\n{variant['ranks']} ranks, n={steps['n']}", "dim")),
-            Text.assemble((time_text(steps["median"]), figures or "bold"), (f"\n{spread}", "dim")),
+            Text.assemble(
+                (time_text(steps["median"]), figures or "bold"),
+                (f"\n{time_text(steps['min'])}-{time_text(steps['max'])}", f"{figures} dim"),
+            ),
             Text(time_text(variant["compute_s"]), figures),
             Text(time_text(variant["exposed_comm_s"]), figures),
-            Text(size_text(variant["wan_bytes"]["expected"])),
             Text.assemble(
                 (size_text(variant["wan_bytes"]["observed"]), figures),
-                (f" {same}", "green") if off is None else (f"\n{deviation_text(off)}", "bold red"),
+                (f" {same}", "green") if off is None else (f" {deviation_text(off)}", "bold red"),
+                (f"\n({size_text(variant['wan_bytes']['expected'])})", "dim"),
             ),
         ]
         if wide:
             cells.append(Text(variant["limited_by"]))
-        table.add_row(*cells, Text(status, _STATUS_STYLE.get(status, "")))
+        table.add_row(*cells, Text(_emphasised(status), _STATUS_STYLE.get(status, "")))
     return table

@@ -79,6 +79,8 @@ def utilisation_over_time_chart(data: RunData) -> Markup | None:
         drawing.polygon(outline, "area")
         peak = percent_text(max(used for _, _, used in values))
         drawing.text(axis.end + 8, bottom - 14, f"peak {peak}", "tick")
+        if data.links[key].dropped:
+            drawing.text(axis.end + 8, bottom + 1, f"{data.links[key].dropped} drops", "tick")
     return drawing.markup()
 
 

@@ -44,7 +44,7 @@ class SyntheticRun:
     trials: int = 5
     spread: float = 0.01
     overhead_bytes: int = 0
-    command: str = "testbed run scenarios/quickstart.yaml"
+    command: list[str] = field(default_factory=lambda: ["testbed", "run", "scenarios/quickstart.yaml"])
 
     @property
     def ranks(self) -> int:
@@ -63,7 +63,7 @@ class SyntheticRun:
         (run_dir / "scenario.yaml").write_text(
             f"name: {json.dumps(self.name)}\nranks: {self.ranks}\n"
             "workload:\n  model: llama3-8b\n  gradient_dtype: float32\n  bucket_cap: 400 MiB\n"
-            f"algorithms: [{', '.join(self.exposed_s)}]\npolicy: ecmp\n"
+            f"algorithms: {json.dumps(list(self.exposed_s))}\npolicy: ecmp\n"
         )
         return run_dir
 
@@ -215,6 +215,7 @@ class SyntheticRun:
             "link_engine": "userspace",
             "datapath": "netdev",
             "congestion_control": ["cubic"],
+            "sockets": [{"rank": rank, "congestion_control": "cubic"} for rank in range(self.ranks)],
             "sysctls": {"net.ipv4.tcp_wmem": "4096 16384 4194304"},
             "fabric": {
                 "hosts": [{**host, "rank": rank} for rank, host in enumerate(hosts)],
