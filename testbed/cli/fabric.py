@@ -23,7 +23,9 @@ from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from testbed.links.command import inside
 
-FabricOption = Annotated[str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")]
+FabricOption = Annotated[
+    str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")
+]
 EngineOption = Annotated[
     str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")
 ]
@@ -38,9 +40,9 @@ def add_fabric_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     for command in (up, inspect, down, clean):
         app.command()(command)
-    app.command(
-        name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-    )(execute)
+    app.command(name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+        execute
+    )
     app.command(name="doctor")(diagnose)
 
 
@@ -64,7 +66,9 @@ def up(
     stack = choose_stack(link_engine, datapath)
     scale = choose_scale(spec.resolve, size_scale, stack, ranks=False)
     for fabric_id, removed in clean_abandoned().items():
-        console.print(f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items")
+        console.print(
+            f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
+        )
     options = {
         "policy": policy,
         "link_engine": stack.link_engine,
@@ -78,7 +82,9 @@ def up(
         + (f", rates divided by {scale:g}" if scale != 1 else "")
     )
     names = ", ".join(host.name for host in resolved.hosts[:8]) + (", ..." if len(resolved.hosts) > 8 else "")
-    console.print(f"hosts: {names}\ntry:   testbed exec {resolved.hosts[0].name} -- ping -c 3 {resolved.hosts[-1].name}")
+    console.print(
+        f"hosts: {names}\ntry:   testbed exec {resolved.hosts[0].name} -- ping -c 3 {resolved.hosts[-1].name}"
+    )
 
 
 def execute(
@@ -138,7 +144,8 @@ def _figures(direction: dict[str, Any]) -> list[str]:
 
 
 def down(
-    fabric: FabricOption = None, every: Annotated[bool, typer.Option("--all", help="All that are up.")] = False
+    fabric: FabricOption = None,
+    every: Annotated[bool, typer.Option("--all", help="All that are up.")] = False,
 ) -> None:
     """Take a network down."""
     console = Console(stderr=True, highlight=False)
@@ -157,6 +164,8 @@ def clean(
     console = Console(stderr=True, highlight=False)
     cleaned = clean_abandoned(everything=every)
     for fabric_id, removed in cleaned.items():
-        console.print(f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False)
+        console.print(
+            f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False
+        )
     if not cleaned:
         console.print("nothing to clean")

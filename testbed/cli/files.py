@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -30,9 +30,9 @@ def check(
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(help="topology or scenario.")] = "scenario",
+    kind: Annotated[
+        Literal["topology", "scenario"], typer.Argument(help="Of which kind of file.")
+    ] = "scenario",
 ) -> None:
     """Print the JSON Schema of topology or scenario files, for editors."""
-    if kind not in ("topology", "scenario"):
-        raise typer.BadParameter(f"unknown kind {kind!r}; expected topology or scenario")
     print(json.dumps(json_schema(kind), indent=1))

@@ -17,7 +17,10 @@ DATAPATHS = ("system", "netdev")
 
 def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
     """The parts asked for, or the best that this host has. ConfigError for unknown names, FabricError for absent ones."""
-    for option, value, known in (("--link-engine", link_engine, LINK_ENGINES), ("--datapath", datapath, DATAPATHS)):
+    for option, value, known in (
+        ("--link-engine", link_engine, LINK_ENGINES),
+        ("--datapath", datapath, DATAPATHS),
+    ):
         if value is not None and value not in known:
             raise ConfigError([Problem("command line", None, option, value, " or ".join(known))])
     capabilities = doctor.probe_all()
@@ -32,7 +35,11 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
 
 
 def choose_scale(
-    resolve: Callable[[float], Topology], wanted: float | str, stack: Stack, ranks: int, file: str = "command line"
+    resolve: Callable[[float], Topology],
+    wanted: float | str,
+    stack: Stack,
+    ranks: int,
+    file: str = "command line",
 ) -> float:
     """The size scale to use: what was asked for if this host carries it, or for "auto" the smallest that it carries.
 
@@ -40,11 +47,15 @@ def choose_scale(
     """
     host = HostCapacity(psutil.cpu_count() or 1, psutil.virtual_memory().available)
     if shortage := memory_shortage(resolve(1.0), ranks, host):
-        raise ConfigError([Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")])
+        raise ConfigError(
+            [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]
+        )
     fitting = smallest_scale(resolve, host, stack)
     if wanted == "auto":
         if fitting is None:
-            raise ConfigError([Problem(file, None, "rates", "beyond any size scale", "lower rates or fewer hosts")])
+            raise ConfigError(
+                [Problem(file, None, "rates", "beyond any size scale", "lower rates or fewer hosts")]
+            )
         return fitting
     try:
         scale = float(wanted)

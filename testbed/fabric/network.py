@@ -13,14 +13,14 @@ from typing import Any
 from mininet.log import setLogLevel
 from mininet.net import Mininet
 from pyroute2 import IPRoute
+from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 
 from testbed.config import Topology
-from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 from testbed.fabric import plan as planning
 from testbed.fabric.errors import FabricError
 from testbed.fabric.nodes import EdgeSwitch, KernelBridge
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
-from testbed.fabric.selftest import try_transfers
+from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.state import ENVIRONMENT_MARK, FabricState, clean, process_started, register
 from testbed.links import LinkEngine, LinkError, network_namespace
 from testbed.links.command import inside, run_script
@@ -122,6 +122,7 @@ class Fabric:
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = self._start_engine()
         self.net.start()
+        run_script(None, planning.edge_shape_commands(plan))
         try:
             self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         except ControllerError as error:
@@ -129,6 +130,7 @@ class Fabric:
         self._verify()
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
+        self.engine.compensate(path_excess(plan, state.pids))
         state.phase = "up"
         state.save()
 
@@ -158,7 +160,9 @@ class Fabric:
             ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
             ports |= {port.edge_interface: port.port for port in edge.wan}
             leaf = net.addSwitch(
-                plan.leaf(building.name), cls=KernelBridge, commands=planning.leaf_commands(plan, building.name)
+                plan.leaf(building.name),
+                cls=KernelBridge,
+                commands=planning.leaf_commands(plan, building.name),
             )
             switch = net.addSwitch(
                 plan.edge(building.name),
@@ -172,13 +176,16 @@ class Fabric:
             for index, host in enumerate(building.hosts):
                 node = net.addHost(host.name, ip=f"{host.ip}/8", mac=host.mac)
                 net.addLink(node, leaf, intfName1="eth0", intfName2=f"p{index}", addr1=host.mac)
-            net.addLink(leaf, switch, intfName1="up", intfName2=edge.local_interface)
+            net.addLink(leaf, switch, intfName1="uplink", intfName2=edge.local_interface)
             probe = net.addHost(plan.probe(building.name), ip=None, mac=None)
             mac = plan.probe_mac(building.name)
             net.addLink(probe, switch, intfName1="eth0", intfName2=edge.probe_interface, addr1=mac)
             for port in edge.wan:
                 net.addLink(
-                    net[planning.WAN_NODE], switch, intfName1=port.wan_interface, intfName2=port.edge_interface
+                    net[planning.WAN_NODE],
+                    switch,
+                    intfName1=port.wan_interface,
+                    intfName2=port.edge_interface,
                 )
         net.build()
 
@@ -218,7 +225,7 @@ class Fabric:
         with IPRoute() as ipr:
             for port in plan.wan_ports:
                 verify_shape(ipr, port.edge_interface, port.shape)
-            _verify_mtu(ipr, "the root namespace", mtu, plan.prefix + "e")
+            _verify_mtu(ipr, "the root namespace", mtu, {port.edge_interface for port in plan.wan_ports})
         for building in self.topology.buildings:
             with network_namespace(pids[plan.leaf(building.name)]), IPRoute() as ipr:
                 for index, host in enumerate(building.hosts):
@@ -269,11 +276,13 @@ class Fabric:
             self._state = self._plan = self.net = self.engine = self.controller = None
 
 
-def _verify_mtu(ipr: IPRoute, where: str, mtu: int, prefix: str = "") -> None:
+def _verify_mtu(ipr: IPRoute, where: str, mtu: int, names: set[str] | None = None) -> None:
     for link in ipr.get_links():
         name = link.get_attr("IFLA_IFNAME")
-        if name != "lo" and name.startswith(prefix) and link.get_attr("IFLA_MTU") != mtu:
-            raise FabricError(f"{where}: {name}: mtu: asked for {mtu}, the system has {link.get_attr('IFLA_MTU')}")
+        if name != "lo" and (names is None or name in names) and link.get_attr("IFLA_MTU") != mtu:
+            raise FabricError(
+                f"{where}: {name}: mtu: asked for {mtu}, the system has {link.get_attr('IFLA_MTU')}"
+            )
 
 
 @contextlib.contextmanager

@@ -52,7 +52,14 @@ class EdgeSwitch(Switch):  # type: ignore[misc]  # Mininet has no types
         for switch in started:
             transaction += [
                 *("--", "add-br", switch.bridge),
-                *("--", "set", "bridge", switch.bridge, f"datapath_type={switch.datapath}", "fail_mode=secure"),
+                *(
+                    "--",
+                    "set",
+                    "bridge",
+                    switch.bridge,
+                    f"datapath_type={switch.datapath}",
+                    "fail_mode=secure",
+                ),
                 *("protocols=OpenFlow13", f"other_config:datapath-id={switch.dpid}", "stp_enable=false"),
                 *("other_config:disable-in-band=true", "mcast_snooping_enable=false"),
             ]

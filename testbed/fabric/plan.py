@@ -90,7 +90,9 @@ class Plan:
     def wires(self) -> list[LinkWire]:
         """The WAN links as a link engine takes them."""
         return [
-            LinkWire(link.name, f"w{index}a", f"w{index}b", _impairment(link.a_to_b), _impairment(link.b_to_a))
+            LinkWire(
+                link.name, f"w{index}a", f"w{index}b", _impairment(link.a_to_b), _impairment(link.b_to_a)
+            )
             for index, link in enumerate(self.topology.wan)
         ]
 
@@ -102,7 +104,10 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
         bridge = f"{prefix}e{building.index}"
         ports: list[WanPort] = []
         for index, link in enumerate(topology.wan):
-            for side, here, there, out in (("a", link.a, link.b, link.a_to_b), ("b", link.b, link.a, link.b_to_a)):
+            for side, here, there, out in (
+                ("a", link.a, link.b, link.a_to_b),
+                ("b", link.b, link.a, link.b_to_a),
+            ):
                 if here == building.name:
                     number = FIRST_WAN_PORT + len(ports)
                     ports.append(
@@ -134,12 +139,18 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
 def interface_commands(interface: str, mtu: int) -> list[str]:
     """MTU and offloads of one interface, then up. Offloads must be off: the userspace paths carry frames as they are."""
     switches = " ".join(f"{offload} off" for offload in OFFLOADS)
-    return [f"ip link set {interface} mtu {mtu}", f"ethtool -K {interface} {switches}", f"ip link set {interface} up"]
+    return [
+        f"ip link set {interface} mtu {mtu}",
+        f"ethtool -K {interface} {switches}",
+        f"ip link set {interface} up",
+    ]
 
 
 def sysctl_commands(settings: Mapping[str, str]) -> list[str]:
     """Commands that set kernel parameters; those that this kernel was built without are left out."""
-    known = {key: value for key, value in settings.items() if os.path.exists("/proc/sys/" + key.replace(".", "/"))}
+    known = {
+        key: value for key, value in settings.items() if os.path.exists("/proc/sys/" + key.replace(".", "/"))
+    }
     return [f"sysctl -qw {key}={value}" for key, value in known.items()]
 
 
@@ -172,7 +183,7 @@ def leaf_commands(plan: Plan, building: str) -> list[str]:
         *sysctl_commands(HOST_SYSCTLS),
         "ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
     ]
-    for port in ("up", *ports.values()):
+    for port in ("uplink", *ports.values()):
         commands += [
             *interface_commands(port, topology.mtu),
             f"ip link set {port} master br0",
@@ -180,7 +191,8 @@ def leaf_commands(plan: Plan, building: str) -> list[str]:
         ]
     commands.append(f"ip link set br0 mtu {topology.mtu} up")
     entries = "\n".join(
-        f"fdb replace {host.mac} dev {ports.get(host.name, 'up')} master static" for host in topology.hosts
+        f"fdb replace {host.mac} dev {ports.get(host.name, 'uplink')} master static"
+        for host in topology.hosts
     )
     commands.append(f"bridge -batch - <<'END'\n{entries}\nEND")
     for host in topology.building(building).hosts:
@@ -213,16 +225,23 @@ def wan_commands(plan: Plan) -> list[str]:
 
 
 def edge_commands(plan: Plan) -> list[str]:
-    """The edges' ports in the root namespace: silent, up; WAN ports shaped."""
+    """The edges' ports in the root namespace: silent and up."""
     commands = []
     for edge in plan.edges:
         ports = [edge.local_interface, edge.probe_interface, *(port.edge_interface for port in edge.wan)]
         for interface in ports:
             commands += sysctl_commands({f"net.ipv6.conf.{interface}.disable_ipv6": "1"})
             commands += interface_commands(interface, plan.topology.mtu)
-        for port in edge.wan:
-            commands += shape_commands(port.edge_interface, port.shape, plan.topology.mtu)
     return commands
+
+
+def edge_shape_commands(plan: Plan) -> list[str]:
+    """Rates and queues of the WAN ports; to be set once the ports are Open vSwitch's, which clears what it finds."""
+    return [
+        command
+        for port in plan.wan_ports
+        for command in shape_commands(port.edge_interface, port.shape, plan.topology.mtu)
+    ]
 
 
 def _impairment(direction: Direction) -> Impairment:

@@ -1,6 +1,8 @@
-"""A TCP transfer across every WAN link and between the buildings' first hosts, before a fabric is called up.
+"""Before a fabric is called up: TCP across every WAN link and between buildings, and what the path itself adds.
 
 Ping working says little: with a wrong offload setting small packets pass and TCP hangs. So bytes are sent and compared.
+The switches and wake-ups on the way take time of their own (about 0.3 ms one way through two userspace edges); what an
+idle path is measured to add is handed to the link engine, which takes it off the delay.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import itertools
 import os
 import selectors
 import socket
+import statistics
+import struct
 import time
 from dataclasses import dataclass
 
@@ -20,6 +24,9 @@ from testbed.links import network_namespace
 
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
+EXCESS_PACKETS = 15
+EXCESS_TIMEOUT_S = 1.0  # per packet: more than any path on Earth takes
+SO_TIMESTAMPNS = 35
 
 
 @dataclass
@@ -47,18 +54,66 @@ def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
         b = (plan.probe(link.b), probe_address(index, "b"))
         ends += [(f"link {link.name} a to b", a, b), (f"link {link.name} b to a", b, a)]
     first = [(building.hosts[0].name, building.hosts[0].ip) for building in plan.topology.buildings]
-    ends += [(f"host {here[0]} to host {there[0]}", here, there) for here, there in itertools.permutations(first, 2)]
+    ends += [
+        (f"host {here[0]} to host {there[0]}", here, there)
+        for here, there in itertools.permutations(first, 2)
+    ]
     # a few at a time: with many links the bytes together would take long on slow ones
     for start in range(0, len(ends), 16):
         with contextlib.ExitStack() as stack:
             _run([_open(stack, pids, *end) for end in ends[start : start + 16]])
 
 
+def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
+    """Seconds that small packets take on each idle WAN direction (link name, way) beyond the configured delay.
+
+    Medians over EXCESS_PACKETS; send times by this process, arrival times by the receiving kernel, same clock.
+    """
+    excess = {}
+    for index, link in enumerate(plan.topology.wan):
+        a = (pids[plan.probe(link.a)], probe_address(index, "a"))
+        b = (pids[plan.probe(link.b)], probe_address(index, "b"))
+        for way, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
+            times = _one_way_times(here, there)
+            if times:  # none come through a link that loses all: the probes will say so
+                excess[link.name, way] = statistics.median(times) - getattr(link, way).delay_s
+    return excess
+
+
+def _one_way_times(here: tuple[int, str], there: tuple[int, str]) -> list[float]:
+    with contextlib.ExitStack() as stack:
+        with network_namespace(there[0]):
+            receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        receiver.bind((there[1], 0))
+        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        receiver.settimeout(EXCESS_TIMEOUT_S)
+        with network_namespace(here[0]):
+            sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sender.bind((here[1], 0))
+        times = []
+        for _ in range(EXCESS_PACKETS):
+            sender.sendto(struct.pack("!q", time.time_ns()), receiver.getsockname())
+            try:
+                packet, ancillary, _, _ = receiver.recvmsg(64, socket.CMSG_SPACE(16))
+            except TimeoutError:
+                continue
+            seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
+            times.append((seconds * 10**9 + nanoseconds - struct.unpack("!q", packet)[0]) / 1e9)
+            time.sleep(0.001)  # let everything on the way fall asleep again
+        return times
+
+
 def _open(
-    stack: contextlib.ExitStack, pids: dict[str, int], name: str, here: tuple[str, str], there: tuple[str, str]
+    stack: contextlib.ExitStack,
+    pids: dict[str, int],
+    name: str,
+    here: tuple[str, str],
+    there: tuple[str, str],
 ) -> _Transfer:
     with network_namespace(pids[there[0]]):
-        listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        listener = stack.enter_context(
+            socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        )
     listener.bind((there[1], 0))
     listener.listen(1)
     with network_namespace(pids[here[0]]):
@@ -80,7 +135,9 @@ def _run(transfers: list[_Transfer]) -> None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     names = ", ".join(transfer.name for transfer in waiting)
-                    raise FabricError(f"a TCP transfer of {TRANSFER_BYTES} bytes did not arrive in {TIMEOUT_S:.0f} s: {names}")
+                    raise FabricError(
+                        f"a TCP transfer of {TRANSFER_BYTES} bytes did not arrive in {TIMEOUT_S:.0f} s: {names}"
+                    )
                 for key, _events in selector.select(left):
                     _step(selector, key.data, key.fileobj)
         for transfer in transfers:

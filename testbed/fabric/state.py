@@ -95,7 +95,9 @@ def load_all() -> list[FabricState]:
             entries.append(FabricState(**json.loads((folder / "state.json").read_text())))
         except (OSError, ValueError, TypeError):
             if time.time() - folder.stat().st_mtime > 1.0:  # younger: its owner is about to write it
-                entries.append(FabricState(folder.name, 0, 0.0, phase="failed", failure="its state was not written"))
+                entries.append(
+                    FabricState(folder.name, 0, 0.0, phase="failed", failure="its state was not written")
+                )
     return entries
 
 
@@ -150,7 +152,9 @@ def _stop_processes(processes: list[psutil.Process]) -> list[str]:
 
 def _delete_bridges(prefix: str) -> list[str]:
     try:
-        listed = subprocess.run(["ovs-vsctl", "--timeout=5", "list-br"], capture_output=True, text=True, check=False)
+        listed = subprocess.run(
+            ["ovs-vsctl", "--timeout=5", "list-br"], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         return []
     bridges = [name for name in listed.stdout.split() if name.startswith(prefix)]

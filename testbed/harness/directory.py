@@ -32,7 +32,7 @@ SYSCTLS = (
 
 
 class RunDirectory:
-    """Collects a run's files under `<path>.partial`; `finish` gives them their name, `discard` removes them."""
+    """Collects a run's files under `<path>.partial`; `finish` gives it its name, `discard` removes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,16 +55,20 @@ class RunDirectory:
         self.write_text(name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def finish(self) -> None:
-        """All is written: give the directory its name, and to the user who called sudo."""
+        """All is written: give the directory its name."""
         self.partial.rename(self.path)
-        owner = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-        if os.geteuid() == 0 and owner[0] and owner[1]:
-            for item in (self.path, *self.path.rglob("*")):
-                os.chown(item, int(owner[0]), int(owner[1]))
 
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def hand_over(path: Path) -> None:
+    """Under sudo, give a run directory to the user who called it; else leave it as it is."""
+    user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() == 0 and user and group:
+        for item in (path, *path.rglob("*")):
+            os.chown(item, int(user), int(group))
 
 
 def default_path(scenario: str) -> Path:
@@ -105,7 +109,7 @@ def _first_line(command: list[str]) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return (done.stdout.splitlines() or [None])[0]
+    return done.stdout.splitlines()[0] if done.stdout else None
 
 
 def _sysctl(key: str) -> str | None:

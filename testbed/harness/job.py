@@ -120,7 +120,9 @@ class Job:
             account = self.fabric.engine.account()
             counters = wan_counters(ipr, self.fabric.plan)
         except (LinkError, KeyError) as error:
-            raise RunError(self.fabric.failure() or f"the WAN links cannot be read any more: {error}") from error
+            raise RunError(
+                self.fabric.failure() or f"the WAN links cannot be read any more: {error}"
+            ) from error
         self.samples.append(LinkSample(time.monotonic(), counters, account))
 
     def _events(self, data: bytes) -> list[str]:

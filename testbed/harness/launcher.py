@@ -40,7 +40,13 @@ def _child(job: JobSpec, place: RankPlace, pipe: int) -> None:
         status = 0
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        event = {"event": "failed", "rank": place.rank, "host": place.host, "message": f"{error}", "trace": trace}
+        event = {
+            "event": "failed",
+            "rank": place.rank,
+            "host": place.host,
+            "message": f"{error}",
+            "trace": trace,
+        }
         with contextlib.suppress(OSError):
             _tell(pipe, event)
     finally:

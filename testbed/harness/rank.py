@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from testbed.collectives import Communicator, Work, count_wrong, fill
-from testbed.harness.spec import JobSpec, Step
 from testbed.transport import TcpTransport
+
+from testbed.harness.spec import JobSpec, Step
 from testbed.workload import AllReduce, Compute, WaitAll
 
 SOURCE_PORT_BASE = 33_000
@@ -58,7 +58,9 @@ class Rank:
             self.communicator.barrier()
             for index, step in enumerate(job.steps):
                 if self.rank == 0:
-                    self.progress({"event": "step", "index": index, "variant": step.variant, "trial": step.trial})
+                    self.progress(
+                        {"event": "step", "index": index, "variant": step.variant, "trial": step.trial}
+                    )
                 self._step(index, step)
             self.communicator.barrier()
             sockets = self.transport.socket_info()
@@ -91,7 +93,8 @@ class Rank:
             begun_s = time.monotonic()
             if isinstance(action, Compute):
                 self.communicator.sleep(action.duration_s)
-                records.append((action.phase, action.name, begun_s, time.monotonic(), 0))
+                phase = action.name.split()[0]  # "forward", or "backward 3" for bucket 3
+                records.append((phase, action.name, begun_s, time.monotonic(), 0))
             elif isinstance(action, AllReduce):
                 work = self.communicator.all_reduce(
                     self.buckets[action.bucket], algorithm=step.algorithm, async_op=True
@@ -107,14 +110,22 @@ class Rank:
             size = self.buckets[done.bucket].nbytes
             records.append(("all_reduce", done.name, work.start_s, work.end_s, size))
         wrong = sum(
-            count_wrong(array, self.size, salt=index * 1000 + bucket) for bucket, array in self.buckets.items()
+            count_wrong(array, self.size, salt=index * 1000 + bucket)
+            for bucket, array in self.buckets.items()
         )
         if step.trial < 0:
             return
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
         for operation, name, begun_s, ended_s, size in records:
             self.samples.append(
-                {**head, "operation": operation, "name": name, "start_s": begun_s, "end_s": ended_s, "bytes": size}
+                {
+                    **head,
+                    "operation": operation,
+                    "name": name,
+                    "start_s": begun_s,
+                    "end_s": ended_s,
+                    "bytes": size,
+                }
             )
         self.samples.append(
             {

@@ -58,7 +58,9 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
                 end_s=max(part["end_s"] for part in parts),
                 compute_s=max(computing.get((step, part["rank"]), 0.0) for part in parts),
                 sent_bytes={
-                    (part["rank"], int(peer)): count for part in parts for peer, count in part["sent_bytes"].items()
+                    (part["rank"], int(peer)): count
+                    for part in parts
+                    for peer, count in part["sent_bytes"].items()
                 },
                 wrong=sum(part["wrong"] for part in parts),
                 checked=sum(part["checked"] for part in parts),
@@ -181,12 +183,16 @@ def limited_by(
     wan_share = float(busiest["utilisation"]) if busiest else 0.0
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s  # forward, a third, sends nothing
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        ends = (busiest["a"], busiest["b"]) if busiest["direction"] == "a_to_b" else (busiest["b"], busiest["a"])
+        ends = (
+            (busiest["a"], busiest["b"]) if busiest["direction"] == "a_to_b" else (busiest["b"], busiest["a"])
+        )
         return (
             f"WAN link {ends[0]} to {ends[1]}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
         )
     if nic[1] / window >= LATENCY_BOUND_BELOW:
-        return f"{nic[0]}: busy {nic[1]:.0%} of the step, {min(1.0, nic[1] / window):.0%} of the communication"
+        return (
+            f"{nic[0]}: busy {nic[1]:.0%} of the step, {min(1.0, nic[1] / window):.0%} of the communication"
+        )
     most = "no WAN link" if busiest is None else f"the busiest WAN link only {wan_share:.0%}"
     return f"latency and message turns: {most}, the busiest NIC {nic[1]:.0%} of the step"

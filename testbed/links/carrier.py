@@ -32,6 +32,9 @@ class Carrier:
         self._last_release_ns = 0
         self._in_packets = self._in_bytes = self._out_packets = self._out_bytes = 0
         self._lost = self._overrun = 0
+        self.lead_ns = (
+            0  # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
+        )
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
         self._lateness_max_ns = 0
         self.impairment = impairment
@@ -63,7 +66,7 @@ class Carrier:
         if self._held_bytes + size > HELD_LIMIT_BYTES:
             self._overrun += 1
             return
-        release_ns = arrival_ns + self._delay_ns
+        release_ns = arrival_ns + max(0, self._delay_ns - self.lead_ns)
         if self._jitter_ns:
             release_ns += round(self._random.uniform(-self._jitter_ns, self._jitter_ns))
         release_ns = max(release_ns, self._last_release_ns)

@@ -24,7 +24,12 @@ def run_script(pid: int | None, commands: list[str]) -> str:
     script = "\n".join(commands) + "\n"
     try:
         done = subprocess.run(
-            inside(pid, ["sh", "-e"]), input=script, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            inside(pid, ["sh", "-e"]),
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError as error:
         raise LinkError(f"cannot run {error.filename}: not installed") from error
@@ -32,5 +37,7 @@ def run_script(pid: int | None, commands: list[str]) -> str:
         raise LinkError(f"no end after {TIMEOUT_S} s: {script.strip()}") from error
     complaint = done.stderr.strip()
     if done.returncode != 0 or complaint:
-        raise LinkError(f"failed ({done.returncode}): {complaint or 'no message'}\n  while running: {script.strip()}")
+        raise LinkError(
+            f"failed ({done.returncode}): {complaint or 'no message'}\n  while running: {script.strip()}"
+        )
     return done.stdout

@@ -77,7 +77,9 @@ class Emulator:
     def __init__(self, configuration: dict[str, Any]) -> None:
         self.carriers: dict[tuple[str, str], Carrier] = {}
         self._receivers: dict[int, Port] = {}
-        self._routes: list[tuple[Carrier, Port, Port]] = []  # carrier, where its frames come in, where they leave
+        self._routes: list[
+            tuple[Carrier, Port, Port]
+        ] = []  # carrier, where its frames come in, where they leave
         for link in configuration["links"]:
             name = link["name"]
             forth, back = (
@@ -139,6 +141,9 @@ class Emulator:
                     connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
 
     def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["operation"] == "lead":
+            for name, way, lead_s in request["leads"]:
+                self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Mapping
 
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError, SettingMismatch
@@ -89,6 +90,9 @@ class NetemEngine:
             )
         return found
 
+    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
+        """Nothing: on the kernel's path the rest adds microseconds."""
+
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike, so all drops count as `lost`."""
         qdiscs = self._qdiscs()
@@ -116,7 +120,11 @@ class NetemEngine:
 
 
 def _compare(where: str, asked: Impairment, found: Impairment) -> None:
-    for setting, tolerance in (("delay_s", TIME_TOLERANCE_S), ("jitter_s", TIME_TOLERANCE_S), ("loss", LOSS_TOLERANCE)):
+    for setting, tolerance in (
+        ("delay_s", TIME_TOLERANCE_S),
+        ("jitter_s", TIME_TOLERANCE_S),
+        ("loss", LOSS_TOLERANCE),
+    ):
         wanted, seen = getattr(asked, setting), getattr(found, setting)
         if abs(wanted - seen) > tolerance:
             raise SettingMismatch(where, setting, wanted, seen)

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,13 +23,13 @@ START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
 
 
-def ask(control: Path, operation: str) -> dict[str, Any]:
-    """Put one request ("account" or "settings") to the emulator behind `control`; LinkError when it does not answer."""
+def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
+    """Put one request (account, settings, lead) to the emulator behind `control`; LinkError when it does not answer."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
             connection.connect(str(control))
-            connection.sendall((json.dumps({"operation": operation}) + "\n").encode())
+            connection.sendall((json.dumps({"operation": operation, **more}) + "\n").encode())
             reply: dict[str, Any] = json.loads(connection.makefile("rb").readline() or b"{}")
     except (OSError, ValueError) as error:
         raise LinkError(f"the link engine does not answer: {error}") from error
@@ -97,19 +98,20 @@ class UserspaceEngine:
         """What each direction is set to, as the emulator says."""
         return read_settings(self._control)
 
+    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
+        """Release every frame earlier by what the rest of its path adds."""
+        ask(self._control, "lead", leads=[(name, way, excess) for (name, way), excess in excess_s.items()])
+
     def account(self) -> EngineAccount:
         """The emulator's books."""
         reply = ask(self._control, "account")
-        return EngineAccount(
-            time_s=reply["time_s"],
-            directions={
-                (name, way): DirectionAccount(
-                    **{key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
-                )
-                for name, ways in reply["links"].items()
-                for way, item in ways.items()
-            },
-        )
+        directions = {}
+        for name, ways in reply["links"].items():
+            for way, item in ways.items():
+                for key in ("lateness_bounds_s", "lateness_counts"):
+                    item[key] = tuple(item[key])
+                directions[name, way] = DirectionAccount(**item)
+        return EngineAccount(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:
         """How the emulator ended, if it has."""

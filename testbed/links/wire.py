@@ -6,6 +6,7 @@ interfaces in the WAN namespace, where a link engine carries frames from one to 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -69,6 +70,9 @@ class LinkEngine(Protocol):
 
     def settings(self) -> dict[tuple[str, str], Impairment]:
         """What each direction is set to, read back from the engine itself."""
+
+    def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
+        """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""
 
     def account(self) -> EngineAccount:
         """The books now."""

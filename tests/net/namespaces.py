@@ -36,7 +36,10 @@ def namespaces(count: int) -> Iterator[tuple[Namespace, ...]]:
     try:
         for _ in range(count):
             keeper = subprocess.Popen(
-                ["mnexec", "-n", "sh", "-c", _KEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stderr
+                ["mnexec", "-n", "sh", "-c", _KEEPER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sys.stderr,
             )
             keepers.append(keeper)
             assert keeper.stdout is not None

@@ -37,7 +37,9 @@ def fabric() -> Iterator[Fabric]:
 
 
 def run_in(fabric: Fabric, host: str, *arguments: str) -> str:
-    done = subprocess.run(fabric.command(host, list(arguments)), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        fabric.command(host, list(arguments)), capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -72,7 +74,9 @@ def test_iperf3_sees_the_configured_rate_in_both_directions(fabric: Fabric) -> N
     first = {building.name: building.hosts[0] for building in fabric.topology.buildings}
     for here, there in ((link.a, link.b), (link.b, link.a)):
         server = subprocess.Popen(
-            fabric.command(first[there].name, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
+            fabric.command(first[there].name, ["iperf3", "-s", "-1", "--forceflush"]),
+            stdout=subprocess.PIPE,
+            text=True,
         )
         try:
             assert server.stdout is not None
@@ -106,7 +110,18 @@ def test_hosts_do_not_flood(fabric: Fabric) -> None:
     hosts = fabric.topology.hosts
     before = {host.name: _received(fabric, host.name) for host in hosts}
     stranger = "10.0.0.250"
-    run_in(fabric, hosts[0].name, "ip", "neigh", "replace", stranger, "lladdr", "02:00:00:00:00:fe", "dev", "eth0")
+    run_in(
+        fabric,
+        hosts[0].name,
+        "ip",
+        "neigh",
+        "replace",
+        stranger,
+        "lladdr",
+        "02:00:00:00:00:fe",
+        "dev",
+        "eth0",
+    )
     subprocess.run(
         fabric.command(hosts[0].name, ["ping", "-c", "3", "-i", "0.1", "-W", "1", stranger]),
         capture_output=True,
@@ -128,7 +143,9 @@ def test_a_setting_that_does_not_take_is_an_error_and_leaves_nothing(monkeypatch
     monkeypatch.setattr(
         plan,
         "shape_commands",
-        lambda interface, shape, mtu: shape_commands(interface, Shape(shape.rate_bps * 0.9, shape.queue_bytes), mtu),
+        lambda interface, shape, mtu: shape_commands(
+            interface, Shape(shape.rate_bps * 0.9, shape.queue_bytes), mtu
+        ),
     )
     before = {state.id for state in load_all()}
     with pytest.raises(FabricError, match=r"rate_bps: asked for .*, the system has") as caught:

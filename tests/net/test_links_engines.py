@@ -58,7 +58,10 @@ def engine_kind(request: pytest.FixtureRequest) -> str:
     if kind == "netem":
         with namespaces(1) as (place,):
             try:
-                run_script(place.pid, ["ip link add dummy0 type veth", "tc qdisc add dev dummy0 root netem delay 1ms"])
+                run_script(
+                    place.pid,
+                    ["ip link add dummy0 type veth", "tc qdisc add dev dummy0 root netem delay 1ms"],
+                )
             except LinkError as error:
                 pytest.skip(f"this kernel has no netem: {str(error).splitlines()[0]}")
     return kind
@@ -122,7 +125,9 @@ def test_tcp_through_a_shaped_and_delayed_link_gets_the_goodput_that_headers_all
     wire = LinkWire("l", "wa", "wb", Impairment(0.002), Impairment(0.002))
     engine = make_engine(engine_kind, middle, wire, tmp_path)
     engine.start()
-    server = subprocess.Popen(inside(right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        inside(right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
+    )
     try:
         assert server.stdout is not None
         while "listening" not in server.stdout.readline():
@@ -146,7 +151,10 @@ def test_a_killed_engine_is_noticed_and_named(
 ) -> None:
     _left, _right, middle = line
     engine = UserspaceEngine(
-        middle.pid, [LinkWire("l", "wa", "wb", Impairment(0.0), Impairment(0.0))], tmp_path / "links.sock", seed=1
+        middle.pid,
+        [LinkWire("l", "wa", "wb", Impairment(0.0), Impairment(0.0))],
+        tmp_path / "links.sock",
+        seed=1,
     )
     engine.start()
     try:
@@ -168,7 +176,10 @@ def test_a_killed_engine_is_noticed_and_named(
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with namespaces(1) as (empty,):
         engine = UserspaceEngine(
-            empty.pid, [LinkWire("l", "nowhere", "wb", Impairment(0.0), Impairment(0.0))], tmp_path / "s", seed=1
+            empty.pid,
+            [LinkWire("l", "nowhere", "wb", Impairment(0.0), Impairment(0.0))],
+            tmp_path / "s",
+            seed=1,
         )
         try:
             with pytest.raises(LinkError, match="No such device"):

@@ -9,10 +9,19 @@ import pytest
 from testbed.harness.summary import CounterSeries, distribution, gather_steps, limited_by, wan_payload
 
 
-def rank_samples(rank: int, step: int, start_s: float, compute_s: float, end_s: float) -> list[dict[str, Any]]:
+def rank_samples(
+    rank: int, step: int, start_s: float, compute_s: float, end_s: float
+) -> list[dict[str, Any]]:
     head = {"variant": "ring", "trial": step, "step": step, "rank": rank}
     return [
-        {**head, "operation": "forward", "name": "f", "start_s": start_s, "end_s": start_s + compute_s / 2, "bytes": 0},
+        {
+            **head,
+            "operation": "forward",
+            "name": "f",
+            "start_s": start_s,
+            "end_s": start_s + compute_s / 2,
+            "bytes": 0,
+        },
         {**head, "operation": "backward", "name": "b", "start_s": 0.0, "end_s": compute_s / 2, "bytes": 0},
         {**head, "operation": "all_reduce", "name": "g", "start_s": start_s, "end_s": end_s, "bytes": 100},
         {
@@ -46,7 +55,13 @@ def test_a_missing_rank_is_not_passed_over() -> None:
 
 def test_distribution() -> None:
     figures = distribution([3.0, 1.0, 2.0, 10.0])
-    assert (figures["median"], figures["p95"], figures["min"], figures["max"], figures["n"]) == (2.5, 10.0, 1.0, 10.0, 4)
+    assert (figures["median"], figures["p95"], figures["min"], figures["max"], figures["n"]) == (
+        2.5,
+        10.0,
+        1.0,
+        10.0,
+        4,
+    )
     assert figures["samples"] == [3.0, 1.0, 2.0, 10.0]
     assert distribution(list(range(100)))["p95"] == 94
 
@@ -67,5 +82,7 @@ def test_the_limit_is_named() -> None:
     assert limited_by(1.0, 0.01, 0.99, [wan_row(0.9)], ("", 0.0)).startswith("computing: 99% of the step")
     said = limited_by(2.0, 1.5, 0.5, [wan_row(0.3), wan_row(0.8)], ("NIC of a, sending", 0.5))
     assert said.startswith("WAN link west to east, plane 1: busy 80% of the step")
-    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.3)], ("NIC of a, sending", 0.9)).startswith("NIC of a, sending")
+    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.3)], ("NIC of a, sending", 0.9)).startswith(
+        "NIC of a, sending"
+    )
     assert limited_by(2.0, 1.5, 0.5, [wan_row(0.1)], ("NIC of a, sending", 0.2)).startswith("latency")

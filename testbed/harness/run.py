@@ -1,0 +1,262 @@
+"""One run of a scenario, from a checked file to a run directory with a judged summary."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.collectives import wan_bytes
+from testbed.harness.assess import Evidence, assess, link_key
+
+from testbed.config import Scenario, Topology
+from testbed.fabric.network import Fabric
+from testbed.fabric.state import clean_abandoned
+from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
+from testbed.fidelity.capacity import Stack
+from testbed.harness.directory import RunDirectory, surroundings
+from testbed.harness.job import Job, LinkSample
+from testbed.harness.spec import JobSpec, RankPlace, plan_steps
+from testbed.harness.summary import (
+    CounterSeries,
+    StepResult,
+    distribution,
+    gather_steps,
+    limited_by,
+    nic_use,
+    wan_payload,
+    wan_use,
+)
+from testbed.workload import AllReduce, training_step
+
+LISTEN_PORT = 29_500
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run tells meanwhile: `phase` once per phase, `step(done, all)` before each step."""
+
+    phase: Callable[[str], None]
+    step: Callable[[int, int], None]
+
+
+class Run:
+    """One run. `execute` does it; nothing is left behind but the run directory, and that only when all went well."""
+
+    def __init__(
+        self, scenario: Scenario, stack: Stack, size_scale: float, output: Path, progress: Progress
+    ) -> None:
+        self.scenario = scenario
+        self.stack = stack
+        self.size_scale = size_scale
+        self.output = output
+        self.progress = progress
+        self.topology: Topology = scenario.topology.resolve(size_scale)
+        self.program = training_step(scenario.workload, size_scale)
+        self.hosts = self.topology.hosts[: scenario.ranks]
+        self.buildings = [self.topology.building(host.building).index for host in self.hosts]
+
+    def execute(self) -> dict[str, Any]:
+        """Do everything; returns the summary that stands in the run directory. FabricError, RunError."""
+        clean_abandoned()
+        directory = RunDirectory(self.output)
+        try:
+            summary = self._execute(directory)
+            directory.finish()
+        except BaseException:
+            directory.discard()
+            raise
+        return summary
+
+    def _execute(self, directory: RunDirectory) -> dict[str, Any]:
+        scenario = self.scenario
+        fabric = Fabric(
+            self.topology,
+            policy=scenario.policy,
+            link_engine=self.stack.link_engine,
+            datapath=self.stack.datapath,
+            size_scale=self.size_scale,
+            seed=scenario.seed,
+            progress=self.progress.phase,
+        )
+        with fabric:
+            self.progress.phase("measuring rate and delay of every WAN link")
+            measurements = measure_links(self.topology, fabric.probe_pids())
+            shown = fabric.inspect()
+            self.progress.phase(f"starting {len(self.hosts)} ranks")
+            spec = self._job_spec(fabric, directory)
+            monitor = MonitorProcess(directory.partial / "monitor.jsonl")
+            monitor.start()
+            try:
+                job = Job(
+                    fabric,
+                    spec,
+                    on_step=lambda index: self.progress.step(index, len(spec.steps)),
+                    watch_also=lambda: None if monitor.alive() else "the monitor's process ended",
+                )
+                job.run()
+            finally:
+                monitor.stop()
+            engine_pid = getattr(fabric.engine, "process_id", None)
+        self.progress.phase("judging the figures")
+        return self._write(directory, job, measurements, shown, engine_pid)
+
+    def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
+        scenario = self.scenario
+        return JobSpec(
+            token=secrets.token_hex(8),
+            ranks=tuple(
+                RankPlace(rank, host.name, self.buildings[rank], host.ip, fabric.state.pids[host.name])
+                for rank, host in enumerate(self.hosts)
+            ),
+            port=LISTEN_PORT,
+            congestion_control=scenario.transport.congestion_control,
+            timeout_s=scenario.transport.timeout_s,
+            dtype=scenario.workload.gradient_dtype,
+            seed=scenario.seed,
+            program=self.program,
+            steps=plan_steps(tuple(scenario.algorithms), scenario.trials, scenario.warmup),
+            output=str(directory.partial.resolve()),
+        )
+
+    def _write(
+        self,
+        directory: RunDirectory,
+        job: Job,
+        measurements: list[LinkMeasurement],
+        shown: dict[str, Any],
+        engine_pid: int | None,
+    ) -> dict[str, Any]:
+        samples, sockets = _read_ranks(directory.partial, len(self.hosts))
+        origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
+        series = _series(job.samples)
+        evidence = Evidence(
+            topology=self.topology,
+            measurements=measurements,
+            links=job.samples,
+            monitor_file=directory.partial / "monitor.jsonl",
+            engine=self.stack.link_engine,
+        )
+        steps = gather_steps(samples, len(self.hosts))
+        variants = []
+        for algorithm in self.scenario.algorithms:
+            own = [step for step in steps if step.variant == algorithm]
+            variants.append(self._variant(algorithm, own, series, evidence))
+        summary = {
+            "schema": 1,
+            "scenario": self.scenario.name,
+            "run_dir": str(self.output),
+            "clock": "real",
+            "scale": {"size_scale": self.size_scale, "time_dilation": 1.0},
+            "status": worst([variant["verdict"]["status"] for variant in variants]),
+            "variants": variants,
+        }
+        manifest = {
+            "schema": 1,
+            **surroundings(),
+            "seed": self.scenario.seed,
+            "scale": summary["scale"],
+            "link_engine": self.stack.link_engine,
+            "datapath": self.stack.datapath,
+            "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
+            "sockets": sockets,
+            "fabric": {"hosts": shown["hosts"], "wan": shown["wan"]},
+        }
+        directory.write_text("scenario.yaml", self.scenario.to_yaml())
+        directory.write_json("manifest.json", manifest)
+        directory.write_json("summary.json", summary)
+        directory.write_lines("samples.jsonl", (_shifted(sample, origin_s) for sample in samples))
+        directory.write_lines("links.jsonl", _link_lines(job.samples, origin_s))
+        return summary
+
+    def _variant(
+        self,
+        algorithm: str,
+        steps: list[StepResult],
+        series: dict[tuple[str, str], CounterSeries],
+        evidence: Evidence,
+    ) -> dict[str, Any]:
+        times = distribution([step.step_time_s for step in steps])
+        compute_s = distribution([step.compute_s for step in steps])["median"]
+        exposed_s = distribution([step.step_time_s - step.compute_s for step in steps])["median"]
+        wan = wan_use(self.topology, series, steps, self.size_scale)
+        nic = nic_use(self.topology, steps, [host.name for host in self.hosts])
+        expected = self._expected_wan_bytes(algorithm)
+        observed = [wan_payload(step.sent_bytes, self.buildings) for step in steps]
+        verdict = assess(evidence, steps, expected, observed)
+        return {
+            "name": algorithm,
+            "algorithm": algorithm,
+            "policy": self.scenario.policy,
+            "ranks": len(self.hosts),
+            "step_time_s": times,
+            "compute_s": compute_s,
+            "exposed_comm_s": exposed_s,
+            "wan_bytes": {
+                "expected": round(expected * self.size_scale),
+                "observed": round(distribution(observed)["median"] * self.size_scale),
+            },
+            "wan_links": wan,
+            "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
+            "verdict": verdict.to_dict(),
+        }
+
+    def _expected_wan_bytes(self, algorithm: str) -> int:
+        """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
+        itemsize = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}[self.scenario.workload.gradient_dtype]
+        return sum(
+            wan_bytes(algorithm, action.numel, itemsize, self.buildings)
+            for action in self.program
+            if isinstance(action, AllReduce)
+        )
+
+
+def _read_ranks(folder: Path, ranks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """All ranks' samples, and their sockets' records; the ranks' own files are merged away."""
+    samples: list[dict[str, Any]] = []
+    sockets: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        path = folder / f"rank-{rank}.jsonl"
+        for line in path.read_text().splitlines():
+            entry = json.loads(line)
+            if entry["operation"] == "sockets":
+                sockets += [{"rank": rank, **item} for item in entry["sockets"]]
+            else:
+                samples.append(entry)
+        path.unlink()
+    samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
+    return samples, sockets
+
+
+def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
+    series: dict[tuple[str, str], CounterSeries] = {}
+    for sample in samples:
+        for counters in sample.counters:
+            series.setdefault(link_key(counters), CounterSeries()).add(
+                sample.time_s, counters.shaper.sent_bytes
+            )
+    return series
+
+
+def _shifted(sample: dict[str, Any], origin_s: float) -> dict[str, Any]:
+    return {**sample, "start_s": sample["start_s"] - origin_s, "end_s": sample["end_s"] - origin_s}
+
+
+def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "time_s": sample.time_s - origin_s,
+            "a": counters.a,
+            "b": counters.b,
+            "plane": counters.plane,
+            "direction": counters.direction,
+            "bytes": counters.shaper.sent_bytes,
+            "packets": counters.shaper.sent_packets,
+            "drops": counters.shaper.dropped_packets,
+        }
+        for sample in samples
+        for counters in sample.counters
+    ]
