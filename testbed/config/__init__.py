@@ -1,0 +1,48 @@
+"""Topology and scenario files: strict models, units, and errors with file, line, field, value and expectation."""
+
+from testbed.config.errors import ConfigError, Problem
+from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
+from testbed.config.scenario import (
+    ModelSpec,
+    ScaleSpec,
+    Scenario,
+    TransportSpec,
+    WorkloadSpec,
+    load_scenario,
+)
+from testbed.config.topology import (
+    Building,
+    Direction,
+    Host,
+    Topology,
+    TopologySpec,
+    WanLink,
+    load_topology,
+    mac_address,
+    probe_address,
+)
+
+__all__ = [
+    "Building",
+    "ConfigError",
+    "Direction",
+    "Host",
+    "Kind",
+    "ModelSpec",
+    "Problem",
+    "ScaleSpec",
+    "Scenario",
+    "Topology",
+    "TopologySpec",
+    "TransportSpec",
+    "WanLink",
+    "WorkloadSpec",
+    "describe_kind",
+    "expand",
+    "expand_data",
+    "json_schema",
+    "load_scenario",
+    "load_topology",
+    "mac_address",
+    "probe_address",
+]

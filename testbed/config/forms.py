@@ -1,0 +1,128 @@
+"""The kinds of values that configuration files hold, as types for model fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from testbed.config import units
+from testbed.config.loading import did_you_mean
+from testbed.config.model import Form
+
+
+def _text(example: str, description: str) -> dict[str, Any]:
+    return {"type": "string", "examples": [example], "description": description}
+
+
+def whole(minimum: int, maximum: int | None = None) -> Form:
+    """A whole number of at least `minimum`, at most `maximum`."""
+    limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
+    def parse(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"a whole number {limits}")
+        if maximum is not None and value > maximum:
+            raise ValueError(f"a whole number {limits}")
+        return value
+
+    schema = {"type": "integer", "minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
+    return Form(parse, schema)
+
+
+def choice(kind: str, known: Sequence[str]) -> Form:
+    """One of a few words."""
+
+    def parse(value: object) -> str:
+        if value not in known:
+            raise ValueError(f"{kind}: {did_you_mean(value, known)}")
+        return str(value)
+
+    return Form(parse, {"enum": list(known)})
+
+
+def pattern(expression: str, expected: str) -> Form:
+    """Text of a given shape."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(expression, value):
+            raise ValueError(expected)
+        return value
+
+    return Form(parse, {"type": "string", "pattern": f"^{expression}$"})
+
+
+def or_auto(form: Form) -> Form:
+    """`form`, or the word auto."""
+
+    def parse(value: object) -> Any:
+        if value == "auto":
+            return value
+        try:
+            return form.parse(value)
+        except ValueError as error:
+            raise ValueError(f"auto, or {error}") from None
+
+    def write(value: Any) -> Any:
+        return value if value == "auto" else form.write(value)
+
+    return Form(parse, {"anyOf": [{"const": "auto"}, form.schema]}, write)
+
+
+def _factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float("inf"):
+        raise ValueError("a number of at least 1")
+    return float(value)
+
+
+def _positive(parse: Callable[[object], float], expected: str) -> Callable[[object], Any]:
+    def parse_positive(value: object) -> Any:
+        if not (number := parse(value)):
+            raise ValueError(expected)
+        return number
+
+    return parse_positive
+
+
+_RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
+_DURATION = Form(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
+_SIZE = Form(
+    _positive(units.parse_size, "a size above 0"), _text("64 MiB", units.SIZE_EXPECTED), units.format_size
+)
+_FRACTION = Form(
+    units.parse_fraction,
+    {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, _text("0.1 %", units.FRACTION_EXPECTED)]},
+    units.format_fraction,
+)
+_SHARE = Form(
+    _positive(units.parse_fraction, "a share above 0, such as 40 % or 0.4"),
+    _FRACTION.schema,
+    units.format_fraction,
+)
+_FLOP_RATE = Form(
+    units.parse_flop_rate, _text("989 Tflop/s", units.FLOP_RATE_EXPECTED), units.format_flop_rate
+)
+_TIMEOUT = Form(
+    _positive(units.parse_duration, "a duration above 0"), _DURATION.schema, units.format_duration
+)
+_FACTOR = Form(
+    _factor, {"type": "number", "minimum": 1}, lambda value: int(value) if value.is_integer() else value
+)
+
+Rate = Annotated[float, _RATE]
+Duration = Annotated[float, _DURATION]
+Timeout = Annotated[float, _TIMEOUT]
+Size = Annotated[int, _SIZE]
+Fraction = Annotated[float, _FRACTION]
+Share = Annotated[float, _SHARE]
+FlopRate = Annotated[float, _FLOP_RATE]
+Queue = Annotated[int | Literal["auto"], or_auto(_SIZE)]
+Factor = Annotated[float | Literal["auto"], or_auto(_FACTOR)]
+Name = Annotated[
+    str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")
+]
+BuildingName = Annotated[
+    str, pattern(r"[a-z][a-z0-9]{0,11}", "a lower-case letter, then up to 11 lower-case letters or digits")
+]
+Count = Annotated[int, whole(1)]
+CountOrNone = Annotated[int, whole(0)]

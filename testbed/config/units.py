@@ -1,0 +1,146 @@
+"""Quantities as people write them ("400 Gbit/s", "2.5 ms", "64 MiB", "0.1 %") to SI numbers and back.
+
+Each kind has a parser, which raises ValueError saying what was expected, and a formatter whose text parses back to
+exactly the same number. A number without a unit is refused everywhere except for fractions, which have none.
+Decimal arithmetic keeps "2.5 ms" at the float nearest to 0.0025.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(\S*)\s*")
+_EXPONENTS = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
+
+
+def _units(prefixes: str, ending: str) -> dict[str, Decimal]:
+    """The decimal units with these prefixes, smallest first: {"bit/s": 1, "kbit/s": 1000, ...}."""
+    return {prefix + ending: Decimal(10) ** _EXPONENTS[prefix] for prefix in ("", *prefixes)}
+
+
+def _spellings(units: Mapping[str, Decimal], *endings: str) -> dict[str, Decimal]:
+    """Also with other endings ("kbps"), and with a capital K for k."""
+    (standard,) = (unit for unit, factor in units.items() if factor == 1)
+    found = {
+        unit.replace(standard, ending): factor
+        for unit, factor in units.items()
+        for ending in (standard, *endings)
+    }
+    return found | {"K" + unit[1:]: factor for unit, factor in found.items() if unit.startswith("k")}
+
+
+_RATES = _units("kMGT", "bit/s")
+_RATE_UNITS = _spellings(_RATES, "bps")
+_FLOP_RATES = _units("kMGTP", "flop/s")
+_FLOP_UNITS = _spellings(_FLOP_RATES, "FLOP/s", "flops", "FLOPS")
+_DURATIONS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
+_MICRO_SIGNS = {"\N{MICRO SIGN}s": Decimal("1e-6"), "\N{GREEK SMALL LETTER MU}s": Decimal("1e-6")}
+_DURATION_UNITS = _DURATIONS | _MICRO_SIGNS
+_SIZES = _units("kMGT", "B")
+_BINARY_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE_UNITS = _SIZES | {unit: Decimal(size) for unit, size in _BINARY_SIZES.items()}
+
+RATE_EXPECTED = (
+    "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; or bps, kbps, ...)"
+)
+FLOP_RATE_EXPECTED = (
+    "a computing speed with its unit, such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)"
+)
+DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
+SIZE_EXPECTED = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+FRACTION_EXPECTED = "a share from 0 % to 100 %, such as 0.1 % or 0.001"
+
+
+def _parse(value: object, units: Mapping[str, Decimal], expected: str) -> Decimal:
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        raise ValueError(expected)
+    return Decimal(match[1]) * units[match[2]]
+
+
+def parse_rate(value: object) -> float:
+    """Bits per second, above 0."""
+    rate_bps = float(_parse(value, _RATE_UNITS, RATE_EXPECTED))
+    if rate_bps <= 0:
+        raise ValueError("a rate above 0")
+    return rate_bps
+
+
+def parse_flop_rate(value: object) -> float:
+    """Floating-point operations per second, above 0."""
+    flops = float(_parse(value, _FLOP_UNITS, FLOP_RATE_EXPECTED))
+    if flops <= 0:
+        raise ValueError("a computing speed above 0")
+    return flops
+
+
+def parse_duration(value: object) -> float:
+    """Seconds, not negative."""
+    duration_s = float(_parse(value, _DURATION_UNITS, DURATION_EXPECTED))
+    if duration_s < 0:
+        raise ValueError("a duration of 0 or more")
+    return abs(duration_s)
+
+
+def parse_size(value: object) -> int:
+    """Whole bytes, not negative."""
+    size = _parse(value, _SIZE_UNITS, SIZE_EXPECTED)
+    if size < 0:
+        raise ValueError("a size of 0 or more")
+    if size != size.to_integral_value():
+        raise ValueError("a whole number of bytes")
+    return int(size)
+
+
+def parse_fraction(value: object) -> float:
+    """A share from 0 to 1, written as a number or in percent."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = repr(value)
+    fraction = float(_parse(value, {"": Decimal(1), "%": Decimal("0.01")}, FRACTION_EXPECTED))
+    if not 0 <= fraction <= 1:
+        raise ValueError(FRACTION_EXPECTED)
+    return abs(fraction)
+
+
+def _format(value: float, units: Mapping[str, Decimal], zero: str) -> str:
+    """`value` in the largest of `units` (given in rising order) that leaves at least 1 of it; lossless."""
+    exact = Decimal(repr(value))
+    if not exact:
+        return f"0 {zero}"
+    fitting = [unit for unit, factor in units.items() if abs(exact) >= factor] or [next(iter(units))]
+    return f"{_plain(exact / units[fitting[-1]])} {fitting[-1]}"
+
+
+def _plain(number: Decimal) -> str:
+    text = format(number, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def format_rate(rate_bps: float) -> str:
+    """Such as "285.7 Gbit/s"."""
+    return _format(rate_bps, _RATES, "bit/s")
+
+
+def format_flop_rate(flops: float) -> str:
+    """Such as "989 Tflop/s"."""
+    return _format(flops, _FLOP_RATES, "flop/s")
+
+
+def format_duration(duration_s: float) -> str:
+    """Such as "2.5 ms"."""
+    return _format(duration_s, _DURATIONS, "ms")
+
+
+def format_size(size_bytes: int) -> str:
+    """Such as "64 MiB" where that is exact, otherwise decimal: "576 kB"."""
+    for unit, size in reversed(_BINARY_SIZES.items()):
+        if size_bytes and size_bytes % size == 0:
+            return f"{size_bytes // size} {unit}"
+    return _format(size_bytes, _SIZES, "B")
+
+
+def format_fraction(fraction: float) -> str:
+    """Such as "0.1 %"."""
+    return f"{_plain(Decimal(repr(fraction)) * 100)} %"

@@ -1,0 +1,60 @@
+"""The program of a rank: what it does in one training step, as a list of actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.config import WorkloadSpec
+from testbed.workload.buckets import gradient_buckets
+from testbed.workload.models import parameters
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Keep computing for `duration_s` seconds; outstanding collectives go on meanwhile."""
+
+    name: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Start reducing `numel` elements over all ranks and go on."""
+
+    bucket: int
+    name: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class WaitAll:
+    """Wait for every collective that was started."""
+
+
+Action = Compute | AllReduce | WaitAll
+
+
+def training_step(workload: WorkloadSpec, size_scale: float = 1.0) -> tuple[Action, ...]:
+    """One step of data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full; wait.
+
+    Computing takes 6 floating-point operations per parameter and token, 2 forward and 4 backward (Kaplan et al. 2020,
+    "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361), at `peak_flops` x `flops_utilisation`.
+    Backward time is shared out by the operations of each bucket's own parameters; a bucket of embeddings and norms
+    takes next to none. `size_scale` divides element counts; times stay.
+    """
+    model = parameters(workload.model)
+    tokens = workload.sequence_length * workload.local_batch_size
+    flops = workload.peak_flops * workload.flops_utilisation
+    forward_s = 2 * sum(parameter.numel for parameter in model) * tokens / flops
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
+    work = [sum(p.numel for p in bucket.parameters if p.matmul) for bucket in buckets]
+    actions: list[Action] = [Compute("forward", forward_s)]
+    for index, bucket in enumerate(buckets):
+        actions.append(Compute(f"backward {index}", 2 * forward_s * work[index] / sum(work)))
+        numel = max(1, round(bucket.numel / size_scale))
+        actions.append(AllReduce(index, f"{bucket.parameters[0].name} +{len(bucket.parameters) - 1}", numel))
+    actions.append(WaitAll())
+    return tuple(actions)
