@@ -1,0 +1,80 @@
+"""Names, ports and commands of a fabric, before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.config import load_topology
+from testbed.fabric.plan import (
+    FIRST_WAN_PORT,
+    host_commands,
+    interface_commands,
+    leaf_commands,
+    make_plan,
+    probe_commands,
+)
+from testbed.links.shaping import Shape, shape_commands
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+
+
+def plan_of(name: str, size_scale: float = 1.0, prefix: str = "tbabcd"):  # type: ignore[no-untyped-def]
+    return make_plan(load_topology(TOPOLOGIES / name).resolve(size_scale), prefix)
+
+
+def test_names_in_the_root_namespace_carry_the_prefix_and_fit() -> None:
+    plan = plan_of("three-buildings.yaml")
+    names = [edge.bridge for edge in plan.edges]
+    for edge in plan.edges:
+        names += [edge.local_interface, edge.probe_interface, *(port.edge_interface for port in edge.wan)]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert name.startswith("tbabcd")
+        assert len(name) <= 15
+
+
+def test_every_link_end_has_a_port_and_leaves_with_the_rate_of_its_own_direction() -> None:
+    plan = plan_of("three-buildings.yaml")
+    for index, link in enumerate(plan.topology.wan):
+        ends = {port.side: port for port in plan.wan_ports if port.link_index == index}
+        assert ends["a"].building == link.a
+        assert ends["b"].building == link.b
+        assert ends["a"].shape == Shape(link.a_to_b.rate_bps, link.a_to_b.queue_bytes)
+        assert ends["b"].shape == Shape(link.b_to_a.rate_bps, link.b_to_a.queue_bytes)
+    for edge in plan.edges:
+        ports = [port.port for port in edge.wan]
+        assert ports == list(range(FIRST_WAN_PORT, FIRST_WAN_PORT + len(ports)))
+
+
+def test_every_host_knows_every_other_and_the_leaf_knows_all() -> None:
+    plan = plan_of("two-buildings.yaml", 4000)
+    hosts = plan.topology.hosts
+    commands = "\n".join(host_commands(plan.topology, hosts[0]))
+    assert commands.count("neigh replace") == len(hosts) - 1
+    assert f"lladdr {hosts[0].mac}" not in commands
+    leaf = "\n".join(leaf_commands(plan, "east"))
+    assert leaf.count("fdb replace") == len(hosts)
+    assert f"fdb replace {hosts[0].mac} dev p0 " in leaf
+    assert f"fdb replace {hosts[-1].mac} dev uplink " in leaf
+    assert leaf.count("learning off flood off") == len(plan.topology.building("east").hosts) + 1
+
+
+def test_probe_addresses_are_pinned_to_their_links() -> None:
+    commands = probe_commands(plan_of("two-buildings.yaml", 4000), "west")
+    assert "ip address add 10.254.1.2/32 dev eth0" in commands
+    assert "ip route add 10.254.1.1/32 dev eth0 src 10.254.1.2" in commands
+
+
+def test_a_shape_is_given_with_quantum_and_burst_for_its_rate() -> None:
+    slow = "\n".join(shape_commands("eth0", Shape(1e6, 90_000), mtu=9000))
+    assert "rate 125000bps ceil 125000bps burst 18028 cburst 18028 quantum 9014" in slow
+    assert "bfifo limit 90000" in slow
+    fast = "\n".join(shape_commands("eth0", Shape(4e9, 1_000_000), mtu=9000))
+    assert "rate 500000000bps ceil 500000000bps burst 1000000 cburst 1000000 quantum 200000" in fast
+
+
+def test_offloads_are_switched_off_before_an_interface_is_up() -> None:
+    commands = interface_commands("eth0", 9000)
+    assert commands.index("ethtool -K eth0 tx off tso off gso off gro off sg off") < commands.index(
+        "ip link set eth0 up"
+    )

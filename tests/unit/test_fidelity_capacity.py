@@ -1,0 +1,42 @@
+"""What a host carries, and the scale that fits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.config import load_topology
+from testbed.fidelity.capacity import HostCapacity, Stack, memory_shortage, overload, smallest_scale
+
+TWO_BUILDINGS = load_topology(Path(__file__).parents[2] / "topologies" / "two-buildings.yaml")
+LAPTOP = HostCapacity(cores=2, memory_bytes=8 * 1024**3)
+USERSPACE = Stack("userspace", "netdev")
+KERNEL = Stack("netem", "system")
+
+
+def test_real_rates_are_too_much_and_the_sentence_says_what_of() -> None:
+    sentences = overload(TWO_BUILDINGS.resolve(1.0), LAPTOP, USERSPACE)
+    assert len(sentences) == 2
+    assert sentences[0].startswith("its NICs add up to 3200 Gbit/s, this host of 2 cores carries about 2 Gbit/s")
+    assert "netdev datapath" in sentences[1]
+
+
+def test_auto_leaves_half_of_the_host_free() -> None:
+    scale = smallest_scale(TWO_BUILDINGS.resolve, LAPTOP, USERSPACE)
+    assert scale == 5000.0
+    assert overload(TWO_BUILDINGS.resolve(scale), LAPTOP, USERSPACE) == []
+    assert overload(TWO_BUILDINGS.resolve(scale / 5), LAPTOP, USERSPACE) != []
+
+
+def test_a_larger_host_and_the_kernels_datapath_carry_more() -> None:
+    large = HostCapacity(cores=32, memory_bytes=128 * 1024**3)
+    scale = smallest_scale(TWO_BUILDINGS.resolve, large, KERNEL)
+    assert scale is not None
+    assert scale < 500
+
+
+def test_memory_is_not_mended_by_scale() -> None:
+    assert memory_shortage(TWO_BUILDINGS.resolve(4000), 8, LAPTOP) is None
+    small = HostCapacity(cores=2, memory_bytes=256 * 1024**2)
+    sentence = memory_shortage(TWO_BUILDINGS.resolve(4000), 8, small)
+    assert sentence is not None
+    assert sentence.startswith("8 hosts and 8 ranks need about 0.6 GiB")
