@@ -193,14 +193,17 @@ def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[d
     first_angle = {2: math.pi, 4: -0.75 * math.pi}.get(count, -0.5 * math.pi)
     angles = [first_angle + 2 * math.pi * index / count for index in range(count)]
     reach = max(1e-6, *(abs(math.cos(angle)) for angle in angles))
-    top, bottom = min(map(math.sin, angles)), max(map(math.sin, angles))
+    levels = [round(math.sin(angle), 6) for angle in angles]
+    top, bottom = min(levels), max(levels)
     boxes = {}
-    for (name, size), angle in zip(sizes.items(), angles, strict=True):
+    for (name, size), angle, level in zip(sizes.items(), angles, levels, strict=True):
         x, y = CHART_WIDTH / 2, height / 2
         if count > 1:
             x += math.cos(angle) / reach * (CHART_WIDTH - widest - 4) / 2
         if count > 2:
-            y = 8 + size[1] / 2 + (math.sin(angle) - top) / (bottom - top) * (height - size[1] - 16)
+            # Buildings on one level share a centre line, so that links between them are horizontal.
+            row = max(own[1] for own, its in zip(sizes.values(), levels, strict=True) if its == level)
+            y = 8 + row / 2 + (level - top) / (bottom - top) * (height - row - 16)
         boxes[name] = _Box(x, y, *size)
     return boxes, height
 
