@@ -82,9 +82,9 @@ def run(
     hand_over(target)
     if as_json:
         print(json.dumps(summary, indent=1))
+        console.print(f"report: {report}", soft_wrap=True)
     else:
         print_summary(summary, Console(highlight=False))
-    console.print(f"report: {report}", soft_wrap=True)
     sys.stdout.flush()
     if summary["status"] == "untrusted":
         raise typer.Exit(EXIT_UNTRUSTED)

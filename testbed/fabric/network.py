@@ -268,11 +268,12 @@ class Fabric:
                 self.engine.stop()
             if self.controller is not None:
                 self.controller.stop()
-            clean(self._state)
             if self.net is not None:
+                # Mininet's shells end by SIGHUP only; their namespaces go with them
                 for node in (*self.net.hosts, *self.net.switches):
                     with contextlib.suppress(OSError):
                         node.terminate()
+            clean(self._state)
             self._state = self._plan = self.net = self.engine = self.controller = None
 
 

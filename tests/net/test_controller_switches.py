@@ -1,0 +1,279 @@
+"""The controller and real switches: real packets take the paths that the policies say, with os-ken and with Ryu."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+
+from testbed.config import Topology, TopologySpec
+from testbed.controller import ControllerError, ControllerProcess, compute_rules
+from tests.net.controller_bridges import (
+    Flow,
+    Seen,
+    Site,
+    Sniffer,
+    open_flows,
+    send_datagram,
+    site,
+    udp_exchange,
+    vsctl,
+)
+
+pytestmark = pytest.mark.net
+
+REPOSITORY = Path(__file__).parents[2]
+READY_TIMEOUT_S = 20.0
+FLOWS = 64
+
+
+@dataclass(frozen=True)
+class Library:
+    """A controller library and the interpreter that has it."""
+
+    name: str
+    python: str
+
+    @contextlib.contextmanager
+    def installed(self, built: Site, policy: str) -> Iterator[ControllerProcess]:
+        """A controller that has put a policy's rules into the bridges."""
+        controller = self.controller(built, policy)
+        controller.start()
+        try:
+            built.set_controller(controller.port)
+            controller.wait_ready(READY_TIMEOUT_S)
+            yield controller
+        finally:
+            controller.stop()
+
+    def controller(self, built: Site, policy: str) -> ControllerProcess:
+        rules = compute_rules(policy, built.topology, built.edges, seed=7)
+        return ControllerProcess(rules, self.name, {"PYTHONPATH": str(REPOSITORY)}, self.python)
+
+
+@pytest.fixture(scope="module", params=["os-ken", "ryu"])
+def library(request: pytest.FixtureRequest) -> Library:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if request.param == "os-ken":
+        return Library("os-ken", sys.executable)
+    python = os.environ.get("TESTBED_RYU_PYTHON", str(REPOSITORY / ".venv-ryu/bin/python"))
+    if not Path(python).exists():
+        pytest.skip(f"no environment with Ryu: {python} does not exist (TESTBED_RYU_PYTHON names another)")
+    found = subprocess.run(
+        [python, "-c", "import eventlet, ryu"], capture_output=True, text=True, check=False
+    )
+    if found.returncode != 0:
+        pytest.skip(f"{python} cannot import Ryu: {found.stderr.strip().splitlines()[-1]}")
+    return Library("ryu", python)
+
+
+def topology(name: str, buildings: dict[str, int], *wan: dict[str, object]) -> Topology:
+    nic = {"rate": "1 Gbit/s"}
+    document = {
+        "name": name,
+        "mtu": 1500,
+        "buildings": {building: {"hosts": hosts, "nic": nic} for building, hosts in buildings.items()},
+        "wan": [{"rate": "100 Mbit/s", **link} for link in wan],
+    }
+    return TopologySpec.model_validate(document).resolve()
+
+
+TWO = topology("two", {"east": 2, "west": 2}, {"a": "east", "b": "west", "planes": 2, "delay": "1 ms"})
+# the direct way from north to south is slower than the one through east, and east to south has a fast and a slow plane
+THREE = topology(
+    "three",
+    {"north": 1, "east": 2, "south": 1},
+    {"a": "north", "b": "east", "delay": "1 ms"},
+    {"a": "east", "b": "south", "delay": "3 ms"},
+    {"a": "south", "b": "east", "delay": "1 ms"},
+    {"a": "north", "b": "south", "delay": "5 ms"},
+)
+
+
+@pytest.fixture(scope="module")
+def two(library: Library) -> Iterator[Site]:
+    with site(TWO) as built, library.installed(built, "ecmp"):
+        yield built
+
+
+def links_used(seen: dict[str, list[Seen]], interfaces: dict[str, str]) -> dict[Flow, set[str]]:
+    """By flow the links on which its packets were seen, in either direction."""
+    used: dict[Flow, set[str]] = {}
+    for link, interface in interfaces.items():
+        for packet in seen[interface]:
+            client_port = packet.source_port if packet.source.startswith("10.0.") else packet.target_port
+            used.setdefault((packet.ip_proto, client_port), set()).add(link)
+    return used
+
+
+def assert_all_pairs_reach(built: Site) -> None:
+    for here, there in permutations(built.topology.hosts, 2):
+        if here.building != there.building:
+            reached = udp_exchange(built.hosts[here.building], built.hosts[there.building], here.ip, there.ip)
+            assert reached, f"{here.name} to {there.name}"
+
+
+def test_hosts_of_two_buildings_reach_each_other(two: Site) -> None:
+    assert_all_pairs_reach(two)
+
+
+def test_ecmp_spreads_tcp_and_udp_flows_and_keeps_each_on_one_link(two: Site) -> None:
+    interfaces = two.wan_interfaces("west")
+    east, west = (two.topology.building(name).hosts[0].ip for name in ("east", "west"))
+    with Sniffer(*interfaces.values()) as sniffer:
+        flows = open_flows(two.hosts["east"], two.hosts["west"], east, west, FLOWS)
+        used = links_used(sniffer.seen(), interfaces)
+    assert set(used) == flows
+    assert all(len(links) == 1 for links in used.values())
+    for ip_proto in {flow[0] for flow in flows}:
+        links = [min(on) for flow, on in used.items() if flow[0] == ip_proto]
+        assert len(links) == FLOWS
+        assert all(links.count(link) >= FLOWS / 4 for link in interfaces), (ip_proto, links)
+
+
+def test_probes_take_exactly_their_link(two: Site) -> None:
+    interfaces = two.wan_interfaces("east")
+    for index, link in enumerate(two.topology.wan):
+        near, far = f"10.254.{index}.1", f"10.254.{index}.2"
+        with Sniffer(*interfaces.values()) as sniffer:
+            for source, target, here, there in ((near, far, link.a, link.b), (far, near, link.b, link.a)):
+                assert udp_exchange(two.probes[here], two.probes[there], source, target)
+            seen = sniffer.seen()
+        assert {name: len(seen[interface]) for name, interface in interfaces.items()} == {
+            other.name: 4 * (other is link) for other in two.topology.wan
+        }
+
+
+@pytest.mark.parametrize("target", ["10.1.9.9", "10.99.0.1"])
+def test_unknown_destinations_are_dropped(two: Site, target: str) -> None:
+    east = two.topology.building("east").hosts[0].ip
+    interfaces = two.wan_interfaces("west")
+    with (
+        Sniffer("eth0", node=two.hosts["west"]) as host,
+        Sniffer("eth0", node=two.probes["west"]) as probe,
+        Sniffer("eth0", node=two.probes["east"]) as near_probe,
+        Sniffer(*interfaces.values()) as wan,
+    ):
+        send_datagram(two.hosts["east"], east, target)
+        on_wan = wan.seen()
+        assert host.seen() == probe.seen() == near_probe.seen() == {"eth0": []}
+    # an unknown host of a known building is sent there, once, and dropped there; an unknown network goes nowhere
+    expected = [target] if target.startswith("10.1.") else []
+    assert [packet.target for packets in on_wan.values() for packet in packets] == expected
+
+
+def test_rules_outlive_the_controller(library: Library) -> None:
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        os.kill(controller.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while controller.failure() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert "status -9" in str(controller.failure())
+        assert_all_pairs_reach(built)
+
+
+def test_three_buildings_take_the_path_of_least_delay(library: Library) -> None:
+    with site(THREE) as built, library.installed(built, "ecmp"):
+        assert_all_pairs_reach(built)
+        interfaces = {**built.wan_interfaces("north"), **built.wan_interfaces("south")}
+        north, south = (built.topology.building(name).hosts[0].ip for name in ("north", "south"))
+        with Sniffer(*interfaces.values()) as sniffer:
+            assert udp_exchange(built.hosts["north"], built.hosts["south"], north, south)
+            seen = sniffer.seen()
+        used = {name for name, interface in interfaces.items() if seen[interface]}
+        assert used == {"north-east-0", "south-east-1"}
+
+
+def test_two_controllers_run_side_by_side(library: Library, two: Site) -> None:
+    with site(TWO) as second, library.installed(second, "shortest"):
+        assert_all_pairs_reach(two)
+        assert_all_pairs_reach(second)
+        assert len(second.flows("east")) == len(two.flows("east"))
+        assert any("bundle(symmetric_l3l4+udp,7,hrw" in flow for flow in two.flows("east"))
+        assert not any("bundle" in flow for flow in second.flows("east"))
+
+
+def test_a_lost_connection_leaves_the_rules_alone_and_lost_rules_are_noticed(library: Library) -> None:
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        before_s = ages_s(built, "east")
+        reconnect(built, controller)
+        after_s = ages_s(built, "east")
+        assert len(after_s) == len(before_s)
+        assert min(after_s) > max(before_s) + 0.4  # not installed anew: that would have begun at 0
+        assert controller.failure() is None
+
+        built.drop_controller()
+        bridge = built.bridge("east")
+        command = ["ovs-ofctl", "-O", "OpenFlow13", "del-flows", bridge, f"ip,nw_dst={TWO.hosts[0].ip}"]
+        subprocess.run(command, check=True)
+        built.set_controller(controller.port)
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while controller.failure() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        failure = str(controller.failure())
+        assert bridge in failure
+        assert "had lost its rules" in failure
+        assert f"ipv4_dst={TWO.hosts[0].ip}/32" in failure
+        assert_all_pairs_reach(built)
+
+
+def ages_s(built: Site, building: str) -> list[float]:
+    """How long each rule of an edge has been there."""
+    return [float(flow.split("duration=")[1].split("s,")[0]) for flow in built.flows(building)]
+
+
+def reconnect(built: Site, controller: ControllerProcess) -> None:
+    built.drop_controller()
+    built.set_controller(controller.port)
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while vsctl("get", "controller", built.bridge("east"), "is_connected").strip() != "true":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # the read-back that follows
+
+
+def test_a_refused_rule_is_named(library: Library) -> None:
+    with site(TWO) as built:
+        bridge = built.bridge("west")
+        full = ["--", "--id=@full", "create", "Flow_Table", "flow_limit=5", "overflow_policy=refuse"]
+        vsctl(*full, "--", "set", "bridge", bridge, "flow_tables:0=@full")
+        with pytest.raises(ControllerError) as caught, library.installed(built, "shortest"):
+            pass
+        message = str(caught.value)
+        assert bridge in message
+        assert "host west2" in message
+        assert "OFPET_FLOW_MOD_FAILED" in message
+        assert "OFPFMFC_TABLE_FULL" in message
+
+
+def test_a_missing_port_is_named(library: Library) -> None:
+    with site(TWO) as built:
+        vsctl("del-port", f"{built.bridge('east')}p4")
+        expected = f"bridge {built.bridge('east')} .*: no port 4"
+        with pytest.raises(ControllerError, match=expected), library.installed(built, "shortest"):
+            pass
+
+
+def test_a_bridge_that_does_not_speak_openflow_13_is_named(library: Library) -> None:
+    with site(TWO) as built:
+        vsctl("set", "bridge", built.bridge("east"), "protocols=OpenFlow10")
+        controller = library.controller(built, "shortest")
+        controller.start()
+        try:
+            built.set_controller(controller.port)
+            with pytest.raises(
+                ControllerError, match=r"(?s)datapath ids 0000000000000001 after 3 s.*version"
+            ):
+                controller.wait_ready(3)
+        finally:
+            controller.stop()
