@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `file` is a path as the user gave it, or "--set" for a command-line override; `line` counts from 1."""
+    """One mistake. `file` is a path as the user gave it, or "--set" for an override; `line` counts from 1."""
 
     file: str
     line: int | None

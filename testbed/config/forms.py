@@ -109,14 +109,19 @@ _FACTOR = Form(
     _factor, {"type": "number", "minimum": 1}, lambda value: int(value) if value.is_integer() else value
 )
 
+# The `...OrNone` types are for keys that may be left out; a key that is there must have a value.
 Rate = Annotated[float, _RATE]
+RateOrNone = Annotated[float | None, _RATE]
 Duration = Annotated[float, _DURATION]
+DurationOrNone = Annotated[float | None, _DURATION]
 Timeout = Annotated[float, _TIMEOUT]
 Size = Annotated[int, _SIZE]
 Fraction = Annotated[float, _FRACTION]
+FractionOrNone = Annotated[float | None, _FRACTION]
 Share = Annotated[float, _SHARE]
 FlopRate = Annotated[float, _FLOP_RATE]
 Queue = Annotated[int | Literal["auto"], or_auto(_SIZE)]
+QueueOrNone = Annotated[int | Literal["auto"] | None, or_auto(_SIZE)]
 Factor = Annotated[float | Literal["auto"], or_auto(_FACTOR)]
 Name = Annotated[
     str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")
@@ -125,4 +130,4 @@ BuildingName = Annotated[
     str, pattern(r"[a-z][a-z0-9]{0,11}", "a lower-case letter, then up to 11 lower-case letters or digits")
 ]
 Count = Annotated[int, whole(1)]
-CountOrNone = Annotated[int, whole(0)]
+CountOrZero = Annotated[int, whole(0)]

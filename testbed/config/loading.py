@@ -44,7 +44,8 @@ class Document:
         self.data[key] = other.data
         self._forget((key,))
         for location, origin in other.origins.items():
-            self.origins[(key, *location)] = Origin(origin.file, origin.line, origin.top + 1)
+            here = (key, *location)
+            self.origins[here] = Origin(origin.file, origin.line, origin.top + 1)
 
     def override(self, assignment: str) -> None:
         """Set a value by "path=value", the value in YAML. Keys may be new, list positions must exist. ConfigError."""
@@ -153,8 +154,9 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             items = []
             for position, item in enumerate(node.value):
-                self.origins[(*location, position)] = Origin(self.file, item.start_mark.line + 1)
-                items.append(self._value(loader, item, (*location, position)))
+                where = (*location, position)
+                self.origins[where] = Origin(self.file, item.start_mark.line + 1)
+                items.append(self._value(loader, item, where))
             return items
         return loader.construct_object(node)
 

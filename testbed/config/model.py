@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import (
@@ -17,8 +17,9 @@ from pydantic import (
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
 )
-from pydantic import ValidationError, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
@@ -63,8 +64,8 @@ class Form:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        """As given."""
-        return self.schema
+        """As given, and a copy: pydantic adds to it."""
+        return dict(self.schema)
 
     def _validate(self, value: object) -> Any:
         try:
@@ -85,6 +86,7 @@ class Strict(BaseModel):
     """A mapping with known keys only. Subclasses may add `cross_checks`, which look at several values together."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
 
     @classmethod
     def keys(cls) -> list[str]:
@@ -92,27 +94,39 @@ class Strict(BaseModel):
         return [info.alias or name for name, info in cls.model_fields.items()]
 
     @classmethod
-    def cross_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
-        """Problems between values. `data` is not validated yet: pass over in silence what has a wrong form."""
-        yield from ()
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """`data`, not validated yet, with defaults that depend on other values."""
+        return data
 
     @classmethod
-    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """`data` with defaults that depend on other values."""
-        return data
+    def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
+        """Problems between values of `data`, not validated yet: what has a wrong form is passed over in silence.
+
+        For checks across a whole file, so that they are not put off until every other mistake is mended.
+        """
+        yield from ()
+
+    def checks(self) -> Iterator[Finding]:
+        """Problems between values that are sound one by one."""
+        yield from ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _find_everything(cls, data: Any, handler: ModelWrapValidatorHandler[_Model]) -> _Model:
+        if isinstance(data, cls):
+            return handler(data)
         found: list[InitErrorDetails] = []
+        findings: list[Finding] = []
         if isinstance(data, Mapping):
             data = cls.completed(data)
-            found = [_details(_error(f.value, f.expected), f.location, None) for f in cls.cross_checks(data)]
+            findings.extend(cls.raw_checks(data))
         model = None
         try:
             model = handler(data)
+            findings.extend(model.checks())
         except ValidationError as error:
-            found = [cls._worded(details) for details in error.errors(include_url=False)] + found
+            found.extend(cls._worded(details) for details in error.errors(include_url=False))
+        found.extend(_details(_error(f.value, f.expected), f.location, None) for f in findings)
         if model is None or found:
             raise ValidationError.from_exception_data(cls.__name__, found)
         return model
@@ -131,13 +145,38 @@ class Strict(BaseModel):
             worded = _error(show(value), _SHAPES.get(kind, error["msg"]))
         return _details(worded, location, value)
 
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Defaults as they are written in files; no generated titles."""
+        found = handler(schema)
+        described = handler.resolve_ref_schema(found)
+        for name, info in cls.model_fields.items():
+            described["properties"][info.alias or name].pop("title", None)
+            described["properties"][info.alias or name].pop("default", None)
+            if (default := cls.written_default(name)) is not None:
+                described["properties"][info.alias or name]["default"] = default
+        return found
+
+    @classmethod
+    def written_default(cls, name: str) -> Any:
+        """The default of a field in its file form; None for none, or for one that depends on other values."""
+        info = cls.model_fields[name]
+        if info.is_required() or info.default is None or name in cls.computed:
+            return None
+        if isinstance(info.default, Strict):
+            return info.default.to_data()
+        form = next((item for item in info.metadata if isinstance(item, Form)), None)
+        return info.default if form is None else form.write(info.default)
+
     def to_data(self) -> dict[str, Any]:
         """The file form as plain data: every default explicit, quantities with units."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def to_yaml(self) -> str:
         """The file form; loading it gives the same model again."""
-        return yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True)
+        return str(yaml.safe_dump(self.to_data(), sort_keys=False, allow_unicode=True))
 
 
 _Model = TypeVar("_Model", bound=Strict)
@@ -147,13 +186,28 @@ def _details(error: PydanticCustomError, location: Location, value: object) -> I
     return InitErrorDetails(type=error, loc=location, input=value)
 
 
+def look(value: Any, *path: str) -> Any:
+    """What lies at `path` in mappings not validated yet, or in models by the keys of files; None if nothing does."""
+    for key in path:
+        if isinstance(value, Strict):
+            value = dict(zip(value.keys(), (held for _, held in value), strict=True)).get(key)
+        else:
+            value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _written(location: Location) -> Location:
+    """A pydantic location without the mark that it is the key which is wrong."""
+    return location[:-1] if location[-1:] == ("[key]",) else location
+
+
 def validate(model: type[_Model], document: Document) -> _Model:
     """The model that a document describes. ConfigError with every problem, in the order of the files' lines."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
         problems = [
-            document.problem(details["loc"], details["ctx"]["value"], details["ctx"]["expected"])
+            document.problem(_written(details["loc"]), details["ctx"]["value"], details["ctx"]["expected"])
             for details in error.errors(include_url=False)
         ]
         raise ConfigError(sorted(problems, key=lambda problem: (problem.file, problem.line or 0))) from None

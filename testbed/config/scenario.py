@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from testbed.config.errors import ConfigError
 from testbed.config.forms import (
     Count,
-    CountOrNone,
+    CountOrZero,
     Factor,
     FlopRate,
     Name,
@@ -20,9 +23,9 @@ from testbed.config.forms import (
     choice,
     pattern,
 )
-from testbed.config.loading import OVERRIDES, Document, did_you_mean, parse_override, read_document
-from testbed.config.model import Form, Strict, validate
-from testbed.config.topology import TopologySpec
+from testbed.config.loading import OVERRIDES, Document, did_you_mean, parse_override, read_document, show
+from testbed.config.model import Finding, Form, Strict, look, validate
+from testbed.config.topology import TopologySpec, read_topology
 
 MODELS = ("llama3-8b", "llama3-70b")
 ALGORITHMS = ("ring", "hierarchical")
@@ -39,6 +42,13 @@ class ModelSpec(Strict):
     n_kv_heads: Count = Field(description="Key and value heads; must divide `n_heads`.")
     ffn_dim: Count = Field(description="Width of the feed-forward layer.")
     vocab_size: Count = Field(description="Tokens in the vocabulary.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Heads have whole sizes and share keys evenly."""
+        if self.dim % self.n_heads:
+            yield Finding(("n_heads",), str(self.n_heads), f"a divisor of dim ({self.dim})")
+        if self.n_heads % self.n_kv_heads:
+            yield Finding(("n_kv_heads",), str(self.n_kv_heads), f"a divisor of n_heads ({self.n_heads})")
 
 
 def _parse_model(value: object) -> str | ModelSpec:
@@ -104,12 +114,15 @@ class ScaleSpec(Strict):
 class Scenario(Strict):
     """A scenario as written in a file."""
 
+    computed = frozenset({"ranks"})
+
     name: Name = Field(description="Name of the scenario.")
     topology: TopologySpec = Field(
         description="A topology file, relative to this file, or a topology itself."
     )
     ranks: Count = Field(
-        default=None, description="How many ranks, on consecutive hosts; default: one per host."
+        default=0,
+        description="How many ranks, on consecutive hosts; default: one per host.",
     )
     workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
     algorithms: tuple[Annotated[str, choice("an algorithm", ALGORITHMS)], ...] = Field(
@@ -120,23 +133,74 @@ class Scenario(Strict):
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
     trials: Count = Field(default=5, description="Measured steps per variant.")
-    warmup: CountOrNone = Field(default=1, description="Steps per variant before measuring starts.")
-    seed: CountOrNone = Field(default=1, description="Seed of everything random.")
+    warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
+    seed: CountOrZero = Field(default=1, description="Seed of everything random.")
     scale: ScaleSpec = Field(default=ScaleSpec(), description="How real figures are mapped onto this host.")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """A topology may also be the path of a file, which loading puts in its place."""
+        found = super().__get_pydantic_json_schema__(schema, handler)
+        topology = handler.resolve_ref_schema(found)["properties"]["topology"]
+        topology["anyOf"] = [
+            {"type": "string", "examples": ["two-buildings.yaml"]},
+            {"$ref": topology.pop("$ref")},
+        ]
+        return found
+
+    @classmethod
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """One rank per host unless told otherwise."""
+        hosts = _host_count(data)
+        return {"ranks": hosts, **data} if hosts else data
+
+    @classmethod
+    def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
+        """There is a host for every rank."""
+        hosts, ranks = _host_count(data), data.get("ranks")
+        if hosts and isinstance(ranks, int) and ranks > hosts:
+            yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of the topology")
+
+    def checks(self) -> Iterator[Finding]:
+        """There is something to compare, once."""
+        if not self.algorithms:
+            yield Finding(("algorithms",), "an empty list", f"at least one of: {', '.join(ALGORITHMS)}")
+        for position, name in enumerate(self.algorithms):
+            if name in self.algorithms[:position]:
+                yield Finding(("algorithms", position), f"{name!r} again", "each algorithm once")
+
+
+def _host_count(data: Mapping[str, Any]) -> int | None:
+    """Hosts of a scenario that is not validated yet; None if they cannot be counted."""
+    buildings = look(data, "topology", "buildings")
+    counts = (
+        [look(building, "hosts") for building in buildings.values()] if isinstance(buildings, Mapping) else []
+    )
+    return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None
 
 
 def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     """A scenario's document with its topology's file grafted in and overrides applied. ConfigError."""
     path = Path(path)
     document = read_document(path)
+    if "buildings" in document.data and "topology" not in document.data:
+        raise ConfigError(
+            [document.problem(("buildings",), "a topology file", "a scenario file, with topology")]
+        )
     parts = [override for override in overrides if parse_override(override)[0] != "topology"]
     for override in overrides:
         if override not in parts:
             document.override(override)
     topology = document.data.get("topology")
     if isinstance(topology, str):
-        here = Path() if document.origins[("topology",)].file == OVERRIDES else path.parent
-        document.graft("topology", read_document(here / topology))
+        from_command_line = document.origins[("topology",)].file == OVERRIDES
+        file = (Path() if from_command_line else path.parent) / topology
+        if not file.is_file():
+            expected = f"a topology file; there is no {file}"
+            raise ConfigError([document.problem(("topology",), show(topology), expected)])
+        document.graft("topology", read_topology(file))
     for override in parts:
         document.override(override)
     return document

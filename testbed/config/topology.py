@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import networkx
 from pydantic import Field
 
-from testbed.config.forms import BuildingName, Count, Duration, Fraction, Name, Queue, Rate, whole
-from testbed.config.loading import did_you_mean, read_document, show
-from testbed.config.model import Finding, Strict, validate
+from testbed.config.errors import ConfigError
+from testbed.config.forms import (
+    BuildingName,
+    Count,
+    Duration,
+    DurationOrNone,
+    Fraction,
+    FractionOrNone,
+    Name,
+    Queue,
+    QueueOrNone,
+    Rate,
+    RateOrNone,
+    whole,
+)
+from testbed.config.loading import Document, Location, did_you_mean, read_document, show
+from testbed.config.model import Finding, Strict, look, validate
+from testbed.config.units import format_duration, format_size
 
 MAX_BUILDINGS = 200
 MAX_HOSTS_PER_BUILDING = 2000
@@ -134,11 +150,11 @@ class BuildingSpec(Strict):
 class DirectionSpec(Strict):
     """One direction of a WAN link, where it differs from the link's own settings."""
 
-    rate_bps: Rate | None = Field(default=None, alias="rate", description="Rate.")
-    delay_s: Duration | None = Field(default=None, alias="delay", description="Propagation delay, one way.")
-    jitter_s: Duration | None = Field(default=None, alias="jitter", description="Variation of the delay.")
-    loss: Fraction | None = Field(default=None, description="Share of packets lost at random.")
-    queue_bytes: Queue | None = Field(default=None, alias="queue", description="Buffer in front of the link.")
+    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate.")
+    delay_s: DurationOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
+    jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
+    loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
+    queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
 
 
 class WanSpec(Strict):
@@ -147,10 +163,10 @@ class WanSpec(Strict):
     a: str = Field(description="A building.")
     b: str = Field(description="Another building.")
     planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
-    rate_bps: Rate | None = Field(
+    rate_bps: RateOrNone = Field(
         default=None, alias="rate", description="Rate of each link, in each direction."
     )
-    delay_s: Duration | None = Field(default=None, alias="delay", description="Propagation delay, one way.")
+    delay_s: DurationOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
     jitter_s: Duration = Field(default=0.0, alias="jitter", description="Variation of the delay.")
     loss: Fraction = Field(default=0.0, description="Share of packets lost at random.")
     queue_bytes: Queue = Field(
@@ -161,17 +177,31 @@ class WanSpec(Strict):
     a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
     b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
 
+    def checks(self) -> Iterator[Finding]:
+        """Rate and delay are given for both directions; no packet overtakes light."""
+        for key, what in (("rate", "a rate"), ("delay", "a delay")):
+            if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
+                yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
+        for way, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
+            delay_s, jitter_s = _first(own.delay_s, self.delay_s), _first(own.jitter_s, self.jitter_s)
+            if delay_s is not None and jitter_s > delay_s:
+                location = ("jitter",) if own.jitter_s is None else (way, "jitter")
+                shown = f"{format_duration(jitter_s)} with a delay of {format_duration(delay_s)}"
+                yield Finding(location, shown, "jitter of at most the delay")
+                return
+
     def direction(self, own: DirectionSpec, mtu: int, size_scale: float) -> Direction:
         """The final figures of one direction."""
-        rate = (own.rate_bps or self.rate_bps or 0.0) / size_scale
+        rate_bps = _first(own.rate_bps, self.rate_bps) / size_scale
         delay_s = _first(own.delay_s, self.delay_s)
-        queue = _first(own.queue_bytes, self.queue_bytes)
         return Direction(
-            rate,
+            rate_bps,
             delay_s,
             _first(own.jitter_s, self.jitter_s),
             _first(own.loss, self.loss),
-            _queue_bytes(queue, rate * 2 * delay_s / 8, mtu, size_scale),
+            _queue_bytes(
+                _first(own.queue_bytes, self.queue_bytes), rate_bps * 2 * delay_s / 8, mtu, size_scale
+            ),
         )
 
 
@@ -182,6 +212,48 @@ class TopologySpec(Strict):
     mtu: Annotated[int, whole(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
     buildings: dict[BuildingName, BuildingSpec] = Field(description="The buildings by name.")
     wan: tuple[WanSpec, ...] = Field(default=(), description="The links between buildings.")
+
+    @classmethod
+    def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
+        """Link ends are known buildings, all buildings are connected, host names are unique."""
+        buildings = data.get("buildings")
+        names = list(buildings) if isinstance(buildings, Mapping) else []
+        if not names:
+            if isinstance(buildings, Mapping):
+                yield Finding(("buildings",), "no building", "at least one building")
+            return
+        if len(names) > MAX_BUILDINGS:
+            yield Finding(("buildings",), f"{len(names)} buildings", f"at most {MAX_BUILDINGS}")
+        yield from _ambiguous_names({name: look(buildings, name, "hosts") for name in names})
+        wan = data.get("wan", ())
+        if not isinstance(wan, Sequence) or isinstance(wan, str):
+            return
+        ends = [(look(link, "a"), look(link, "b")) for link in wan]
+        wrong = list(_wrong_ends(names, ends))
+        yield from wrong
+        if not wrong and all(isinstance(end, str) for pair in ends for end in pair):
+            apart = _apart(names, ends)
+            if apart:
+                expected = "WAN links that connect all buildings"
+                yield Finding(("wan",), f"no path from {names[0]} to {', '.join(apart)}", expected)
+
+    def checks(self) -> Iterator[Finding]:
+        """There are not too many links; what was given as a queue holds a packet."""
+        links = sum(link.planes for link in self.wan)
+        if links > MAX_WAN_LINKS:
+            yield Finding(("wan",), f"{links} links", f"at most {MAX_WAN_LINKS}, all planes counted")
+        queues: list[tuple[Location, Any]] = [
+            (("buildings", name, "nic", "queue"), building.nic.queue_bytes)
+            for name, building in self.buildings.items()
+        ]
+        for number, link in enumerate(self.wan):
+            queues.append((("wan", number, "queue"), link.queue_bytes))
+            for way, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
+                queues.append((("wan", number, way, "queue"), _first(own.queue_bytes, "auto")))
+        for location, queue in queues:
+            if queue != "auto" and queue < self.mtu:
+                expected = f"auto, or at least the mtu ({self.mtu} B)"
+                yield Finding(location, repr(format_size(queue)), expected)
 
     def resolve(self, size_scale: float = 1.0) -> Topology:
         """The network to build, with all rates and explicit queues divided by `size_scale`; times stay."""
@@ -208,8 +280,8 @@ class TopologySpec(Strict):
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
 
 
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
+def _first(own: Any, common: Any) -> Any:
+    return common if own is None else own
 
 
 def _queue_bytes(queue: int | Literal["auto"], auto_bytes: float, mtu: int, size_scale: float) -> int:
@@ -219,6 +291,46 @@ def _queue_bytes(queue: int | Literal["auto"], auto_bytes: float, mtu: int, size
     return max(round(queue / size_scale), MIN_QUEUE_PACKETS * mtu)
 
 
+def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Buildings whose first host is also a host of another: e1's host 1 and e's host 11 are both called e11."""
+    for name in hosts:
+        text = str(name)
+        stem = text.rstrip("0123456789")
+        for cut in range(len(stem), len(text)):
+            other, number = text[:cut], text[cut:] + "1"
+            count = hosts.get(other)
+            if isinstance(count, int) and number[0] != "0" and int(number) <= count:
+                expected = f"another name: {text}1 would be a host of it and of {other}"
+                yield Finding(("buildings", name), f"the building {text}", expected)
+
+
+def _wrong_ends(names: list[Any], ends: list[tuple[Any, Any]]) -> Iterator[Finding]:
+    for number, (a, b) in enumerate(ends):
+        for key, end in (("a", a), ("b", b)):
+            if isinstance(end, str) and end not in names:
+                yield Finding(("wan", number, key), show(end), f"a building: {did_you_mean(end, names)}")
+        if a == b and a in names:
+            yield Finding(("wan", number, "b"), show(b), "another building than a")
+
+
+def _apart(names: list[str], ends: list[tuple[str, str]]) -> list[str]:
+    """Buildings that no path connects to the first."""
+    graph = networkx.Graph(ends)
+    graph.add_nodes_from(names)
+    near = networkx.node_connected_component(graph, names[0])
+    return [name for name in names if name not in near]
+
+
+def read_topology(path: Path) -> Document:
+    """A topology file as it stands. ConfigError if it cannot be read, or is a scenario."""
+    document = read_document(path)
+    if "topology" in document.data and "buildings" not in document.data:
+        raise ConfigError(
+            [document.problem(("topology",), "a scenario file", "a topology file, with buildings")]
+        )
+    return document
+
+
 def load_topology(path: Path | str) -> TopologySpec:
     """Read a topology file. ConfigError with all its problems."""
-    return validate(TopologySpec, read_document(Path(path)))
+    return validate(TopologySpec, read_topology(Path(path)))
