@@ -1,0 +1,11 @@
+"""Errors of the controller room."""
+
+from __future__ import annotations
+
+
+class ControllerError(Exception):
+    """Rules could not be computed, or the controller could not put them into the switches."""
+
+
+class NoPathError(ControllerError):
+    """A topology leaves two buildings without any path between them."""
