@@ -1,27 +1,35 @@
-"""Check files without anything else of the testbed: python -m testbed.config check FILE [--json]."""
+"""Files to standard output, with nothing else of the testbed needed: python -m testbed.config check|resolve FILE."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 
 from testbed.config.errors import ConfigError
 from testbed.config.files import expand, expand_data
+from testbed.config.topology import load_topology
 
 
-def main() -> int:
-    """Print the expanded file. Exit status: 0 if it is sound, 2 if not, with the problems on standard error."""
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command. Exit status: 0 if the file is sound, 2 if not, with its problems on standard error."""
     parser = argparse.ArgumentParser(prog="python -m testbed.config", description=__doc__)
-    parser.add_argument("command", choices=["check"], help="what to do")
-    parser.add_argument("file", help="a topology or scenario file")
-    parser.add_argument("--json", action="store_true", help="JSON in place of YAML")
-    arguments = parser.parse_args()
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="print a topology or scenario fully expanded")
+    check.add_argument("--json", action="store_true", help="JSON in place of YAML")
+    resolve = commands.add_parser("resolve", help="print a topology's hosts and links as JSON, in SI units")
+    resolve.add_argument("--size-scale", type=float, default=1.0, help="divide rates and queues by this")
+    for command in (check, resolve):
+        command.add_argument("file")
+    options = parser.parse_args(arguments)
     try:
-        if arguments.json:
-            print(json.dumps(expand_data(arguments.file), indent=1))
+        if options.command == "resolve":
+            print(json.dumps(dataclasses.asdict(load_topology(options.file).resolve(options.size_scale))))
+        elif options.json:
+            print(json.dumps(expand_data(options.file), indent=1))
         else:
-            print(expand(arguments.file), end="")
+            print(expand(options.file), end="")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
