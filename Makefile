@@ -1,0 +1,55 @@
+# The two commands for users are `make demo` and `make test`. Everything works as root, and through sudo as anyone else;
+# see tools/bootstrap for what is installed, and how.
+
+SHELL := /bin/bash
+PYTHON ?= /usr/bin/python3
+export PYTHON
+
+BIN := .venv/bin
+UID := $(shell id -u)
+OWNER := $(shell stat -c %u .)
+# Root's commands leave nothing in the checkout that its owner could not remove.
+CLEANLY := env PYTHONDONTWRITEBYTECODE=1
+AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
+AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '\#$(OWNER)' --))
+GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(OWNER) runs)
+
+.PHONY: help demo test setup environment lint unit net lock build clean-env
+.NOTPARALLEL:
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+demo: setup ## install what is missing, run scenarios/quickstart.yaml
+	@$(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; status=$$?; \
+	[ ! -d runs ] || $(GIVE_BACK); exit $$status
+
+test: setup ## install what is missing, run all checks and tests
+	@tools/bootstrap ryu
+	@$(MAKE) --no-print-directory --keep-going lint unit net
+
+setup: ## install what is missing: system packages, Open vSwitch started, .venv
+	@tools/bootstrap system switch environment
+
+environment: ## .venv alone; needs no root
+	@tools/bootstrap environment
+
+lint: environment ## ruff and mypy
+	$(AS_OWNER) $(BIN)/ruff check .
+	$(AS_OWNER) $(BIN)/ruff format --check .
+	$(AS_OWNER) $(BIN)/mypy
+
+unit: environment ## tests that need no root
+	$(AS_OWNER) $(BIN)/python -m pytest tests/unit
+
+net: setup ## tests on real namespaces and Open vSwitch, as root
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/net
+
+lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
+	@tools/lock $(if $(UPGRADE),--upgrade)
+
+build: environment ## the wheel and the source archive, in dist/
+	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes
+
+clean-env: ## remove what setup made in this checkout
+	rm -rf .venv .venv-ryu
