@@ -13,9 +13,9 @@ from typing import Any
 from mininet.log import setLogLevel
 from mininet.net import Mininet
 from pyroute2 import IPRoute
-from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 
 from testbed.config import Topology
+from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 from testbed.fabric import plan as planning
 from testbed.fabric.errors import FabricError
 from testbed.fabric.nodes import EdgeSwitch, KernelBridge

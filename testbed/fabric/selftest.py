@@ -13,7 +13,6 @@ import os
 import selectors
 import socket
 import statistics
-import struct
 import time
 from dataclasses import dataclass
 
@@ -21,12 +20,11 @@ from testbed.config import probe_address
 from testbed.fabric.errors import FabricError
 from testbed.fabric.plan import Plan
 from testbed.links import network_namespace
+from testbed.links.timing import one_way_times
 
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
 EXCESS_PACKETS = 15
-EXCESS_TIMEOUT_S = 1.0  # per packet: more than any path on Earth takes
-SO_TIMESTAMPNS = 35
 
 
 @dataclass
@@ -74,33 +72,10 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
         a = (pids[plan.probe(link.a)], probe_address(index, "a"))
         b = (pids[plan.probe(link.b)], probe_address(index, "b"))
         for way, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
-            times = _one_way_times(here, there)
+            times = one_way_times(here, there, EXCESS_PACKETS)
             if times:  # none come through a link that loses all: the probes will say so
                 excess[link.name, way] = statistics.median(times) - getattr(link, way).delay_s
     return excess
-
-
-def _one_way_times(here: tuple[int, str], there: tuple[int, str]) -> list[float]:
-    with contextlib.ExitStack() as stack:
-        with network_namespace(there[0]):
-            receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        receiver.bind((there[1], 0))
-        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        receiver.settimeout(EXCESS_TIMEOUT_S)
-        with network_namespace(here[0]):
-            sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        sender.bind((here[1], 0))
-        times = []
-        for _ in range(EXCESS_PACKETS):
-            sender.sendto(struct.pack("!q", time.time_ns()), receiver.getsockname())
-            try:
-                packet, ancillary, _, _ = receiver.recvmsg(64, socket.CMSG_SPACE(16))
-            except TimeoutError:
-                continue
-            seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
-            times.append((seconds * 10**9 + nanoseconds - struct.unpack("!q", packet)[0]) / 1e9)
-            time.sleep(0.001)  # let everything on the way fall asleep again
-        return times
 
 
 def _open(

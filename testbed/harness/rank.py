@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from testbed.collectives import Communicator, Work, count_wrong, fill
-from testbed.transport import TcpTransport
 
+from testbed.collectives import Communicator, Work, count_wrong, fill
 from testbed.harness.spec import JobSpec, Step
+from testbed.transport import TcpTransport
 from testbed.workload import AllReduce, Compute, WaitAll
 
 SOURCE_PORT_BASE = 33_000
@@ -62,8 +62,8 @@ class Rank:
                         {"event": "step", "index": index, "variant": step.variant, "trial": step.trial}
                     )
                 self._step(index, step)
-            self.communicator.barrier()
             sockets = self.transport.socket_info()
+            self.communicator.barrier()  # nobody leaves before all have looked
         finally:
             self.transport.close()
         lines = [*self.samples, {"rank": self.rank, "operation": "sockets", "sockets": sockets}]

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives import wan_bytes
-from testbed.harness.assess import Evidence, assess, link_key
-
 from testbed.config import Scenario, Topology
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
+from testbed.harness.assess import Evidence, assess, link_key
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.job import Job, LinkSample
 from testbed.harness.spec import JobSpec, RankPlace, plan_steps
@@ -100,9 +99,8 @@ class Run:
                 job.run()
             finally:
                 monitor.stop()
-            engine_pid = getattr(fabric.engine, "process_id", None)
         self.progress.phase("judging the figures")
-        return self._write(directory, job, measurements, shown, engine_pid)
+        return self._write(directory, job, measurements, shown)
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
@@ -128,7 +126,6 @@ class Run:
         job: Job,
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
-        engine_pid: int | None,
     ) -> dict[str, Any]:
         samples, sockets = _read_ranks(directory.partial, len(self.hosts))
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
@@ -138,7 +135,6 @@ class Run:
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / "monitor.jsonl",
-            engine=self.stack.link_engine,
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []

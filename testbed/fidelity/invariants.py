@@ -1,0 +1,224 @@
+"""From measured data to invariants. Pure; docs/fidelity.md says why each bound is what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from testbed.fidelity.monitor import MonitorWindow
+from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.verdict import Invariant, graded
+
+RATE_BOUND = 0.03
+DELAY_BOUND, DELAY_BOUND_S = 0.02, 0.0005
+SCARCE_IDLE = 0.05  # a 100 ms window with less of its time idle counts as full
+FULL_WINDOWS_CAUTION, FULL_WINDOWS_UNTRUSTED = 0.2, 0.5
+LAG_CAUTION_S, LAG_UNTRUSTED_S = 0.002, 0.010
+LATENESS_CAUTION_S, LATENESS_UNTRUSTED_S = 0.001, 0.005
+LATENESS_SHARE = 0.99
+
+
+@dataclass(frozen=True)
+class Conservation:
+    """One WAN direction's frames over a whole run: sent by the shaper, taken in by the engine, given out, arrived.
+
+    `lost` were lost on purpose, `overrun` for want of room in the emulator, `held` are still under way; `dropped` were
+    dropped by the link's own queue, as real ones are.
+    """
+
+    name: str
+    sent: int
+    taken_in: int
+    given_out: int
+    arrived: int
+    lost: int
+    overrun: int
+    held: int
+    dropped: int
+
+    @property
+    def missing(self) -> int:
+        """Frames that nobody accounts for, gone or come from nowhere."""
+        return (
+            abs(self.sent - self.taken_in)
+            + abs(self.taken_in - self.given_out - self.lost - self.overrun - self.held)
+            + abs(self.given_out - self.arrived)
+        )
+
+
+def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
+    """Every WAN direction's rate, probed before the run."""
+    worst = max(measurements, key=lambda entry: _bad_first(_rate_error(entry)))
+    error = _rate_error(worst)
+    ok = abs(error) <= RATE_BOUND
+    return Invariant(
+        "rate_accuracy",
+        bound=f"within {RATE_BOUND:.0%}",
+        measured=f"{error:+.2%}" if math.isfinite(error) else "nothing came through",
+        ok=ok,
+        sentence=f"Of all WAN links, {worst.name} is furthest from its rate: asked for {worst.asked.rate_bps / 1e6:.4g} "
+        f"Mbit/s, measured {worst.rate_bps / 1e6:.4g}.",
+    )
+
+
+def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
+    """Every WAN direction's one-way delay on an idle network, probed before the run."""
+    worst = max(measurements, key=lambda entry: _bad_first(_delay_error_s(entry) / _delay_bound_s(entry)))
+    error_s, bound_s = _delay_error_s(worst), _delay_bound_s(worst)
+    return Invariant(
+        "delay_accuracy",
+        bound=f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)",
+        measured=f"{error_s * 1e3:+.3f} ms" if math.isfinite(error_s) else "nothing came through",
+        ok=abs(error_s) <= bound_s,
+        sentence=f"Of all WAN links, {worst.name} is furthest from its delay: asked for {worst.asked.delay_s * 1e3:.4g} "
+        f"ms one way, measured {worst.delay_s * 1e3:.4g}.",
+    )
+
+
+def cpu_headroom(window: MonitorWindow) -> Invariant:
+    """Whether the cores had idle time to spare while steps were measured."""
+    if not window.idle:
+        return _unwatched("cpu_headroom")
+    full = sum(idle < SCARCE_IDLE for idle in window.idle) / len(window.idle)
+    mean = sum(window.idle) / len(window.idle)
+    stolen = f", and the hypervisor took {window.steal:.0%}" if window.steal > 0.01 else ""
+    return graded(
+        "cpu_headroom",
+        full + window.steal,
+        FULL_WINDOWS_CAUTION,
+        FULL_WINDOWS_UNTRUSTED,
+        bound=f"at most {FULL_WINDOWS_CAUTION:.0%} of 100 ms windows with under {SCARCE_IDLE:.0%} idle",
+        measured=f"{full:.0%} of windows",
+        sentence=f"The cores were idle {mean:.0%} of the time on average, and in {full:.0%} of all 100 ms windows not at "
+        f"all{stolen}.",
+    )
+
+
+def scheduler_lag(window: MonitorWindow) -> Invariant:
+    """How late a process that only wants to wake up does so."""
+    if not window.ticks:
+        return _unwatched("scheduler_lag")
+    lag_s = window.lag_percentile(0.99)
+    worst_s = max(window.lags_s, default=0.0)
+    return graded(
+        "scheduler_lag",
+        lag_s,
+        LAG_CAUTION_S,
+        LAG_UNTRUSTED_S,
+        bound=f"99 % within {LAG_CAUTION_S * 1e3:g} ms",
+        measured=f"{lag_s * 1e3:.2f} ms",
+        sentence=f"99 % of wake-ups came within {lag_s * 1e3:.2f} ms of their time, the latest {worst_s * 1e3:.1f} ms late.",
+    )
+
+
+def emulator_lateness(
+    counts: Mapping[str, Sequence[int]] | None, bounds_s: Sequence[float] = ()
+) -> Invariant:
+    """How late the link engine released frames; per direction a histogram over `bounds_s` (last entry: the rest).
+
+    `counts` is None for an engine inside the kernel.
+    """
+    bound = f"99 % within {LATENESS_CAUTION_S * 1e3:g} ms"
+    if counts is None:
+        return Invariant(
+            "emulator_lateness",
+            bound,
+            "not applicable",
+            None,
+            "The kernel releases the frames by its own timers; delay_accuracy covers them.",
+        )
+    late = {name: _histogram_bound(entry, bounds_s) for name, entry in counts.items()}
+    name = max(late, key=lambda key: late[key], default="")
+    value = late.get(name, 0.0)
+    text = f"{value * 1e3:g} ms" if math.isfinite(value) else f"more than {bounds_s[-1] * 1e3:g} ms"
+    frames = sum(sum(entry) for entry in counts.values())
+    return graded(
+        "emulator_lateness",
+        value,
+        LATENESS_CAUTION_S,
+        LATENESS_UNTRUSTED_S,
+        bound=bound,
+        measured=f"99 % within {text}",
+        sentence=f"Of {frames} frames the link engine released 99 % within {text} of their time"
+        + (f", at worst on {name}." if len(late) > 1 else "."),
+    )
+
+
+def payload_correct(wrong: int, checked: int) -> Invariant:
+    """Every element of every reduction against the exact answer."""
+    return Invariant(
+        "payload_correct",
+        bound="0 wrong",
+        measured=f"{wrong} wrong",
+        ok=wrong == 0 and checked > 0,
+        sentence=f"{checked} reduced elements were compared with the exact answer, {wrong} were wrong."
+        if checked
+        else "No reduced element was compared with the exact answer.",
+    )
+
+
+def wan_bytes_as_computed(expected: int, observed: Sequence[int]) -> Invariant:
+    """Payload bytes between buildings, counted by the ranks, against the algorithm's formula."""
+    off = max((abs(count - expected) for count in observed), default=0)
+    return Invariant(
+        "wan_bytes_as_computed",
+        bound="equal",
+        measured=f"{off} bytes off" if off else "equal",
+        ok=off == 0 and bool(observed),
+        sentence=f"The algorithm's formula gives {expected} emulated payload bytes per step between buildings; in "
+        f"{len(observed)} steps the ranks sent "
+        + ("exactly that." if not off else f"up to {off} bytes more or less."),
+    )
+
+
+def conservation(links: Sequence[Conservation]) -> Invariant:
+    """Every frame that entered a WAN link left it, or is accounted for."""
+    missing = sum(link.missing for link in links)
+    overrun = sum(link.overrun for link in links)
+    frames = sum(link.sent for link in links)
+    dropped = sum(link.dropped for link in links)
+    worst = max(links, key=lambda link: link.missing + link.overrun)
+    words = "every one arrived or is accounted for" if not missing else f"{missing} are not accounted for"
+    return Invariant(
+        "conservation",
+        bound="0 frames missing, 0 lost in the emulator",
+        measured=f"{missing} missing, {overrun} lost in the emulator",
+        ok=missing == 0 and overrun == 0,
+        sentence=f"Of {frames} frames that entered the WAN links {words}; the links' own queues dropped {dropped}"
+        + (f"; worst on {worst.name}." if missing or overrun else "."),
+    )
+
+
+def _unwatched(name: str) -> Invariant:
+    words = "The monitor saw nothing of the measured steps."
+    return Invariant(name, "watched", "not watched", ok=False, sentence=words)
+
+
+def _rate_error(entry: LinkMeasurement) -> float:
+    return entry.rate_bps / entry.asked.rate_bps - 1
+
+
+def _delay_error_s(entry: LinkMeasurement) -> float:
+    return entry.delay_s - entry.asked.delay_s
+
+
+def _delay_bound_s(entry: LinkMeasurement) -> float:
+    # jitter moves the median of a few packets about: allow for it
+    return max(DELAY_BOUND * entry.asked.delay_s, DELAY_BOUND_S) + entry.asked.jitter_s / 2
+
+
+def _bad_first(value: float) -> float:
+    return math.inf if math.isnan(value) else abs(value)
+
+
+def _histogram_bound(counts: Sequence[int], bounds_s: Sequence[float]) -> float:
+    """The smallest bound that LATENESS_SHARE of the counts keep to; infinity when only the last entry's rest does."""
+    total, seen = sum(counts), 0
+    if not total:
+        return 0.0
+    for count, bound_s in zip(counts, (*bounds_s, math.inf), strict=True):
+        seen += count
+        if seen >= LATENESS_SHARE * total:
+            return bound_s
+    return math.inf

@@ -1,0 +1,115 @@
+"""Measures rate and delay of every WAN link of a running fabric, before anything else runs on it.
+
+Probe nodes sit unshaped on the edges, and rules pin their addresses to one link each, so what is measured is that link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed.config import Direction, Topology, probe_address
+from testbed.links.timing import End, one_way_times, receive_stamped, udp_pair
+
+DELAY_PACKETS = 20
+BLAST_S = 0.3
+BLAST_PACKETS = 60  # at least; slow links get smaller packets for it
+SMALLEST_PAYLOAD_BYTES = 200
+HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP: what the shaper counts beside the payload
+WARM_SHARE = 0.25  # of the packets, at the beginning: the shaper's burst lets them through faster
+QUIET_S = 0.05
+
+
+@dataclass(frozen=True)
+class LinkMeasurement:
+    """One direction of a WAN link: asked, and measured (rate in bit/s of Ethernet frames, median one-way delay).
+
+    `rate_bps` and `delay_s` are NaN when nothing came through. `lost` is a share of the packets sent one at a time.
+    """
+
+    a: str
+    b: str
+    plane: int
+    direction: str
+    asked: Direction
+    rate_bps: float
+    delay_s: float
+    lost: float
+
+    @property
+    def name(self) -> str:
+        """For people: such as `east to west, plane 0`."""
+        ends = (self.a, self.b) if self.direction == "a_to_b" else (self.b, self.a)
+        return f"{ends[0]} to {ends[1]}, plane {self.plane}"
+
+
+def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasurement]:
+    """Measure every link and direction, one after the other; `pids` has a process of each building's probe node."""
+    found = []
+    for index, link in enumerate(topology.wan):
+        a = (pids[link.a], probe_address(index, "a"))
+        b = (pids[link.b], probe_address(index, "b"))
+        for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
+            asked: Direction = getattr(link, direction)
+            times = one_way_times(here, there, DELAY_PACKETS)
+            found.append(
+                LinkMeasurement(
+                    link.a,
+                    link.b,
+                    link.plane,
+                    direction,
+                    asked,
+                    rate_bps=_rate(here, there, asked, topology.mtu),
+                    delay_s=statistics.median(times) if times else float("nan"),
+                    lost=1 - len(times) / DELAY_PACKETS,
+                )
+            )
+    return found
+
+
+def _rate(here: End, there: End, asked: Direction, mtu: int) -> float:
+    """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps."""
+    fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
+    payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
+    frame = payload + HEADER_BYTES
+    count = max(BLAST_PACKETS // 2, int(asked.rate_bps * BLAST_S / 8 / frame))
+    # the surplus waits in the link's queue: fast enough to keep it busy, not so much that it overflows
+    surplus = min(0.25, 0.5 * asked.queue_bytes / (count * frame))
+    pace = asked.rate_bps * (1 + surplus) / 8 / frame
+    stamps: list[int] = []
+    with udp_pair(here, there) as (sender, receiver):
+        receiver.setblocking(False)
+        sender.setblocking(False)
+        data, sent, start = bytes(payload), 0, time.monotonic()
+        while sent < count:
+            due = min(count, int((time.monotonic() - start) * pace) + 1)
+            while sent < due:
+                with contextlib.suppress(BlockingIOError):  # our own queue is full: the packet counts as sent
+                    sender.send(data)
+                sent += 1
+            _collect(receiver, stamps, 0.001)
+        # then what is still in the queue or on its way; nothing may run into what comes after
+        patience_s = asked.delay_s + asked.jitter_s + asked.queue_bytes * 8 / asked.rate_bps + QUIET_S
+        last = time.monotonic()
+        while len(stamps) < count and time.monotonic() - last < patience_s:
+            if _collect(receiver, stamps, QUIET_S):
+                last = time.monotonic()
+    stamps = stamps[int(len(stamps) * WARM_SHARE) :]
+    if len(stamps) < 2 or stamps[-1] <= stamps[0]:
+        return float("nan")
+    return (len(stamps) - 1) * frame * 8 / ((stamps[-1] - stamps[0]) / 1e9)
+
+
+def _collect(receiver: object, stamps: list[int], wait_s: float) -> bool:
+    """Take in what has arrived, waiting at most `wait_s` for it; whether anything had."""
+    readable, _, _ = select.select([receiver], [], [], wait_s)
+    if not readable:
+        return False
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            stamps.append(receive_stamped(receiver)[1])  # type: ignore[arg-type]
+    return True

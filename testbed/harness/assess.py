@@ -1,0 +1,98 @@
+"""Brings together what was measured for one variant and has it judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.config import Topology
+from testbed.fabric.readback import WanCounters
+from testbed.fidelity import LinkMeasurement, Verdict, invariants, judge, read_windows
+from testbed.fidelity.invariants import Conservation
+from testbed.harness.job import LinkSample
+from testbed.harness.summary import StepResult
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a whole run measured, for all of its variants."""
+
+    topology: Topology
+    measurements: Sequence[LinkMeasurement]
+    links: Sequence[LinkSample]
+    monitor_file: Path
+
+
+def link_key(counters: WanCounters) -> tuple[str, str]:
+    """(link name, direction), as link engines name theirs."""
+    return f"{counters.a}-{counters.b}-{counters.plane}", counters.direction
+
+
+def assess(
+    evidence: Evidence, steps: Sequence[StepResult], expected: int, observed: Sequence[int]
+) -> Verdict:
+    """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
+    spans = [(step.start_s, step.end_s) for step in steps]
+    window = read_windows(evidence.monitor_file, spans)
+    counts, bounds_s = _lateness(evidence.links, spans)
+    return judge(
+        [
+            invariants.rate_accuracy(evidence.measurements),
+            invariants.delay_accuracy(evidence.measurements),
+            invariants.cpu_headroom(window),
+            invariants.scheduler_lag(window),
+            invariants.emulator_lateness(counts, bounds_s),
+            invariants.payload_correct(
+                sum(step.wrong for step in steps), sum(step.checked for step in steps)
+            ),
+            invariants.wan_bytes_as_computed(expected, observed),
+            invariants.conservation(_conservation(evidence.links)),
+        ]
+    )
+
+
+def _lateness(
+    links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]
+) -> tuple[dict[str, list[int]] | None, tuple[float, ...]]:
+    """Histograms per direction of what was released between the samples around each span."""
+    totals: dict[str, list[int]] = {}
+    bounds_s: tuple[float, ...] = ()
+    for start_s, end_s in spans:
+        before = max((s for s in links if s.time_s <= start_s), key=lambda s: s.time_s, default=links[0])
+        after = min((s for s in links if s.time_s >= end_s), key=lambda s: s.time_s, default=links[-1])
+        for key, account in after.account.directions.items():
+            if not account.lateness_counts:
+                return None, ()
+            bounds_s = account.lateness_bounds_s
+            earlier = before.account.directions[key].lateness_counts
+            growth = [late - early for late, early in zip(account.lateness_counts, earlier, strict=True)]
+            name = f"{key[0]} {key[1]}"
+            totals[name] = [
+                sum(pair) for pair in zip(totals.get(name, [0] * len(growth)), growth, strict=True)
+            ]
+    return totals, bounds_s
+
+
+def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
+    """Frames between the first and the last sample, both taken while nothing was under way."""
+    first, last = links[0], links[-1]
+    before = {link_key(counters): counters for counters in first.counters}
+    rows = []
+    for counters in last.counters:
+        key = link_key(counters)
+        start, early, late = before[key], first.account.directions[key], last.account.directions[key]
+        rows.append(
+            Conservation(
+                name=f"{key[0]} {key[1]}",
+                sent=counters.shaper.sent_packets - start.shaper.sent_packets,
+                taken_in=late.in_packets - early.in_packets,
+                given_out=late.out_packets - early.out_packets,
+                arrived=counters.arrived_packets - start.arrived_packets,
+                lost=late.lost - early.lost,
+                overrun=late.overrun - early.overrun,
+                held=late.held - early.held,
+                dropped=counters.shaper.dropped_packets - start.shaper.dropped_packets,
+            )
+        )
+    return rows

@@ -1,0 +1,60 @@
+"""One-way times between two namespaces of this machine: one clock, so no round trip has to be halved."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+from testbed.links.netns import network_namespace
+
+SO_TIMESTAMPNS = 35
+SO_RCVBUFFORCE = 33
+PACKET_TIMEOUT_S = 1.0  # more than any path on Earth takes
+RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
+ANCILLARY_BYTES = socket.CMSG_SPACE(16)
+
+End = tuple[int, str]  # a process in the namespace, the address there
+
+
+@contextlib.contextmanager
+def udp_pair(here: End, there: End) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """(sender, receiver): connected UDP sockets in two namespaces; the kernel stamps what the receiver gets."""
+    with contextlib.ExitStack() as stack:
+        with network_namespace(there[0]):
+            receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        receiver.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        receiver.bind((there[1], 0))
+        with network_namespace(here[0]):
+            sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sender.bind((here[1], 0))
+        sender.connect(receiver.getsockname())
+        yield sender, receiver
+
+
+def receive_stamped(receiver: socket.socket) -> tuple[bytes, int]:
+    """The next datagram and when the kernel got it, in nanoseconds of CLOCK_REALTIME."""
+    packet, ancillary, _flags, _address = receiver.recvmsg(65_536, ANCILLARY_BYTES)
+    seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
+    return packet, seconds * 1_000_000_000 + nanoseconds
+
+
+def one_way_times(here: End, there: End, packets: int) -> list[float]:
+    """Seconds from sending to the receiving kernel, of small datagrams one at a time; lost ones are left out."""
+    times = []
+    with udp_pair(here, there) as (sender, receiver):
+        receiver.settimeout(PACKET_TIMEOUT_S)
+        for number in range(packets):
+            sender.send(struct.pack("!iq", number, time.time_ns()))
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    packet, arrived_ns = receive_stamped(receiver)
+                    arrived_number, sent_ns = struct.unpack("!iq", packet)
+                    times.append((arrived_ns - sent_ns) / 1e9)
+                    if arrived_number == number:
+                        break
+            time.sleep(0.001)  # let everything on the way fall asleep again
+    return times

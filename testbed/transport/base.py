@@ -1,0 +1,144 @@
+"""What every transport offers: tagged messages between ranks, as requests that a progress loop completes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+MAX_TAG = 2**63 - 1
+
+
+class TransportError(Exception):
+    """Something that a transport cannot do, or a peer did against the rules."""
+
+
+class PeerLost(TransportError):
+    """The peer has gone: it closed or reset its connection, or broke the protocol.
+
+    `during` names what was under way, such as "all_reduce #12".
+    """
+
+    def __init__(self, rank: int, peer: int, reason: str, during: str = "") -> None:
+        self.rank, self.peer, self.reason, self.during = rank, peer, reason, during
+        super().__init__(f"{during + ' on ' if during else ''}rank {rank}: lost peer {peer}: {reason}")
+
+
+class TransportTimeout(TransportError, TimeoutError):
+    """Peers did not do their part in time."""
+
+    def __init__(self, rank: int, peers: Iterable[int], what: str, timeout_s: float) -> None:
+        self.rank, self.peers, self.timeout_s = rank, tuple(peers), timeout_s
+        names = "peer " + ", ".join(map(str, self.peers))
+        super().__init__(f"rank {rank}: {what} {names}: nothing within {timeout_s:g} s")
+
+
+class Request:
+    """One message to be sent or received.
+
+    `done` turns true once: a send's buffer may be used again, a receive's buffer is filled, or `error` tells why
+    neither will be. `on_done` is called at that moment, in the thread of the rank, from inside `isend`, `irecv`,
+    `progress` or `close`; it must not call back into the transport.
+    """
+
+    __slots__ = ("done", "error", "kind", "on_done", "peer", "tag", "view")
+
+    def __init__(self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview) -> None:
+        self.kind = kind
+        self.peer = peer
+        self.tag = tag
+        self.view = view
+        self.done = False
+        self.error: TransportError | None = None
+        self.on_done: Callable[[], None] | None = None
+
+    def complete(self) -> None:
+        """Mark as done (for transports)."""
+        self.done = True
+        on_done = self.on_done
+        if on_done is not None:
+            self.on_done = None
+            on_done()
+
+    def fail(self, error: TransportError) -> None:
+        """Mark as done with an error (for transports)."""
+        self.error = error
+        self.complete()
+
+
+@dataclass
+class PeerCounters:
+    """What has passed between this rank and one peer: whole messages, and the bytes of their payloads and headers."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    header_bytes_sent: int = 0
+    header_bytes_received: int = 0
+
+
+class Transport(Protocol):
+    """Messages between the ranks of one job. All calls of one transport come from one thread.
+
+    A message goes to the oldest receive posted for its sender and tag; messages of one sender and tag stay in order.
+    Its length must equal the length of the receive's buffer. Tags are 0 to `MAX_TAG`. Buffers are contiguous views of
+    bytes (format "B") and stay untouched by the caller until the request is done.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This rank, 0 to size - 1."""
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """Per peer (all ranks but this one)."""
+
+    def isend(self, peer: int, tag: int, view: memoryview) -> Request:
+        """Begin to send; a lost peer shows as an error of the request. Raises ValueError for a bad peer or tag."""
+
+    def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
+        """Begin to receive; a lost peer shows as an error of the request. Raises ValueError for a bad peer or tag."""
+
+    def progress(self, timeout_s: float | None = 0.0) -> None:
+        """Do what can be done, waiting for it up to `timeout_s` (None: for ever); may return early, never much late."""
+
+    def close(self) -> None:
+        """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
+
+
+def check_address(transport: Transport, peer: int, tag: int) -> None:
+    """Raise ValueError unless `peer` is another rank and `tag` a tag."""
+    if not 0 <= peer < transport.size or peer == transport.rank:
+        raise ValueError(
+            f"rank {transport.rank}: peer: got {peer}, expected another rank of 0 to {transport.size - 1}"
+        )
+    if not 0 <= tag <= MAX_TAG:
+        raise ValueError(f"rank {transport.rank}: tag: got {tag}, expected 0 to 2**63 - 1")
+
+
+def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float) -> None:
+    """Make progress until all requests are done.
+
+    Raises the first error that a request has, or TransportTimeout naming the peers that are still waited for.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    pending = list(requests)
+    while True:
+        for request in pending:
+            if request.error is not None:
+                raise request.error
+        pending = [request for request in pending if not request.done]
+        if not pending:
+            return
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            peers = sorted({request.peer for request in pending})
+            kinds = " and ".join(sorted({request.kind for request in pending}))
+            raise TransportTimeout(transport.rank, peers, f"{kinds} with", timeout_s)
+        transport.progress(left_s)

@@ -1,0 +1,81 @@
+"""Matching of arriving messages with posted receives, by tag, for one peer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from testbed.transport.base import Request, TransportError
+
+
+class Staged:
+    """A message that nobody has asked for yet: its payload so far, in memory of its own."""
+
+    __slots__ = ("received", "view")
+
+    def __init__(self, length: int) -> None:
+        # numpy does not touch the memory, so an announced length costs nothing until bytes come
+        self.view = memoryview(np.empty(length, dtype=np.uint8))
+        self.received = 0
+
+
+class Mailbox:
+    """Receives posted and messages staged, each in order per tag; at most one of the two exists for a tag."""
+
+    __slots__ = ("posted", "staged", "staged_bytes")
+
+    def __init__(self) -> None:
+        self.posted: dict[int, deque[Request]] = {}
+        self.staged: dict[int, deque[Staged]] = {}
+        self.staged_bytes = 0
+
+    def post(self, request: Request) -> None:
+        """Remember a receive that no message waits for."""
+        queue = self.posted.get(request.tag)
+        if queue is None:
+            self.posted[request.tag] = deque((request,))
+        else:
+            queue.append(request)
+
+    def take_posted(self, tag: int) -> Request | None:
+        """The oldest receive posted for this tag, no longer posted."""
+        queue = self.posted.get(tag)
+        if queue is None:
+            return None
+        request = queue.popleft()
+        if not queue:
+            del self.posted[tag]
+        return request
+
+    def stage(self, tag: int, length: int) -> Staged:
+        """Room for a message of `length` bytes that came before its receive."""
+        staged = Staged(length)
+        self.staged.setdefault(tag, deque()).append(staged)
+        self.staged_bytes += length
+        return staged
+
+    def take_staged(self, tag: int) -> Staged | None:
+        """The oldest message staged for this tag, whole or still coming in, no longer staged."""
+        queue = self.staged.get(tag)
+        if queue is None:
+            return None
+        staged = queue.popleft()
+        if not queue:
+            del self.staged[tag]
+        self.staged_bytes -= len(staged.view)
+        return staged
+
+    def fail(self, error: TransportError) -> None:
+        """Fail every posted receive."""
+        posted, self.posted = self.posted, {}
+        for queue in posted.values():
+            for request in queue:
+                request.fail(error)
+
+
+def wrong_length(rank: int, peer: int, tag: int, got: int, expected: int) -> TransportError:
+    """The error of a message that does not fit its receive."""
+    return TransportError(
+        f"rank {rank}: message from peer {peer}, tag {tag}: got {got} bytes, expected {expected}, as posted"
+    )

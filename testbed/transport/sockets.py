@@ -1,0 +1,96 @@
+"""TCP sockets: settings with read-back, and what the kernel knows about a connection."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.transport.base import TransportError
+
+# of struct tcp_info in linux/tcp.h: name here, offset, format, unit in which the kernel counts
+_TCP_INFO = (
+    ("mss_bytes", 16, "=I", 1),
+    ("rtt_s", 68, "=I", 1e-6),
+    ("rttvar_s", 72, "=I", 1e-6),
+    ("min_rtt_s", 148, "=I", 1e-6),
+    ("congestion_window_segments", 80, "=I", 1),
+    ("retransmits", 100, "=I", 1),
+    ("bytes_acked", 120, "=Q", 1),
+    ("bytes_sent", 200, "=Q", 1),
+    ("bytes_retransmitted", 208, "=Q", 1),
+    ("busy_s", 168, "=Q", 1e-6),
+    ("receive_window_limited_s", 176, "=Q", 1e-6),
+    ("send_buffer_limited_s", 184, "=Q", 1e-6),
+)
+_TCP_INFO_BYTES = 216
+_CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+@dataclass(frozen=True)
+class SocketSettings:
+    """What every socket of a transport gets; None leaves the kernel's default."""
+
+    congestion_control: str | None = None
+    send_buffer_bytes: int | None = None
+    receive_buffer_bytes: int | None = None
+
+    def apply(self, sock: socket.socket) -> None:
+        """Set and read back; raises TransportError where the kernel refuses or does something else."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for option, size in (
+            (socket.SO_SNDBUF, self.send_buffer_bytes),
+            (socket.SO_RCVBUF, self.receive_buffer_bytes),
+        ):
+            if size is not None:
+                _set_buffer(sock, option, size)
+        if self.congestion_control is not None:
+            _set_congestion_control(sock, self.congestion_control)
+
+
+def congestion_control(sock: socket.socket) -> str:
+    """The name of the congestion control that the socket uses now."""
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+def _set_congestion_control(sock: socket.socket, name: str) -> None:
+    available = "one of the kernel's"
+    try:
+        available = f"one of {_CONGESTION_CONTROLS.read_text().strip()}"
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        raise TransportError(
+            f"congestion control: got {name}, expected {available} ({error.strerror})"
+        ) from None
+    in_use = congestion_control(sock)
+    if in_use != name:
+        raise TransportError(f"congestion control: asked for {name}, the kernel uses {in_use}")
+
+
+def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, option, size)
+    in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own needs
+    if in_use < size:
+        name, limit = ("send", "wmem_max") if option == socket.SO_SNDBUF else ("receive", "rmem_max")
+        raise TransportError(
+            f"{name} buffer: asked for {size} bytes, the kernel gives {in_use}; see net.core.{limit}"
+        )
+
+
+def describe(sock: socket.socket) -> dict[str, Any]:
+    """A connection's local address, congestion control and history, ready for JSON; seconds, bytes, segments.
+
+    What a kernel older than a figure does not know reads as 0.
+    """
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES).ljust(_TCP_INFO_BYTES, b"\0")
+    figures = {
+        name: struct.unpack_from(form, raw, offset)[0] * unit for name, offset, form, unit in _TCP_INFO
+    }
+    return {
+        "local": list(sock.getsockname()[:2]),
+        "congestion_control": congestion_control(sock),
+        **figures,
+    }

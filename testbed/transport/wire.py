@@ -1,0 +1,47 @@
+"""Bytes on the wire between two ranks.
+
+A connection begins with one hello from each side, the dialler's first. After that each side sends messages: a header
+of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. The last one is a goodbye.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+
+VERSION = 1
+_MAGIC = b"SCALEACR"
+_HELLO = struct.Struct("<8sHHIII32s")
+HELLO_BYTES = _HELLO.size
+
+HEADER = struct.Struct("<QQ")
+HEADER_BYTES = HEADER.size
+GOODBYE_TAG = 2**64 - 1
+
+
+def make_hello(sender: int, receiver: int, size: int, token: str) -> bytes:
+    """What `sender` says first to `receiver`, in a job of `size` ranks with this token."""
+    return _HELLO.pack(_MAGIC, VERSION, 0, size, sender, receiver, _digest(token))
+
+
+def read_hello(data: bytes, receiver: int, size: int, token: str) -> int:
+    """The rank that said this hello. Raises ValueError, saying what is wrong, unless it is meant for us."""
+    magic, version, _reserved, their_size, sender, addressee, digest = _HELLO.unpack(data)
+    if magic != _MAGIC:
+        raise ValueError(f"magic: got {magic!r}, expected {_MAGIC!r}")
+    if version != VERSION:
+        raise ValueError(f"protocol version: got {version}, expected {VERSION}")
+    if not hmac.compare_digest(digest, _digest(token)):
+        raise ValueError("token: it belongs to another job")
+    if their_size != size:
+        raise ValueError(f"number of ranks: got {their_size}, expected {size}")
+    if addressee != receiver:
+        raise ValueError(f"addressee: got rank {addressee}, expected rank {receiver}")
+    if sender >= size or sender == receiver:
+        raise ValueError(f"sender: got rank {sender}, expected another rank of 0 to {size - 1}")
+    return int(sender)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
