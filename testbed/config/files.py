@@ -26,7 +26,7 @@ def _kind(document: Document) -> Kind:
         return "scenario"
     if "buildings" in document.data:
         return "topology"
-    keys = ", ".join(map(str, document.data)) or "no keys"
+    keys = f"the keys {', '.join(document.data)}" if document.data else "no keys"
     expected = "the key buildings (a topology) or topology (a scenario)"
     raise ConfigError([Problem(document.file, 1, "", keys, expected)])
 

@@ -143,8 +143,8 @@ class _Builder:
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             what = f"the character {chr(error.character)!r}"
-        except (ValueError, RecursionError) as error:
-            line, what = None, str(error)
+        except RecursionError:
+            line, what = None, "nesting without end"
         self.problems.append(Problem(self.file, line, "", what, "valid YAML"))
         return None
 
@@ -158,7 +158,11 @@ class _Builder:
                 self.origins[where] = Origin(self.file, item.start_mark.line + 1)
                 items.append(self._value(loader, item, where))
             return items
-        return loader.construct_object(node)
+        try:
+            return loader.construct_object(node)
+        except ValueError as error:  # what looks like a date may be none
+            self._problem(node.start_mark.line + 1, location, f"{node.value} ({error})", "valid YAML")
+            return None
 
     def _mapping(self, loader: yaml.SafeLoader, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
         found: dict[str, Any] = {}

@@ -89,7 +89,7 @@ class Strict(BaseModel):
     computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def file_keys(cls) -> list[str]:
         """Keys as written in files."""
         return [info.alias or name for name, info in cls.model_fields.items()]
 
@@ -138,7 +138,7 @@ class Strict(BaseModel):
         if kind == _TYPE:
             worded = _error(error["ctx"]["value"], error["ctx"]["expected"])
         elif kind == "extra_forbidden":
-            worded = _error("an unknown key", f"one of: {did_you_mean(location[-1], cls.keys())}")
+            worded = _error("an unknown key", f"one of: {did_you_mean(location[-1], cls.file_keys())}")
         elif kind == "missing":
             worded = _error("nothing", "this key, which has no default")
         else:
@@ -190,7 +190,7 @@ def look(value: Any, *path: str) -> Any:
     """What lies at `path` in mappings not validated yet, or in models by the keys of files; None if nothing does."""
     for key in path:
         if isinstance(value, Strict):
-            value = dict(zip(value.keys(), (held for _, held in value), strict=True)).get(key)
+            value = dict(zip(value.file_keys(), (held for _, held in value), strict=True)).get(key)
         else:
             value = value.get(key) if isinstance(value, Mapping) else None
     return value

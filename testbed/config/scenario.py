@@ -56,7 +56,7 @@ def _parse_model(value: object) -> str | ModelSpec:
         return ModelSpec.model_validate(value)
     if value not in MODELS:
         raise ValueError(
-            f"a model ({did_you_mean(value, MODELS)}) or its dimensions ({', '.join(ModelSpec.keys())})"
+            f"a model ({did_you_mean(value, MODELS)}) or its dimensions ({', '.join(ModelSpec.file_keys())})"
         )
     return str(value)
 
