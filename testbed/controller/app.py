@@ -1,23 +1,21 @@
 """The controller application: puts given rules into switches, reads them back, says so. It decides nothing.
 
-For each switch in turn: ask for its ports, clear flows and groups, send the rules, a barrier, then ask for all flows
-and compare them with what was sent. A switch that comes back after it was done (a lost connection) is only read back,
-so that a hiccup of the control channel does not disturb the packets.
+For each switch: ask for its ports and its flows; add the rules that are missing, delete the flows that are not ours and
+all groups; a barrier; ask for the flows again and compare. Rules that are there already are left alone, so that neither
+a lost connection nor a new controller disturbs packets (to clear a switch first would drop some: Open vSwitch goes on
+using the decisions it has cached for a moment after a rule is added).
 """
 
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.controller.compat import OPENFLOW_13, Application, ofp_event, on
-from testbed.controller.openflow import clearing, flow_mod, rule_of
+from testbed.controller.openflow import Difference, compare, flow_mod, flow_removal, group_removal
 from testbed.controller.rules import Rule, ports_of
-
-MAX_DIFFERENCES = 5
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -31,6 +29,7 @@ class _Session:
     sent: dict[int, Rule | None] = field(default_factory=dict)  # by transaction id; None: not a rule
     ports: set[int] = field(default_factory=set)
     flows: list[Any] = field(default_factory=list)
+    written: bool = False
     refused: bool = False
 
     def __str__(self) -> str:
@@ -97,21 +96,48 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             session.ports.add(port.port_no)
         if event.msg.flags & protocol.OFPMPF_REPLY_MORE:
             return
-        rules = self._rules[session.datapath.id]
-        if missing := sorted(ports_of(rules) - session.ports):
+        if missing := sorted(ports_of(self._rules[session.datapath.id]) - session.ports):
             self.fail(
                 f"{session}: no port {missing[0]}, which the rules name; it has {sorted(session.ports)}"
             )
-        elif session.datapath.id in self._installed:
-            self._ask_for_flows(session)
         else:
-            self._install(session)
+            self._ask_for_flows(session)
 
-    def _install(self, session: _Session) -> None:
-        for message in clearing(session.datapath):
-            self._send(session, message)
-        for cookie, rule in enumerate(self._rules[session.datapath.id], start=1):
-            self._send(session, flow_mod(session.datapath, rule, cookie), rule)
+    def _ask_for_flows(self, session: _Session) -> None:
+        session.flows.clear()
+        self._send(session, session.datapath.ofproto_parser.OFPFlowStatsRequest(session.datapath))
+
+    @on(ofp_event.EventOFPFlowStatsReply)
+    @_guarded
+    def flows_arrived(self, event: Any) -> None:
+        """Compare what a switch holds with what it should hold: before anything is sent, and again after."""
+        session = self._session(event.msg)
+        if session is None:
+            return
+        datapath = session.datapath
+        session.flows += event.msg.body
+        if event.msg.flags & datapath.ofproto.OFPMPF_REPLY_MORE:
+            return
+        difference = compare(self._rules[datapath.id], datapath, session.flows)
+        if not difference:
+            self._done(session)
+        elif session.written:
+            self.fail(f"{session} does not hold the rules it was sent: {difference.words(datapath)}")
+        else:
+            if datapath.id in self._installed:
+                self.fail(
+                    f"{session} had lost its rules, they are put in again: {difference.words(datapath)}"
+                )
+            self._write(session, difference)
+
+    def _write(self, session: _Session, difference: Difference) -> None:
+        session.written = True
+        for rule in difference.missing:
+            self._send(session, flow_mod(session.datapath, rule), rule)
+        for flow in difference.foreign:
+            if not difference.replaced(flow):
+                self._send(session, flow_removal(session.datapath, flow))
+        self._send(session, group_removal(session.datapath))
         self._send(session, session.datapath.ofproto_parser.OFPBarrierRequest(session.datapath))
 
     @on(ofp_event.EventOFPErrorMsg)
@@ -141,30 +167,9 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         if session is not None and not session.refused:
             self._ask_for_flows(session)
 
-    def _ask_for_flows(self, session: _Session) -> None:
-        session.flows.clear()
-        self._send(session, session.datapath.ofproto_parser.OFPFlowStatsRequest(session.datapath))
-
-    @on(ofp_event.EventOFPFlowStatsReply)
-    @_guarded
-    def flows_arrived(self, event: Any) -> None:
-        """Compare what a switch holds with what it was sent."""
-        session = self._session(event.msg)
-        if session is None:
-            return
-        session.flows += event.msg.body
-        if event.msg.flags & session.datapath.ofproto.OFPMPF_REPLY_MORE:
-            return
+    def _done(self, session: _Session) -> None:
         dpid = session.datapath.id
-        wrong = differences(self._rules[dpid], session.datapath, session.flows)
         if dpid in self._installed:
-            if wrong:
-                self.fail(f"{session} had lost its rules, they are installed again: {wrong}")
-                self._installed.remove(dpid)
-                self._install(session)
-            return
-        if wrong:
-            self.fail(f"{session} does not hold the rules it was sent: {wrong}")
             return
         self._installed.add(dpid)
         self._report(
@@ -184,22 +189,3 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         session.datapath.set_xid(message)
         session.sent[message.xid] = rule
         session.datapath.send_msg(message)
-
-
-def differences(rules: Sequence[Rule], datapath: Any, flows: Sequence[Any]) -> str:
-    """How the flows of a switch differ from `rules`, in words; empty when they do not."""
-    expected = Counter(rules)
-    foreign: list[str] = []
-    for flow in flows:
-        try:
-            rule = rule_of(datapath, flow)
-        except ValueError as error:
-            foreign.append(f"unknown: {error}")
-            continue
-        if expected[rule]:
-            expected[rule] -= 1
-        else:
-            foreign.append(f"not sent: {rule}")
-    words = [f"missing: {rule}" for rule in expected.elements()] + foreign
-    more = [f"and {len(words) - MAX_DIFFERENCES} more"] if len(words) > MAX_DIFFERENCES else []
-    return "; ".join(words[:MAX_DIFFERENCES] + more)

@@ -7,6 +7,9 @@ userspace and the kernel datapath alike, since Open vSwitch resolves it before a
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -18,15 +21,16 @@ HASH_FIELDS_SYMMETRIC_L3L4_UDP = 3
 BUNDLE_HIGHEST_RANDOM_WEIGHT = 1
 NXM_OF_IN_PORT = 0x00000002
 
+MAX_WORDS = 5
 
-def flow_mod(datapath: Any, rule: Rule, cookie: int) -> Any:
+
+def flow_mod(datapath: Any, rule: Rule) -> Any:
     """The message that adds a rule to the first table."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
     actions = [_action(parser, action) for action in rule.actions]
     apply = [parser.OFPInstructionActions(protocol.OFPIT_APPLY_ACTIONS, actions)] if actions else []
     return parser.OFPFlowMod(
         datapath,
-        cookie=cookie,
         command=protocol.OFPFC_ADD,
         priority=rule.priority,
         match=_match(parser, rule.match),
@@ -34,19 +38,67 @@ def flow_mod(datapath: Any, rule: Rule, cookie: int) -> Any:
     )
 
 
-def clearing(datapath: Any) -> list[Any]:
-    """The messages that delete all flows of all tables, and all groups."""
+def flow_removal(datapath: Any, flow: Any) -> Any:
+    """The message that deletes one flow of a statistics reply, whatever it is, and no other."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
-    no_flows = parser.OFPFlowMod(
+    return parser.OFPFlowMod(
         datapath,
-        command=protocol.OFPFC_DELETE,
-        table_id=protocol.OFPTT_ALL,
+        command=protocol.OFPFC_DELETE_STRICT,
+        table_id=flow.table_id,
+        priority=flow.priority,
         out_port=protocol.OFPP_ANY,
         out_group=protocol.OFPG_ANY,
-        match=parser.OFPMatch(),
+        match=flow.match,
     )
-    no_groups = parser.OFPGroupMod(datapath, protocol.OFPGC_DELETE, protocol.OFPGT_ALL, protocol.OFPG_ALL, [])
-    return [no_flows, no_groups]
+
+
+def group_removal(datapath: Any) -> Any:
+    """The message that deletes all groups, with the flows that use them."""
+    protocol, parser = datapath.ofproto, datapath.ofproto_parser
+    return parser.OFPGroupMod(datapath, protocol.OFPGC_DELETE, protocol.OFPGT_ALL, protocol.OFPG_ALL, [])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the flows of a switch differ from the rules it should hold; false when they do not."""
+
+    missing: tuple[Rule, ...]
+    foreign: tuple[Any, ...]  # flows as they came
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.foreign)
+
+    def replaced(self, flow: Any) -> bool:
+        """Whether adding the missing rules overwrites a foreign flow: same table, priority and match."""
+        try:
+            place = (flow.table_id, flow.priority, match_of(flow.match))
+        except ValueError:
+            return False
+        return place in {(0, rule.priority, rule.match) for rule in self.missing}
+
+    def words(self, datapath: Any) -> str:
+        """For people; only the first few of many."""
+        words = [f"missing: {rule}" for rule in self.missing]
+        words += [f"not ours: {_flow_words(datapath, flow)}" for flow in self.foreign]
+        more = [f"and {len(words) - MAX_WORDS} more"] if len(words) > MAX_WORDS else []
+        return "; ".join(words[:MAX_WORDS] + more)
+
+
+def compare(rules: Sequence[Rule], datapath: Any, flows: Sequence[Any]) -> Difference:
+    """Compare the flows of a statistics reply with the rules that should be there, and nothing else."""
+    missing = Counter(rules)
+    foreign = []
+    for flow in flows:
+        try:
+            rule = rule_of(datapath, flow)
+        except ValueError:
+            foreign.append(flow)
+            continue
+        if missing[rule]:
+            missing[rule] -= 1
+        else:
+            foreign.append(flow)
+    return Difference(tuple(missing.elements()), tuple(foreign))
 
 
 def rule_of(datapath: Any, flow: Any) -> Rule:
@@ -62,7 +114,7 @@ def rule_of(datapath: Any, flow: Any) -> Rule:
         if instruction.type != protocol.OFPIT_APPLY_ACTIONS:
             raise ValueError(f"instruction {instruction}")
         actions += instruction.actions
-    return Rule(flow.priority, _match_of(flow.match), tuple(_action_of(parser, action) for action in actions))
+    return Rule(flow.priority, match_of(flow.match), tuple(_action_of(parser, action) for action in actions))
 
 
 def _match(parser: Any, match: Match) -> Any:
@@ -75,7 +127,8 @@ def _match(parser: Any, match: Match) -> Any:
     return parser.OFPMatch(**fields)
 
 
-def _match_of(match: Any) -> Match:
+def match_of(match: Any) -> Match:
+    """The match of a flow. ValueError when it is none that a rule can have."""
     fields = dict(match.items())
     in_port, address, ethernet = (fields.pop(name, None) for name in ("in_port", "ipv4_dst", "eth_type"))
     if fields or ethernet != (None if address is None else ETH_TYPE_IPV4):
@@ -109,3 +162,10 @@ def _action_of(parser: Any, action: Any) -> Action:
         if kind == (BUNDLE_HIGHEST_RANDOM_WEIGHT, HASH_FIELDS_SYMMETRIC_L3L4_UDP, NXM_OF_IN_PORT):
             return Ecmp(tuple(action.slaves), action.basis)
     raise ValueError(f"action {action}")
+
+
+def _flow_words(datapath: Any, flow: Any) -> str:
+    try:
+        return str(rule_of(datapath, flow))
+    except ValueError as error:
+        return f"priority {flow.priority}, {error}"

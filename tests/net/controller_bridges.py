@@ -62,9 +62,6 @@ class Site:
             *(word for b in self._bridges() for word in ("--", "set-controller", b, f"tcp:127.0.0.1:{port}"))
         )
 
-    def drop_controller(self) -> None:
-        vsctl(*(word for bridge in self._bridges() for word in ("--", "del-controller", bridge)))
-
     def flows(self, building: str) -> list[str]:
         command = ["ovs-ofctl", "-O", "OpenFlow13", "dump-flows", self.bridge(building)]
         lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -101,6 +98,7 @@ class Site:
                 "fail_mode=secure",
                 "protocols=OpenFlow13",
                 f"other_config:datapath-id={edge.dpid:016x}",
+                "other_config:disable-in-band=true",
             ]
             for port in (edge.local, edge.probe, *edge.wan.values()):
                 run_script(None, _up(f"{bridge}p{port}"))
