@@ -85,8 +85,8 @@ class Rank:
     def _step(self, index: int, step: Step) -> None:
         for bucket, array in self.buckets.items():
             fill(array, self.rank, salt=index * 1000 + bucket)
-        sent_before = self._sent()
         start_s = self._common_start()
+        sent_before = self._sent()
         works: list[tuple[AllReduce, Work]] = []
         records: list[tuple[str, str, float, float, int]] = []
         for action in self.job.program:
