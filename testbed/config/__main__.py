@@ -1,4 +1,4 @@
-"""Files to standard output, with nothing else of the testbed needed: python -m testbed.config check|resolve FILE."""
+"""Configuration on standard output, with nothing else of the testbed needed: python -m testbed.config COMMAND."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 
 from testbed.config.errors import ConfigError
 from testbed.config.files import expand, expand_data
+from testbed.config.reference import reference
 from testbed.config.topology import load_topology
 
 
@@ -20,11 +21,14 @@ def main(arguments: list[str] | None = None) -> int:
     check.add_argument("--json", action="store_true", help="JSON in place of YAML")
     resolve = commands.add_parser("resolve", help="print a topology's hosts and links as JSON, in SI units")
     resolve.add_argument("--size-scale", type=float, default=1.0, help="divide rates and queues by this")
+    commands.add_parser("reference", help="print the reference of all keys, docs/configuration.md")
     for command in (check, resolve):
         command.add_argument("file")
     options = parser.parse_args(arguments)
     try:
-        if options.command == "resolve":
+        if options.command == "reference":
+            print(reference(), end="")
+        elif options.command == "resolve":
             print(json.dumps(dataclasses.asdict(load_topology(options.file).resolve(options.size_scale))))
         elif options.json:
             print(json.dumps(expand_data(options.file), indent=1))

@@ -78,7 +78,7 @@ class WorkloadSpec(Strict):
     bucket_cap_bytes: Size = Field(
         default=25 * 1024**2,
         alias="bucket_cap",
-        description="Gradients are reduced in buckets of about this size.",
+        description="Gradients are reduced in buckets; one is closed when it reaches this size.",
     )
     first_bucket_cap_bytes: Size = Field(
         default=1024**2,

@@ -141,16 +141,18 @@ class NicSpec(Strict):
 
 
 class BuildingSpec(Strict):
-    """A building; its hosts are named after it: east1, east2, ..."""
+    """A building."""
 
-    hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(description="How many hosts.")
+    hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(
+        description="How many hosts; they are named after the building: east1, east2, ..."
+    )
     nic: NicSpec = Field(description="Network card of each host.")
 
 
 class DirectionSpec(Strict):
     """One direction of a WAN link, where it differs from the link's own settings."""
 
-    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate.")
+    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
     delay_s: DurationOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
     jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
     loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
@@ -164,10 +166,16 @@ class WanSpec(Strict):
     b: str = Field(description="Another building.")
     planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
     rate_bps: RateOrNone = Field(
-        default=None, alias="rate", description="Rate of each link, in each direction."
+        default=None,
+        alias="rate",
+        description="Rate of each link, in each direction. May be left out where both directions have their own.",
     )
-    delay_s: DurationOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
-    jitter_s: Duration = Field(default=0.0, alias="jitter", description="Variation of the delay.")
+    delay_s: DurationOrNone = Field(
+        default=None, alias="delay", description="Propagation delay, one way. May be left out like `rate`."
+    )
+    jitter_s: Duration = Field(
+        default=0.0, alias="jitter", description="Variation of the delay, at most the delay."
+    )
     loss: Fraction = Field(default=0.0, description="Share of packets lost at random.")
     queue_bytes: Queue = Field(
         default="auto",
@@ -210,7 +218,9 @@ class TopologySpec(Strict):
 
     name: Name = Field(description="Name of the topology.")
     mtu: Annotated[int, whole(576, 9216)] = Field(default=9000, description="Largest IP packet in bytes.")
-    buildings: dict[BuildingName, BuildingSpec] = Field(description="The buildings by name.")
+    buildings: dict[BuildingName, BuildingSpec] = Field(
+        description="The buildings by name, in the order of their addresses."
+    )
     wan: tuple[WanSpec, ...] = Field(default=(), description="The links between buildings.")
 
     @classmethod

@@ -39,10 +39,11 @@ Action = Compute | AllReduce | WaitAll
 def training_step(workload: WorkloadSpec, size_scale: float = 1.0) -> tuple[Action, ...]:
     """One step of data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full; wait.
 
-    Computing takes 6 floating-point operations per parameter and token, 2 forward and 4 backward (Kaplan et al. 2020,
-    "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361), at `peak_flops` x `flops_utilisation`.
-    Backward time is shared out by the operations of each bucket's own parameters; a bucket of embeddings and norms
-    takes next to none. `size_scale` divides element counts; times stay.
+    Computing takes 6 floating-point operations per parameter and token, 2 forward and 4 backward, at `peak_flops` x
+    `flops_utilisation` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
+    attention scores, which grow with the sequence, are left out there and here). Backward time is shared out by the
+    matrix products behind each bucket's gradients: those of embeddings and norms come at next to no cost.
+    `size_scale` divides element counts, of which at least one stays; times stay as they are.
     """
     model = parameters(workload.model)
     tokens = workload.sequence_length * workload.local_batch_size
@@ -55,6 +56,6 @@ def training_step(workload: WorkloadSpec, size_scale: float = 1.0) -> tuple[Acti
     for index, bucket in enumerate(buckets):
         actions.append(Compute(f"backward {index}", 2 * forward_s * work[index] / sum(work)))
         numel = max(1, round(bucket.numel / size_scale))
-        actions.append(AllReduce(index, f"{bucket.parameters[0].name} +{len(bucket.parameters) - 1}", numel))
+        actions.append(AllReduce(index, bucket.name, numel))
     actions.append(WaitAll())
     return tuple(actions)

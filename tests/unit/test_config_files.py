@@ -203,6 +203,14 @@ def test_schemas_describe_files_as_people_write_them() -> None:
     json.dumps(schema)
 
 
+def test_the_reference_in_docs_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reference"]) == 0
+    said = capsys.readouterr().out
+    assert (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8") == said, (
+        "run: python -m testbed.config reference > docs/configuration.md"
+    )
+
+
 def test_kinds_are_told_by_their_keys() -> None:
     assert [describe_kind(file) for file in FILES] == ["scenario", "topology", "topology"]
 
