@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import networkx
 from pydantic import Field
 
 from testbed.config.errors import ConfigError
@@ -325,9 +324,9 @@ def _wrong_ends(names: list[Any], ends: list[tuple[Any, Any]]) -> Iterator[Findi
 
 def _apart(names: list[str], ends: list[tuple[str, str]]) -> list[str]:
     """Buildings that no path connects to the first."""
-    graph = networkx.Graph(ends)
-    graph.add_nodes_from(names)
-    near = networkx.node_connected_component(graph, names[0])
+    near = {names[0]}
+    for _ in names:  # every round goes one link further
+        near.update(end for pair in ends if near & set(pair) for end in pair)
     return [name for name in names if name not in near]
 
 
