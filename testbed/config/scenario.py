@@ -144,10 +144,8 @@ class Scenario(Strict):
         """A topology may also be the path of a file, which loading puts in its place."""
         found = super().__get_pydantic_json_schema__(schema, handler)
         topology = handler.resolve_ref_schema(found)["properties"]["topology"]
-        topology["anyOf"] = [
-            {"type": "string", "examples": ["two-buildings.yaml"]},
-            {"$ref": topology.pop("$ref")},
-        ]
+        inline = {key: topology.pop(key) for key in list(topology) if key != "description"}
+        topology["anyOf"] = [{"type": "string", "examples": ["two-buildings.yaml"]}, inline]
         return found
 
     @classmethod
