@@ -83,7 +83,7 @@ def _error(value: str, expected: str) -> PydanticCustomError:
 
 
 class Strict(BaseModel):
-    """A mapping with known keys only. Subclasses may add `cross_checks`, which look at several values together."""
+    """A mapping with known keys only. Subclasses look at several values together in `raw_checks` and `checks`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
