@@ -18,7 +18,6 @@ from testbed.config.topology import (
     TopologySpec,
     WanLink,
     load_topology,
-    mac_address,
     probe_address,
 )
 
@@ -43,6 +42,5 @@ __all__ = [
     "json_schema",
     "load_scenario",
     "load_topology",
-    "mac_address",
     "probe_address",
 ]
