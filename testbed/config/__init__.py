@@ -18,6 +18,7 @@ from testbed.config.topology import (
     TopologySpec,
     WanLink,
     load_topology,
+    mac_address,
     probe_address,
 )
 
@@ -42,5 +43,6 @@ __all__ = [
     "json_schema",
     "load_scenario",
     "load_topology",
+    "mac_address",
     "probe_address",
 ]
