@@ -1,148 +1,173 @@
-"""Collective algorithms as generators: each yields the requests that must be done before it can go on.
+"""The collectives, as generators of what they wait for; see `engine`.
 
-A generator never waits itself, so one thread keeps any number of collectives in flight. n ranks, vector of N bytes;
-chunks are as even as whole elements allow, so "N/n" stands for the chunk's own size.
+Bytes are payload on the wire; B is the array's size in bytes, n the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from testbed.collectives.layout import chunk_bounds, members_by_group, shared_segments
-from testbed.transport import Request, Transport
+from testbed.collectives.chunks import even_bounds, members_of, segments
+from testbed.collectives.engine import Engine, Steps, Task
+from testbed.transport import Request
 
-Array = np.ndarray[Any, Any]
-Steps = Generator[list[Request], None, None]
-TAG_STEPS = 1 << 24  # message turns that one collective may number
+Array = npt.NDArray[Any]
+Operation = Callable[..., Any]
+
+OPERATIONS: dict[str, Operation] = {
+    "sum": np.add,
+    "product": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+}
+NOTHING = memoryview(bytearray())
+
+
+def as_bytes(array: Array) -> memoryview:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8).data if array.size else NOTHING
 
 
 class Ring:
-    """The ranks that take part, in ring order, seen from one of them; numbers its messages within one collective."""
+    """This rank's place among `ranks`, which stand in a circle in the order given: it hears `left`, tells `right`."""
 
-    def __init__(self, transport: Transport, ranks: Sequence[int], tag: int) -> None:
-        self.transport = transport
+    def __init__(self, engine: Engine, ranks: Sequence[int], tag: int) -> None:
         self.size = len(ranks)
-        self.me = ranks.index(transport.rank)
-        self.right = ranks[(self.me + 1) % self.size]
-        self.left = ranks[(self.me - 1) % self.size]
-        self.tag = tag
-        self.turn = 0
+        self.index = ranks.index(engine.transport.rank)
+        self._left = ranks[self.index - 1]
+        self._right = ranks[(self.index + 1) % self.size]
+        self._transport = engine.transport
+        self._tag = tag
 
-    def exchange(self, outgoing: Array, incoming: Array) -> list[Request]:
-        """Send to the right, receive from the left."""
-        tag = self.tag + self.turn
-        self.turn += 1
-        receive = self.transport.irecv(self.left, tag, memoryview(incoming))
-        return [receive, self.transport.isend(self.right, tag, memoryview(outgoing))]
+    def send(self, view: memoryview) -> Request:
+        """To the next rank."""
+        return self._transport.isend(self._right, self._tag, view)
+
+    def receive(self, view: memoryview) -> Request:
+        """From the rank before."""
+        return self._transport.irecv(self._left, self._tag, view)
 
 
-def ring_reduce_scatter(ring: Ring, chunks: Sequence[Array], reduce: np.ufunc) -> Steps:
-    """Reduce in place so that chunk i is complete on the i-th rank of the ring; other chunks hold partial sums after.
+def ring_reduce_scatter(
+    ring: Ring, inputs: Sequence[Array], outputs: Sequence[Array], operation: Operation
+) -> Steps:
+    """Chunk i of all ranks, reduced, ends in `outputs[i]` of the ring's i-th rank. Chunk i has one size everywhere.
 
-    n-1 turns; each rank sends N - N/n bytes: every chunk but its own.
+    `outputs[i]` may be `inputs[i]`; otherwise inputs stay as they are. All outputs but this rank's own are scratch.
+    Steps: n - 1, one message out and one in at a time. Bytes sent by each rank: B less its own chunk.
     """
-    n, me = ring.size, ring.me
-    buffer = np.empty(max(chunk.size for chunk in chunks), dtype=chunks[0].dtype)
-    for turn in range(n - 1):
-        target = chunks[(me - turn - 2) % n]
-        incoming = buffer[: target.size]
-        yield ring.exchange(chunks[(me - turn - 1) % n], incoming)
-        reduce(target, incoming, out=target)
+    size, index = ring.size, ring.index
+    # one receive is always posted ahead, so that a neighbour who is early finds room
+    order = [(index - step - 2) % size for step in range(size - 1)]
+    longest = max(chunk.size for chunk in inputs)
+    rooms = [np.empty(longest, dtype=inputs[0].dtype) for _ in range(min(2, size - 1))]
+    arrivals = [rooms[step % 2][: inputs[chunk].size] for step, chunk in enumerate(order)]
+    receives = [ring.receive(as_bytes(arrival)) for arrival in arrivals[:2]]
+    outgoing = inputs[index - 1]
+    for step, chunk in enumerate(order):
+        yield ring.send(as_bytes(outgoing)), receives[step]
+        outgoing = outputs[chunk]
+        operation(inputs[chunk], arrivals[step], out=outgoing)
+        if step + 2 < len(order):
+            receives.append(ring.receive(as_bytes(arrivals[step + 2])))
 
 
-def ring_all_gather(ring: Ring, chunks: Sequence[Array]) -> Steps:
-    """Spread chunk i from the i-th rank of the ring to all.
+def ring_all_gather(ring: Ring, chunks: Sequence[memoryview]) -> Steps:
+    """`chunks[i]` of the ring's i-th rank ends in `chunks[i]` of all. Chunk i has one size everywhere.
 
-    n-1 turns; each rank sends N - N/n bytes: every chunk but its right neighbour's.
+    Steps: n - 1, one message out and one in at a time. Bytes sent by each rank: B less the chunk of the next rank.
     """
-    n, me = ring.size, ring.me
-    for turn in range(n - 1):
-        yield ring.exchange(chunks[(me - turn) % n], chunks[(me - turn - 1) % n])
+    size, index = ring.size, ring.index
+    receives = [ring.receive(chunks[(index - step - 1) % size]) for step in range(size - 1)]
+    for step, receive in enumerate(receives):
+        yield ring.send(chunks[(index - step) % size]), receive
 
 
-def ring_all_reduce(ring: Ring, vector: Array, reduce: np.ufunc) -> Steps:
-    """Flat ring in rank order: reduce-scatter, then all-gather, in place.
+def ring_all_reduce(ring: Ring, array: Array, operation: Operation) -> Steps:
+    """Reduce `array`, in place, over the ranks of the ring: reduce-scatter, then all-gather.
 
-    2(n-1) turns; each rank sends 2N(n-1)/n bytes. Where the ring passes from one building to the next, each crossing
-    carries as much: with two buildings of consecutive ranks, 2N(n-1)/n bytes in each direction of the WAN.
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009.
+    Steps: 2 (n - 1). Bytes sent by each rank: 2 B less its own chunk and the next rank's, that is 2 B (n - 1) / n where
+    n divides the elements. All go to the next rank, so a boundary between consecutive groups is crossed once each way.
     """
-    chunks = [vector[low:high] for low, high in chunk_bounds(vector.size, ring.size)]
-    yield from ring_reduce_scatter(ring, chunks, reduce)
-    yield from ring_all_gather(ring, chunks)
+    if ring.size == 1:
+        return
+    bounds = even_bounds(array.size, ring.size)
+    chunks = [array[start:end] for start, end in pairwise(bounds)]
+    yield from ring_reduce_scatter(ring, chunks, chunks, operation)
+    yield from ring_all_gather(ring, [as_bytes(chunk) for chunk in chunks])
 
 
 def hierarchical_all_reduce(
-    transport: Transport, groups: Sequence[int], tag: int, vector: Array, reduce: np.ufunc
+    engine: Engine, array: Array, operation: Operation, groups: Sequence[int], tag: int
 ) -> Steps:
-    """Reduce-scatter (ring) inside each building, all-reduce (ring) across, all-gather (ring) inside, in place.
+    """Reduce `array`, in place: ring reduce-scatter inside each group, rings across, ring all-gather inside.
 
-    A building of m ranks cuts the vector into m chunks, one complete on each rank after the first phase. Where the
-    buildings differ in size their chunks differ, so the vector is also cut at every boundary of any building: each such
-    segment lies in one chunk of every building, and its owners, one per building, all-reduce it among themselves.
-
-    2(m-1) + 2(g-1) turns with g buildings; each rank sends 2N(m-1)/m bytes inside, and the owners of a segment of s
-    bytes send 2s(g-1)/g each across: with two buildings N bytes in each direction of the WAN, whatever their sizes.
+    Inside a group of m ranks, rank i holds shard i of m. Groups of unequal size hold different shards, so the rings
+    across run on the segments that all groups' shards have in common (`chunks.segments`), all at once; each has one
+    rank of every group. With g groups, each sends 2 B (g - 1) / g in all to the next group, in the order of the
+    groups' first ranks; with two groups B each way, the least possible, whatever their sizes.
+    Steps: 2 (m - 1) inside, 2 (g - 1) across. Bytes sent inside by each rank: 2 B less its own shard and the next
+    rank's; across: 2 S less its own chunk and the next one's, for each of its segments of S bytes. Tags: `tag` and one
+    more per segment.
     """
-    members = members_by_group(groups)
-    inside = members[groups[transport.rank]]
-    ring = Ring(transport, inside, tag)
-    chunks = [vector[low:high] for low, high in chunk_bounds(vector.size, len(inside))]
-    yield from ring_reduce_scatter(ring, chunks, reduce)
+    rank = engine.transport.rank
+    members = members_of(groups)
+    inside = next(ranks for ranks in members if rank in ranks)
+    ring = Ring(engine, inside, tag)
+    bounds = even_bounds(array.size, ring.size)
+    shards = [array[start:end] for start, end in pairwise(bounds)]
+    if ring.size > 1:
+        yield from ring_reduce_scatter(ring, shards, shards, operation)
     if len(members) > 1:
-        crossings = []
-        for number, (low, high, owners) in enumerate(shared_segments(vector.size, list(members.values()))):
-            if transport.rank in owners:
-                across = Ring(transport, owners, tag + TAG_STEPS // 2 + number * 2 * len(owners))
-                crossings.append(ring_all_reduce(across, vector[low:high], reduce))
-        yield from side_by_side(crossings)
-    yield from ring_all_gather(ring, chunks)
+        across: list[Task] = []
+        for index, segment in enumerate(segments(array.size, members)):
+            if rank in segment.owners:
+                part = array[segment.start : segment.end]
+                steps = ring_all_reduce(Ring(engine, segment.owners, tag + 1 + index), part, operation)
+                across.append(engine.start("", steps))
+        yield tuple(across)
+    if ring.size > 1:
+        yield from ring_all_gather(ring, [as_bytes(shard) for shard in shards])
 
 
-def side_by_side(parts: Iterable[Steps]) -> Steps:
-    """Run several generators of equally many turns in step."""
-    running = list(parts)
-    while running:
-        requests: list[Request] = []
-        still = []
-        for part in running:
-            wanted = next(part, None)
-            if wanted is not None:
-                requests += wanted
-                still.append(part)
-        running = still
-        if requests:
-            yield requests
+def tree_broadcast(engine: Engine, view: memoryview, root: int, tag: int) -> Steps:
+    """The root's bytes to all, along a binomial tree.
 
-
-def binomial_broadcast(transport: Transport, root: int, tag: int, vector: Array) -> Steps:
-    """Spread a vector from `root` along a binomial tree: ceil(log2 n) turns; N bytes to each of the n-1 others."""
-    n, me = transport.size, (transport.rank - root) % transport.size
-    if me:
-        reach = 1 << (me.bit_length() - 1)
-        yield [transport.irecv((me - reach + root) % n, tag, memoryview(vector))]
-        reach <<= 1
-    else:
-        reach = 1
-    sends = []
-    while me + reach < n:
-        sends.append(transport.isend((me + reach + root) % n, tag, memoryview(vector)))
-        reach <<= 1
-    yield sends
-
-
-def dissemination_barrier(transport: Transport, tag: int) -> Steps:
-    """Nobody leaves before all have come: ceil(log2 n) turns of empty messages, one each way per rank and turn.
-
-    Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 1988.
+    Steps: ceil(log2 n). Bytes: B to each rank but the root; the root sends to ceil(log2 n) ranks.
     """
-    n, me = transport.size, transport.rank
-    nothing = memoryview(bytearray())
-    distance, turn = 1, 0
-    while distance < n:
-        receive = transport.irecv((me - distance) % n, tag + turn, nothing)
-        yield [receive, transport.isend((me + distance) % n, tag + turn, nothing)]
-        distance, turn = distance * 2, turn + 1
+    transport = engine.transport
+    rank, size = transport.rank, transport.size
+    place = (rank - root) % size
+    # a rank hears from the one whose place lacks its lowest set bit, then tells those that add a lower bit
+    bit = 1
+    while bit < size and not place & bit:
+        bit *= 2
+    if place:
+        yield (transport.irecv((root + place - bit) % size, tag, view),)
+    sends = []
+    while bit > 1:
+        bit //= 2
+        if place + bit < size:
+            sends.append(transport.isend((root + place + bit) % size, tag, view))
+    yield tuple(sends)
+
+
+def dissemination_barrier(engine: Engine, tag: int) -> Steps:
+    """Nobody leaves before everybody has come: in round k tell the rank 2^k further, hear from 2^k before.
+
+    Steps: ceil(log2 n). Bytes: none; one empty message sent by each rank per step.
+    """
+    transport = engine.transport
+    rank, size = transport.rank, transport.size
+    distance = 1
+    while distance < size:
+        yield (
+            transport.isend((rank + distance) % size, tag, NOTHING),
+            transport.irecv((rank - distance) % size, tag, NOTHING),
+        )
+        distance *= 2

@@ -1,32 +1,62 @@
-"""Data whose reduction is known exactly, to check every result (nccl-tests' `#wrong`).
+"""Data whose exact reduction is known, whatever the order of adding, in the spirit of nccl-tests' `#wrong`.
 
-Element i of rank r is pattern[i] x (r + 1): small whole numbers, so that sums come out exactly in any order and type;
-the pattern repeats with a prime period, so that a shifted part shows; each rank has a weight of its own, so that a
-missing or doubled contribution shows.
+For a sum, minimum or maximum rank r holds pattern x (r + 1): whole numbers so small that sums stay exact in float32 for
+up to 180 ranks. The pattern repeats after a prime number of elements and has every value once, so data that is shifted,
+missing, doubled or of another salt differs everywhere. For a product ranks hold ones and twos.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from functools import lru_cache
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
-PERIOD = 251
-_TILE = (np.arange(PERIOD * 64) * 7) % PERIOD % 13 + 1  # values 1..13
+from testbed.collectives.algorithms import Array
+
+PERIOD = 1021
+_STRIDE = 379  # neighbours differ much
+_TILE = 17 * PERIOD  # small enough for a core's cache
+_BLOCK = _TILE - PERIOD  # of these elements one period is left to start anywhere
 
 
-def _pattern(size: int, salt: int, dtype: np.dtype[Any]) -> Array:
-    shifted = np.roll(_TILE, -(salt % PERIOD)).astype(dtype)
-    return np.resize(shifted, size)
+def fill(array: Array, rank: int, salt: int = 0, op: str = "sum") -> None:
+    """Write rank `rank`'s contribution; `salt` tells one collective's data from another's."""
+    tile = _contribution(array.dtype.str, rank, op)
+    for block, expected in _blocks(array, tile, salt):
+        block[:] = expected
 
 
-def fill(array: Array, rank: int, salt: int) -> None:
-    """Overwrite a one-dimensional array with rank `rank`'s contribution; `salt` tells one operation from another."""
-    np.multiply(_pattern(array.size, salt, array.dtype), array.dtype.type(rank + 1), out=array)
+def count_wrong(array: Array, size: int, salt: int = 0, op: str = "sum") -> int:
+    """How many elements differ from the reduction of what `size` ranks have filled in."""
+    tile = _reduced(array.dtype.str, size, op)
+    return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
-def count_wrong(array: Array, size: int, salt: int) -> int:
-    """How many elements differ from the exact sum over ranks 0..size-1 of what `fill` wrote."""
-    expected = _pattern(array.size, salt, array.dtype) * array.dtype.type(size * (size + 1) // 2)
-    return int(np.count_nonzero(array != expected))
+def _blocks(array: Array, tile: Array, salt: int) -> Iterator[tuple[Array, Array]]:
+    """Pieces of the array, with what the tile has for them."""
+    flat = array.reshape(-1)
+    first = salt % PERIOD
+    for start in range(0, flat.size, _BLOCK):
+        block = flat[start : start + _BLOCK]
+        yield block, tile[first : first + block.size]
+
+
+def _contribution_of(dtype: str, rank: int, op: str) -> Array:
+    pattern = np.arange(_TILE, dtype=np.int64) * _STRIDE % PERIOD + 1
+    if op == "product":
+        return (1 + (pattern + rank) % 7 // 6).astype(dtype)
+    return (pattern * (rank + 1)).astype(dtype)
+
+
+_contribution = lru_cache(maxsize=4)(_contribution_of)
+
+
+@lru_cache(maxsize=4)
+def _reduced(dtype: str, size: int, op: str) -> Array:
+    if op == "product":
+        reduced = _contribution_of(dtype, 0, op)
+        for rank in range(1, size):
+            reduced *= _contribution_of(dtype, rank, op)
+        return reduced
+    return _contribution_of(dtype, {"sum": size * (size + 1) // 2, "min": 1, "max": size}[op] - 1, op)

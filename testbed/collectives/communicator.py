@@ -1,276 +1,277 @@
-"""The communicator: collectives among all ranks of a job, with torch.distributed's names, over any transport.
-
-One thread: collectives move inside `Work.wait`, `Communicator.sleep` (timed waiting that stands for computing) and every
-blocking call. All ranks must start the same collectives in the same order.
-"""
+"""Collectives over a transport, under torch.distributed's names, on numpy arrays."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from testbed.collectives.algorithms import (
-    TAG_STEPS,
+    OPERATIONS,
     Array,
+    Operation,
     Ring,
-    Steps,
-    binomial_broadcast,
+    as_bytes,
     dissemination_barrier,
     hierarchical_all_reduce,
     ring_all_gather,
     ring_all_reduce,
     ring_reduce_scatter,
+    tree_broadcast,
 )
-from testbed.transport import Request, Transport
+from testbed.collectives.engine import Engine, Steps, Task, Waitable
+from testbed.transport import Transport, TransportError
 
-REDUCTIONS: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "product": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-}
+ALGORITHMS = ("ring", "hierarchical")
 DTYPES = ("float32", "float64", "int32", "int64")
-_POINT_TO_POINT = 1 << 62  # tags of send and receive lie apart from those of collectives
+_DTYPES = frozenset(map(np.dtype, DTYPES))
+
+# a tag: 1 bit for point-to-point, then either the caller's tag, or a sequence number and a channel within a collective
+_POINT_TO_POINT = 1 << 62
+_CHANNEL_BITS = 16
 
 
-class CollectiveError(Exception):
-    """A collective failed; says which, its number, this rank, and what happened."""
+class CollectiveTimeout(TransportError, TimeoutError):
+    """A collective that did not finish in time: its name and number, this rank, and the peers that it waits for."""
 
-
-class CollectiveTimeoutError(CollectiveError):
-    """A collective did not finish in its time; names the peers that it waited for."""
+    def __init__(
+        self, name: str, rank: int, sends_to: Sequence[int], receives_from: Sequence[int], timeout_s: float
+    ) -> None:
+        self.name, self.rank, self.timeout_s = name, rank, timeout_s
+        self.sends_to, self.receives_from = tuple(sends_to), tuple(receives_from)
+        waits = [
+            f"to {verb} rank {', '.join(map(str, peers))}"
+            for verb, peers in (("receive from", self.receives_from), ("send to", self.sends_to))
+            if peers
+        ]
+        super().__init__(
+            f"{name} on rank {rank}: not done within {timeout_s:g} s; waits {' and '.join(waits)}"
+        )
 
 
 class Work:
-    """A collective or message that was started. `start_s` and `end_s` are times of CLOCK_MONOTONIC."""
+    """One operation under way. `start_s`, `end_s`: CLOCK_MONOTONIC on this rank; `end_s` is NaN until it is done."""
 
-    def __init__(self, communicator: Communicator, name: str, number: int, steps: Steps) -> None:
-        self.name = name
-        self.number = number
-        self.start_s = time.monotonic()
-        self.end_s = float("nan")
-        self._communicator = communicator
-        self._steps = steps
-        self._waiting: list[Request] = []
-        self._outstanding = 0
-        self._done = False
-        self._error: CollectiveError | None = None
+    __slots__ = ("_engine", "_task", "_timeout_s")
+
+    def __init__(self, engine: Engine, task: Task, timeout_s: float) -> None:
+        self._engine = engine
+        self._task = task
+        self._timeout_s = timeout_s
+
+    @property
+    def name(self) -> str:
+        """The operation and its sequence number, such as "all_reduce #12"."""
+        return self._task.name
+
+    @property
+    def start_s(self) -> float:
+        """When it was asked for."""
+        return self._task.start_s
+
+    @property
+    def end_s(self) -> float:
+        """When this rank had its result."""
+        return self._task.end_s
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._done
+        """Whether it is over, well or not."""
+        return self._task.done
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait for the end, moving everything that is in flight.
+        """Return when it is done; after an error the arrays' contents are undefined.
 
-        CollectiveTimeoutError after `timeout_s` (default: the communicator's), counted from the call;
-        CollectiveError when a peer is lost or the ranks do not agree.
+        Raises CollectiveTimeout `timeout_s` from now, or by default the communicator's timeout after its start;
+        TransportError (PeerLost) as soon as this or any other operation of the communicator has failed.
         """
-        limit_s = self._communicator.timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + limit_s
-        while not self._done:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise CollectiveTimeoutError(
-                    f"{self._title()} did not finish within {limit_s:g} s: {self._missing()}"
-                )
-            self._communicator.progress(left)
-        if self._error is not None:
-            raise self._error
+        engine, task = self._engine, self._task
+        if timeout_s is None:
+            deadline_s, timeout_s = task.start_s + self._timeout_s, self._timeout_s
+        else:
+            deadline_s = time.monotonic() + timeout_s
+        if not task.done:
+            engine.progress(0.0)
+        while not task.done:
+            if engine.failure is not None:
+                raise engine.failure
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise self._timeout(timeout_s)
+            engine.progress(left_s)
+        if task.error is not None:
+            raise task.error
 
-    def _title(self) -> str:
-        return f"rank {self._communicator.rank}: {self.name} number {self.number}"
-
-    def _missing(self) -> str:
-        pending = [request for request in self._waiting if not request.done]
-        said = [
-            f"waiting for {what} rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"
-            for what, incoming in (("data from", True), ("room to send to", False))
-            if (peers := sorted({request.peer for request in pending if request.incoming == incoming}))
-        ]
-        return " and ".join(said) or "nothing pending"
-
-    def _one_done(self, request: Request) -> None:
-        self._outstanding -= 1
-        if self._outstanding == 0:
-            self._communicator._ready.append(self)
-
-    def _advance(self) -> None:
-        """Go on until something has to be waited for."""
-        while not self._done:
-            failed = next((request.error for request in self._waiting if request.error is not None), None)
-            if failed is not None:
-                self._finish(CollectiveError(f"{self._title()} failed: {failed}"))
-                return
-            requests = next(self._steps, None)
-            if requests is None:
-                self._finish(None)
-                return
-            self._waiting = requests
-            pending = [request for request in requests if not request.done]
-            if pending:
-                self._outstanding = len(pending)
-                for request in pending:
-                    request.callback = self._one_done
-                return
-
-    def _finish(self, error: CollectiveError | None) -> None:
-        self._steps.close()
-        self._error = error
-        self._done = True
-        self.end_s = time.monotonic()
+    def _timeout(self, timeout_s: float) -> CollectiveTimeout:
+        pending = self._task.pending()
+        sends_to = sorted({request.peer for request in pending if request.kind == "send"})
+        receives_from = sorted({request.peer for request in pending if request.kind == "recv"})
+        rank = self._engine.transport.rank
+        return CollectiveTimeout(self.name, rank, sends_to, receives_from, timeout_s)
 
 
 class Communicator:
-    """All ranks of a job. `groups[rank]` is the building of a rank; `timeout_s` bounds every wait."""
+    """All ranks of a transport. Every rank calls the same collectives in the same order.
+
+    groups: the building of each rank, as any numbers; None: one building. It matters to hierarchical algorithms only:
+    a ring follows the ranks' own order, so it crosses boundaries least where each building's ranks are consecutive.
+    timeout_s: for every operation, from its start.
+
+    Arrays are C-contiguous, of float32, float64, int32 or int64; ValueError or TypeError otherwise. All operations
+    return a Work, which is done already unless `async_op`. Operations move on only inside calls of this communicator:
+    `wait` of any Work, `sleep`, `progress`, or any blocking operation. One communicator per transport.
+    """
 
     def __init__(
         self, transport: Transport, groups: Sequence[int] | None = None, timeout_s: float = 30.0
     ) -> None:
-        self.transport = transport
+        if groups is not None and len(groups) != transport.size:
+            raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
         self.rank = transport.rank
         self.size = transport.size
-        self.groups = list(groups) if groups is not None else [0] * transport.size
-        if len(self.groups) != self.size:
-            raise ValueError(
-                f"groups: {len(self.groups)} entries, expected one for each of {self.size} ranks"
-            )
         self.timeout_s = timeout_s
-        self._ready: deque[Work] = deque()
-        self._numbers: Iterator[int] = iter(range(1 << 37))
+        self._groups = tuple(groups) if groups is not None else (0,) * self.size
+        self._engine = Engine(transport)
+        self._sequence = 0
 
-    def progress(self, timeout_s: float = 0.0) -> None:
-        """Move what can be moved, waiting at most `timeout_s` for something to move."""
-        self.transport.progress(0.0 if self._ready else timeout_s)
-        while self._ready:
-            self._ready.popleft()._advance()
-
-    def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass while everything in flight goes on: timed waiting in place of computing."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self.progress(left)
-
-    def _start(self, name: str, steps: Steps, number: int, async_op: bool) -> Work:
-        work = Work(self, name, number, steps)
-        work._advance()
-        if not async_op:
-            work.wait()
-        return work
-
-    def _next(self) -> tuple[int, int]:
-        """Number of the next collective, and the first of its tags."""
-        number = next(self._numbers)
-        return number, number * TAG_STEPS
+    # ---- collectives
 
     def all_reduce(
         self, array: Array, op: str = "sum", algorithm: str = "ring", async_op: bool = False
     ) -> Work:
-        """Reduce `array` over all ranks, in place. `op`: sum, product, min, max. `algorithm`: ring, hierarchical."""
-        vector, reduce = _vector(array), _reduction(op)
-        number, tag = self._next()
+        """Reduce `array`, in place, over all ranks. Algorithms: "ring", "hierarchical"."""
+        _check(array, "array", writes=True)
+        operation = _operation(op)
+        tag = self._next_tag()
         if algorithm == "ring":
-            steps = ring_all_reduce(self._ring(tag), vector, reduce)
+            steps = ring_all_reduce(self._ring(tag), array.reshape(-1), operation)
         elif algorithm == "hierarchical":
-            steps = hierarchical_all_reduce(self.transport, self.groups, tag, vector, reduce)
+            steps = hierarchical_all_reduce(self._engine, array.reshape(-1), operation, self._groups, tag)
         else:
-            raise ValueError(f"algorithm: got {algorithm!r}, expected ring or hierarchical")
-        return self._start(f"all_reduce ({algorithm}, {array.nbytes} bytes)", steps, number, async_op)
+            raise ValueError(f"algorithm: got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
+        return self._start("all_reduce", steps, async_op)
 
     def reduce_scatter_tensor(
         self, output: Array, input: Array, op: str = "sum", async_op: bool = False
     ) -> Work:
-        """Reduce `input` over all ranks; each keeps its part in `output`. input.size == size * output.size."""
-        vector, target, reduce = _vector(input), _vector(output), _reduction(op)
-        self._check_parts("input", vector, "output", target)
-        number, tag = self._next()
-
-        def steps() -> Steps:
-            parts = vector.copy()  # the partial sums need room, and the input is the caller's
-            chunks = np.split(parts, self.size)
-            yield from ring_reduce_scatter(self._ring(tag), chunks, reduce)
-            target[:] = chunks[self.rank]
-
-        return self._start(f"reduce_scatter_tensor ({input.nbytes} bytes)", steps(), number, async_op)
+        """Reduce `input` (size x output's elements) over all ranks; rank i's `output` gets the i-th part. Ring."""
+        _check(output, "output", writes=True)
+        _check(input, "input", like=output, numel=output.size * self.size)
+        operation = _operation(op)
+        flat = output.reshape(-1)
+        if self.size == 1:
+            flat[:] = input.reshape(-1)
+        inputs = list(input.reshape(self.size, -1)) if output.size else [flat] * self.size
+        scratch = np.empty_like(flat)
+        outputs = [flat if index == self.rank else scratch for index in range(self.size)]
+        steps = ring_reduce_scatter(self._ring(self._next_tag()), inputs, outputs, operation)
+        return self._start("reduce_scatter_tensor", steps, async_op)
 
     def all_gather_into_tensor(self, output: Array, input: Array, async_op: bool = False) -> Work:
-        """Put every rank's `input` together in `output`, in rank order. output.size == size * input.size."""
-        vector, part = _vector(output), _vector(input)
-        self._check_parts("output", vector, "input", part)
-        number, tag = self._next()
-        chunks = np.split(vector, self.size)
-        chunks[self.rank][:] = part
-        steps = ring_all_gather(self._ring(tag), chunks)
-        return self._start(f"all_gather_into_tensor ({output.nbytes} bytes)", steps, number, async_op)
+        """Every rank's `input`, in rank order, into every rank's `output` (size x input's elements). Ring."""
+        _check(output, "output", writes=True)
+        _check(input, "input", like=output)
+        _check(output, "output", numel=input.size * self.size)
+        part = input.nbytes
+        view = as_bytes(output)
+        chunks = [view[index * part : (index + 1) * part] for index in range(self.size)]
+        chunks[self.rank][:] = as_bytes(input)
+        steps = ring_all_gather(self._ring(self._next_tag()), chunks)
+        return self._start("all_gather_into_tensor", steps, async_op)
 
     def broadcast(self, array: Array, src: int, async_op: bool = False) -> Work:
-        """Give all ranks what `array` holds on rank `src`."""
-        self._check_rank("src", src)
-        number, tag = self._next()
-        steps = binomial_broadcast(self.transport, src, tag, _vector(array))
-        return self._start(f"broadcast ({array.nbytes} bytes)", steps, number, async_op)
+        """Rank `src`'s `array` into every rank's. Binomial tree."""
+        _check(array, "array", writes=self.rank != src)
+        if not 0 <= src < self.size:
+            raise ValueError(f"src: got {src}, expected 0 to {self.size - 1}")
+        return self._start(
+            "broadcast", tree_broadcast(self._engine, as_bytes(array), src, self._next_tag()), async_op
+        )
 
     def barrier(self, async_op: bool = False) -> Work:
-        """Wait until all ranks have come here."""
-        number, tag = self._next()
-        return self._start("barrier", dissemination_barrier(self.transport, tag), number, async_op)
+        """Done when every rank has called it. Dissemination."""
+        return self._start("barrier", dissemination_barrier(self._engine, self._next_tag()), async_op)
 
-    def isend(self, array: Array, dst: int, tag: int = 0) -> Work:
-        """Start to send; `array` must not change until the work is done."""
-        self._check_rank("dst", dst)
-        view = memoryview(_vector(array))
+    # ---- point to point
 
-        def steps() -> Steps:
-            yield [self.transport.isend(dst, _POINT_TO_POINT | tag, view)]
+    def isend(self, array: Array, peer: int, tag: int = 0) -> Work:
+        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**62 - 1."""
+        _check(array, "array")
+        request = self._engine.transport.isend(peer, _point_to_point(tag), as_bytes(array))
+        return self._work(f"isend to rank {peer}, tag {tag}", _one(request))
 
-        return self._start(f"send to rank {dst} ({array.nbytes} bytes)", steps(), tag, async_op=True)
+    def irecv(self, array: Array, peer: int, tag: int = 0) -> Work:
+        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**62 - 1."""
+        _check(array, "array", writes=True)
+        request = self._engine.transport.irecv(peer, _point_to_point(tag), as_bytes(array))
+        return self._work(f"irecv from rank {peer}, tag {tag}", _one(request))
 
-    def irecv(self, array: Array, src: int, tag: int = 0) -> Work:
-        """Start to receive into `array`, which must be as large as what was sent."""
-        self._check_rank("src", src)
-        view = memoryview(_vector(array))
+    def send(self, array: Array, peer: int, tag: int = 0) -> None:
+        """`isend`, then wait."""
+        self.isend(array, peer, tag).wait()
 
-        def steps() -> Steps:
-            yield [self.transport.irecv(src, _POINT_TO_POINT | tag, view)]
+    def recv(self, array: Array, peer: int, tag: int = 0) -> None:
+        """`irecv`, then wait."""
+        self.irecv(array, peer, tag).wait()
 
-        return self._start(f"receive from rank {src} ({array.nbytes} bytes)", steps(), tag, async_op=True)
+    # ---- time
 
-    def send(self, array: Array, dst: int, tag: int = 0) -> None:
-        """Send; returns when `array` may change again."""
-        self.isend(array, dst, tag).wait()
+    def sleep(self, seconds: float) -> None:
+        """Let this much time pass, as computing would, while operations move on. Raises when one of them fails."""
+        self._engine.sleep(seconds)
 
-    def recv(self, array: Array, src: int, tag: int = 0) -> None:
-        """Receive into `array`."""
-        self.irecv(array, src, tag).wait()
+    def progress(self, timeout_s: float = 0.0) -> None:
+        """Move operations on; waits up to `timeout_s` for something to do."""
+        self._engine.progress(timeout_s)
+
+    # ---- how
 
     def _ring(self, tag: int) -> Ring:
-        return Ring(self.transport, range(self.size), tag)
+        return Ring(self._engine, range(self.size), tag)
 
-    def _check_rank(self, name: str, rank: int) -> None:
-        if not 0 <= rank < self.size or (rank == self.rank and name == "dst"):
-            raise ValueError(f"{name}: got {rank}, expected another rank from 0 to {self.size - 1}")
+    def _next_tag(self) -> int:
+        self._sequence += 1
+        return self._sequence << _CHANNEL_BITS
 
-    def _check_parts(self, whole_name: str, whole: Array, part_name: str, part: Array) -> None:
-        if whole.dtype != part.dtype or whole.size != part.size * self.size:
-            raise ValueError(
-                f"{whole_name}: got {whole.size} elements of {whole.dtype}, expected {self.size} times {part_name}'s"
-                f" {part.size} of {part.dtype}"
-            )
+    def _start(self, name: str, steps: Steps, async_op: bool) -> Work:
+        work = self._work(f"{name} #{self._sequence}", steps)
+        if not async_op:
+            work.wait()
+        return work
 
-
-def _vector(array: Array) -> Array:
-    """The array as one dimension, without copying. TypeError for other than contiguous arrays of a known type."""
-    if not isinstance(array, np.ndarray) or array.dtype.name not in DTYPES or not array.flags.c_contiguous:
-        found = f"{array.dtype.name} array" if isinstance(array, np.ndarray) else type(array).__name__
-        raise TypeError(f"array: got {found}, expected a C-contiguous numpy array of {', '.join(DTYPES)}")
-    return array.reshape(-1)
+    def _work(self, name: str, steps: Steps) -> Work:
+        return Work(self._engine, self._engine.start(name, steps), self.timeout_s)
 
 
-def _reduction(op: str) -> Any:
-    if op not in REDUCTIONS:
-        raise ValueError(f"op: got {op!r}, expected one of {', '.join(REDUCTIONS)}")
-    return REDUCTIONS[op]
+def _one(item: Waitable) -> Steps:
+    yield (item,)
+
+
+def _point_to_point(tag: int) -> int:
+    if not 0 <= tag < _POINT_TO_POINT:
+        raise ValueError(f"tag: got {tag}, expected 0 to 2**62 - 1")
+    return _POINT_TO_POINT | tag
+
+
+def _operation(op: str) -> Operation:
+    if op not in OPERATIONS:
+        raise ValueError(f"op: got {op!r}, expected one of {', '.join(OPERATIONS)}")
+    return OPERATIONS[op]
+
+
+def _check(
+    array: Array, name: str, writes: bool = False, like: Array | None = None, numel: int | None = None
+) -> None:
+    """Refuse what the algorithms cannot work on in place."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name}: got {type(array).__name__}, expected a numpy array")
+    if array.dtype not in _DTYPES:
+        raise TypeError(f"{name}: got dtype {array.dtype}, expected one of {', '.join(DTYPES)}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: got a non-contiguous array, expected a C-contiguous one")
+    if writes and not array.flags.writeable:
+        raise ValueError(f"{name}: got a read-only array, expected one that can be written to")
+    if like is not None and array.dtype != like.dtype:
+        raise TypeError(f"{name}: got dtype {array.dtype}, expected {like.dtype}, as the output's")
+    if numel is not None and array.size != numel:
+        raise ValueError(f"{name}: got {array.size} elements, expected {numel}")

@@ -1,53 +1,89 @@
-"""How many payload bytes each algorithm sends from whom to whom: closed formulas, exact for uneven chunks too."""
+"""Payload bytes that each collective puts on the wire, from sizes alone; see the algorithms' docstrings for why.
+
+`traffic` is per ordered pair of ranks (source, destination), without pairs that send nothing.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
-from testbed.collectives.layout import chunk_bounds, members_by_group, shared_segments
+from testbed.collectives.chunks import even_bounds, members_of, segments
 
-ALL_REDUCE_ALGORITHMS = ("ring", "hierarchical")
+Traffic = dict[tuple[int, int], int]
 
 
-def traffic(algorithm: str, numel: int, itemsize: int, groups: Sequence[int]) -> dict[tuple[int, int], int]:
-    """Payload bytes per (sender, receiver) of one all-reduce of `numel` elements; `groups[rank]` is a rank's building.
+def traffic(algorithm: str, numel: int, itemsize: int, groups: Sequence[int]) -> Traffic:
+    """An all-reduce of `numel` elements of `itemsize` bytes; `groups` has the building of each rank.
 
-    ValueError for an unknown algorithm.
+    Algorithms: "ring", "hierarchical". Raises ValueError for others.
     """
-    sent: Counter[tuple[int, int]] = Counter()
-    if algorithm == "ring":
-        _add_ring(sent, list(range(len(groups))), numel)
-    elif algorithm == "hierarchical":
-        buildings = list(members_by_group(groups).values())
-        for ranks in buildings:
-            _add_ring(sent, ranks, numel)
-        if len(buildings) > 1:
-            for low, high, owners in shared_segments(numel, buildings):
-                _add_ring(sent, owners, high - low)
-    else:
-        raise ValueError(
-            f"unknown algorithm {algorithm!r}, expected one of {', '.join(ALL_REDUCE_ALGORITHMS)}"
-        )
-    return {ends: count * itemsize for ends, count in sent.items() if count}
-
-
-def _add_ring(sent: Counter[tuple[int, int]], ranks: Sequence[int], numel: int) -> None:
-    """A ring's i-th rank sends all chunks but its own, then all but its right neighbour's: 2N - c[i] - c[i+1]."""
-    n = len(ranks)
-    if n == 1:
-        return
-    sizes = [high - low for low, high in chunk_bounds(numel, n)]
-    for i, rank in enumerate(ranks):
-        right = (i + 1) % n
-        sent[rank, ranks[right]] += 2 * numel - sizes[i] - sizes[right]
-
-
-def across_buildings(sent: Mapping[tuple[int, int], int], groups: Sequence[int]) -> int:
-    """The part of a traffic matrix that goes from one building to another, all directions together."""
-    return sum(count for (here, there), count in sent.items() if groups[here] != groups[there])
+    if algorithm not in _ALL_REDUCE:
+        raise ValueError(f"algorithm: got {algorithm!r}, expected one of {', '.join(_ALL_REDUCE)}")
+    elements = _ALL_REDUCE[algorithm](numel, groups)
+    return {pair: count * itemsize for pair, count in elements.items() if count}
 
 
 def wan_bytes(algorithm: str, numel: int, itemsize: int, groups: Sequence[int]) -> int:
-    """Payload bytes between buildings of one all-reduce, all directions together."""
-    return across_buildings(traffic(algorithm, numel, itemsize, groups), groups)
+    """Of an all-reduce's traffic, all bytes between different buildings, all directions."""
+    return between_groups(traffic(algorithm, numel, itemsize, groups), groups)
+
+
+def between_groups(pairs: Mapping[tuple[int, int], int], groups: Sequence[int]) -> int:
+    """The part of some traffic that goes between different groups, in bytes."""
+    return sum(count for (source, target), count in pairs.items() if groups[source] != groups[target])
+
+
+def reduce_scatter_traffic(output_numel: int, itemsize: int, size: int) -> Traffic:
+    """A ring reduce-scatter: each rank sends the next all parts of its input but one."""
+    return _to_next(size, [(size - 1) * output_numel * itemsize] * size)
+
+
+def all_gather_traffic(input_numel: int, itemsize: int, size: int) -> Traffic:
+    """A ring all-gather: each rank sends the next all parts of the output but one."""
+    return _to_next(size, [(size - 1) * input_numel * itemsize] * size)
+
+
+def broadcast_traffic(numel: int, itemsize: int, size: int, src: int) -> Traffic:
+    """A binomial tree: the rank at place p from the root hears from place p without its lowest set bit."""
+    return {
+        ((src + (place & (place - 1))) % size, (src + place) % size): numel * itemsize
+        for place in range(1, size)
+        if numel
+    }
+
+
+def _to_next(size: int, counts: Sequence[int]) -> Traffic:
+    """Traffic of a ring of all ranks; `counts[r]` is what rank r sends."""
+    return {(rank, (rank + 1) % size): count for rank, count in enumerate(counts) if size > 1 and count}
+
+
+def _ring_counts(numel: int, size: int) -> list[int]:
+    """What the rank at each place of a ring all-reduce sends: twice all, less its own chunk and the next one's."""
+    bounds = even_bounds(numel, size)
+    chunks = [end - start for start, end in pairwise(bounds)]
+    return [2 * numel - chunks[place] - chunks[(place + 1) % size] for place in range(size)]
+
+
+def _ring(numel: int, groups: Sequence[int]) -> Traffic:
+    size = len(groups)
+    return _to_next(size, _ring_counts(numel, size))
+
+
+def _hierarchical(numel: int, groups: Sequence[int]) -> Traffic:
+    members = members_of(groups)
+    rings = [(ranks, numel) for ranks in members]
+    rings += [(list(segment.owners), segment.end - segment.start) for segment in segments(numel, members)]
+    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for ranks, count in rings:
+        if len(ranks) > 1:
+            for place, sent in enumerate(_ring_counts(count, len(ranks))):
+                pairs[ranks[place], ranks[(place + 1) % len(ranks)]] += sent
+    return dict(pairs)
+
+
+_ALL_REDUCE: dict[str, Callable[[int, Sequence[int]], Traffic]] = {
+    "ring": _ring,
+    "hierarchical": _hierarchical,
+}

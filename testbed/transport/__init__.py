@@ -1,17 +1,28 @@
-"""Transport: tagged messages between the ranks of a job, over TCP or in memory."""
+"""Messages between ranks: TCP, and an in-memory network for tests, behind one interface."""
 
-from testbed.transport.base import Matcher, PeerCounters, PeerLostError, Request, Transport, TransportError
+from testbed.transport.base import (
+    MAX_TAG,
+    PeerCounters,
+    PeerLost,
+    Request,
+    Transport,
+    TransportError,
+    TransportTimeout,
+    wait_all,
+)
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
 from testbed.transport.tcp import TcpTransport
 
 __all__ = [
-    "Matcher",
+    "MAX_TAG",
     "MemoryNetwork",
     "MemoryTransport",
     "PeerCounters",
-    "PeerLostError",
+    "PeerLost",
     "Request",
     "TcpTransport",
     "Transport",
     "TransportError",
+    "TransportTimeout",
+    "wait_all",
 ]

@@ -38,8 +38,8 @@ class Request:
     """One message to be sent or received.
 
     `done` turns true once: a send's buffer may be used again, a receive's buffer is filled, or `error` tells why
-    neither will be. `on_done` is called at that moment, in the thread of the rank, from inside `isend`, `irecv`,
-    `progress` or `close`; it must not call back into the transport.
+    neither will be. `on_done` is called with it at that moment, in the thread of the rank, from inside `isend`,
+    `irecv`, `progress` or `close`; it must not call back into the transport.
     """
 
     __slots__ = ("done", "error", "kind", "on_done", "peer", "tag", "view")
@@ -51,7 +51,7 @@ class Request:
         self.view = view
         self.done = False
         self.error: TransportError | None = None
-        self.on_done: Callable[[], None] | None = None
+        self.on_done: Callable[[Request], None] | None = None
 
     def complete(self) -> None:
         """Mark as done (for transports)."""
@@ -59,7 +59,7 @@ class Request:
         on_done = self.on_done
         if on_done is not None:
             self.on_done = None
-            on_done()
+            on_done(self)
 
     def fail(self, error: TransportError) -> None:
         """Mark as done with an error (for transports)."""
@@ -112,14 +112,12 @@ class Transport(Protocol):
         """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
 
 
-def check_address(transport: Transport, peer: int, tag: int) -> None:
-    """Raise ValueError unless `peer` is another rank and `tag` a tag."""
-    if not 0 <= peer < transport.size or peer == transport.rank:
-        raise ValueError(
-            f"rank {transport.rank}: peer: got {peer}, expected another rank of 0 to {transport.size - 1}"
-        )
-    if not 0 <= tag <= MAX_TAG:
-        raise ValueError(f"rank {transport.rank}: tag: got {tag}, expected 0 to 2**63 - 1")
+def address_error(transport: Transport, peer: int, tag: int) -> ValueError:
+    """What is wrong with a peer or a tag."""
+    if 0 <= tag <= MAX_TAG:
+        expected = f"another rank of 0 to {transport.size - 1}"
+        return ValueError(f"rank {transport.rank}: peer: got {peer}, expected {expected}")
+    return ValueError(f"rank {transport.rank}: tag: got {tag}, expected 0 to 2**63 - 1")
 
 
 def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float) -> None:

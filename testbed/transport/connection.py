@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
 from testbed.transport.mailbox import Mailbox, Staged, wrong_length
+from testbed.transport.sockets import describe
 from testbed.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES
 
 # one read takes in a header and a small message, or several; of a large message this much is copied twice
@@ -27,8 +33,7 @@ _GONE = select.EPOLLERR | select.EPOLLHUP
 class Connection:
     """One peer, before, during and after its socket's life.
 
-    Sends and receives are accepted at any time; they wait for the socket, and fail once the peer is lost. `watch(mask)`
-    must make the event loop watch the socket for these epoll events; `on_lost()` is called once.
+    Sends and receives are accepted at any time; they wait for the socket, and fail once the peer is lost.
     """
 
     def __init__(self, rank: int, peer: int, max_staged_bytes: int) -> None:
@@ -37,23 +42,21 @@ class Connection:
         self.counters = PeerCounters()
         self.lost: TransportError | None = None
         self.sock: socket.socket | None = None
-        self.farewell = False  # the peer has said goodbye
+        self._info: dict[str, Any] | None = None
         self._watch: Callable[[int], None] = _no_watch
-        self._on_lost: Callable[[], None] = _nothing
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
         self._said_goodbye = False
-        # outgoing: whole messages to be sent, and how much of the first (header included) is on its way
+        # outgoing: headers and requests in their order, and how many bytes of the first are on their way
         self._outgoing: deque[tuple[bytes, Request]] = deque()
         self._begun = 0
-        # incoming: bytes read ahead; then the message that is coming in, where to, how much of it is missing
+        # incoming: bytes read ahead; then the message that is coming in and the part of it not yet filled
         self._stage = bytearray(_STAGE_BYTES)
         self._stage_view = memoryview(self._stage)
         self._stage_start = 0
         self._stage_end = 0
-        self._target: memoryview | None = None  # the part not yet filled
         self._into: Request | Staged | None = None
-        self._tag = 0
+        self._target: memoryview | None = None
         self._low_water = 1
         self._paused = False
 
@@ -64,14 +67,12 @@ class Connection:
         if self.lost is not None:
             request.fail(self.lost)
             return
-        header = HEADER.pack(request.tag, len(request.view))
-        if self.sock is None or self._outgoing:
-            self._outgoing.append((header, request))
-            return
-        self._outgoing.append((header, request))
-        self._flush()
-        if self._outgoing:
-            self._rewatch()
+        waits = self.sock is None or bool(self._outgoing)
+        self._outgoing.append((HEADER.pack(request.tag, len(request.view)), request))
+        if not waits:
+            self._flush()
+            if self._outgoing:
+                self._rewatch()
 
     def receive(self, request: Request) -> None:
         """Take the oldest message of the request's tag, or post the request for it."""
@@ -82,9 +83,7 @@ class Connection:
                 return
             self._mailbox.post(request)
         elif len(staged.view) != len(request.view):
-            if staged is self._into:  # let it come in, to nowhere
-                self._mailbox.staged_bytes += len(staged.view)
-            request.fail(wrong_length(self.rank, self.peer, request.tag, len(staged.view), len(request.view)))
+            request.fail(self._wrong_length(request, len(staged.view)))
         elif staged is self._into:
             # still coming in: what has come is copied, the rest goes to its place directly
             assert self._target is not None
@@ -98,31 +97,37 @@ class Connection:
         if self._paused:
             self._paused = False
             self._parse()
+            self._set_low_water()
             self._rewatch()
 
     def say_goodbye(self) -> None:
         """Tell the peer, after all that is queued, that nothing more will come."""
-        if self.lost is None and not self._said_goodbye:
+        used = self.sock is not None or bool(self._outgoing)
+        if used and self.lost is None and not self._said_goodbye:
             self._said_goodbye = True
-            self._outgoing.append(
-                (HEADER.pack(GOODBYE_TAG, 0), Request("send", self.peer, 0, memoryview(b"")))
-            )
+            farewell = Request("send", self.peer, GOODBYE_TAG, memoryview(b""))
+            self._outgoing.append((HEADER.pack(GOODBYE_TAG, 0), farewell))
             if self.sock is not None:
                 self._flush()
                 self._rewatch()
 
     @property
     def settled(self) -> bool:
-        """Whether closing now loses nothing: all is sent, and the peer has said goodbye or is gone."""
-        return self.lost is not None or (not self._outgoing and (self.farewell or self.sock is None))
+        """Whether this side may close without losing anything."""
+        return self.lost is not None or (self.sock is None and not self._outgoing)
+
+    def info(self) -> dict[str, Any] | None:
+        """What the kernel knows about the socket, or last knew; None when there was none."""
+        if self.sock is not None:
+            self._info = {"peer": self.peer, **describe(self.sock)}
+        return self._info
 
     # ---- what the event loop tells
 
-    def attach(self, sock: socket.socket, watch: Callable[[int], None], on_lost: Callable[[], None]) -> None:
-        """Use this socket, ready for messages."""
+    def attach(self, sock: socket.socket, watch: Callable[[int], None]) -> None:
+        """Use this socket. `watch(mask)` makes the event loop tell `on_event` of these epoll events, none for 0."""
         self.sock = sock
         self._watch = watch
-        self._on_lost = on_lost
         self._flush()
         self._rewatch()
 
@@ -132,66 +137,82 @@ class Connection:
             self._flush()
             if not self._outgoing:
                 self._rewatch()
-        if mask & _READ:
-            self._read()
-        elif mask & _GONE:
-            self.fail(self._socket_error())
+        if self.lost is None:
+            if mask & _READ and not self._paused:
+                self._read()
+                self._set_low_water()
+            elif mask & _GONE:
+                self.fail(self._reason(None))
 
-    def fail(self, reason: str, error: TransportError | None = None) -> None:
-        """The peer is lost: fail what waits for it, let the socket go."""
+    def fail(self, reason: TransportError | str) -> None:
+        """The peer is lost: let the socket go, fail all that waits for it. Whole messages can still be received."""
         if self.lost is not None:
             return
-        self.lost = error or PeerLost(self.rank, self.peer, reason)
-        self._on_lost()
+        error = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
+        self.lost = error
+        self._release()
+        into, self._into, self._target = self._into, None, None
+        self._paused = False
+        if isinstance(into, Staged):
+            self._mailbox.discard(into)
+        elif into is not None:
+            into.fail(error)
+        self._mailbox.fail(error)
         outgoing, self._outgoing = self._outgoing, deque()
         for _, request in outgoing:
-            request.fail(self.lost)
-        if isinstance(self._into, Request):
-            self._into.fail(self.lost)
-        elif self._into is not None:
-            # what will never be whole must not be handed out
-            self._drop_staged(self._into)
-        self._into = None
-        self._target = None
-        self._mailbox.fail(self.lost)
+            request.fail(error)
+
+    def _release(self) -> None:
+        if self.sock is None:
+            return
+        with contextlib.suppress(OSError):
+            self.info()
+        self._watch(0)
+        self.sock.close()
+        self.sock = None
+
+    def _rewatch(self) -> None:
+        if self.sock is not None:
+            self._watch((_GONE if self._paused else _READ) | (_WRITE if self._outgoing else 0))
 
     # ---- sending
 
     def _flush(self) -> None:
-        sock = self.sock
+        """Give the kernel what it takes."""
+        sock, outgoing = self.sock, self._outgoing
         assert sock is not None
-        outgoing = self._outgoing
         while outgoing:
             header, request = outgoing[0]
             view = request.view
             begun = self._begun
             try:
-                if not begun:
-                    begun = sock.sendmsg((header, view)) if view else sock.send(header)
-                elif begun < HEADER_BYTES:
+                if begun >= HEADER_BYTES:
+                    begun += sock.send(view[begun - HEADER_BYTES :])
+                elif view:
                     begun += sock.sendmsg((header[begun:], view))
                 else:
-                    begun += sock.send(view[begun - HEADER_BYTES :])
+                    begun += sock.send(header[begun:])
             except BlockingIOError:
                 return
             except OSError as error:
-                self.fail(_reason(error))
+                self.fail(self._reason(error))
                 return
             if begun < HEADER_BYTES + len(view):
                 self._begun = begun
                 return
             self._begun = 0
             outgoing.popleft()
-            counters = self.counters
-            counters.messages_sent += 1
-            counters.bytes_sent += len(view)
-            counters.header_bytes_sent += HEADER_BYTES
+            if request.tag != GOODBYE_TAG:
+                counters = self.counters
+                counters.messages_sent += 1
+                counters.bytes_sent += len(view)
+                counters.header_bytes_sent += HEADER_BYTES
             request.complete()
 
     # ---- receiving
 
     def _read(self) -> None:
-        """Read until there is no more, or the turn is over."""
+        """Read what is there: up to the end of a large message, or all, or until others should have their turn."""
         sock = self.sock
         assert sock is not None
         taken = 0
@@ -199,49 +220,38 @@ class Connection:
             while taken < _TURN_BYTES:
                 target = self._target
                 if target is None:
-                    wanted = _STAGE_BYTES - self._stage_end
+                    room = _STAGE_BYTES - self._stage_end
                     count = sock.recv_into(self._stage_view[self._stage_end :])
                     self._stage_end += count
                     if count:
                         self._parse()
-                        if self.lost is not None or self._paused:
-                            return
                 else:
-                    wanted = len(target)
+                    room = len(target)
                     count = sock.recv_into(target)
-                    if count == wanted:
+                    if count == room:
                         self._arrived()
-                    elif count:
-                        self._target = target[count:]
+                        return  # whoever waited for it goes on first
+                    self._target = target[count:]
                 if not count:
-                    self.fail(
-                        "it closed its end"
-                        if self.farewell
-                        else "its end closed without a goodbye, as when its process ends"
-                    )
-                    return
-                if count < wanted:
-                    break  # the socket is empty
+                    self.fail("its end closed without a goodbye, as when a process ends")
+                if count < room or self.lost is not None or self._paused:
+                    return  # nothing is left in the kernel, or none of it wanted
                 taken += count
         except BlockingIOError:
             pass
         except OSError as error:
-            self.fail(_reason(error))
-            return
-        self._set_low_water()
+            self.fail(self._reason(error))
 
     def _parse(self) -> None:
-        """Take messages from what was read ahead; ends with nothing ahead, or part of a header, or on pause."""
-        stage = self._stage
-        start, end = self._stage_start, self._stage_end
+        """Take messages from what was read ahead; leaves at most a part of a header, unless on pause."""
+        stage, start, end = self._stage, self._stage_start, self._stage_end
         while end - start >= HEADER_BYTES:
             tag, length = HEADER.unpack_from(stage, start)
             if not self._begin(tag, length):
                 break
             start += HEADER_BYTES
             target = self._target
-            if target is None:  # a goodbye
-                continue
+            assert target is not None
             have = min(length, end - start)
             target[:have] = self._stage_view[start : start + have]
             start += have
@@ -251,54 +261,86 @@ class Connection:
             self._arrived()
         if start == end:
             start = end = 0
-        elif start and not self._paused:
+        elif start:
             rest = stage[start:end]
             start, end = 0, len(rest)
             stage[:end] = rest
         self._stage_start, self._stage_end = start, end
 
     def _begin(self, tag: int, length: int) -> bool:
-        """Find the place for a message; False when it has none yet, or breaks the rules."""
+        """Find the place for a message; False when it has none."""
+        into: Request | Staged
         if tag == GOODBYE_TAG:
-            return self._on_goodbye()
+            self._end(length)
+            return False
         request = self._mailbox.take_posted(tag)
-        if request is not None:
-            if len(request.view) != length:
-                # what follows in the stream cannot be trusted to be what the sender thinks it is
-                error = wrong_length(self.rank, self.peer, tag, length, len(request.view))
-                request.fail(error)
-                self.fail("", error)
+        if request is not None and len(request.view) == length:
+            into = request
+        elif request is not None:
+            error = self._wrong_length(request, length)
+            request.fail(error)
+            if length > self._max_staged_bytes:
+                self.fail(error)
                 return False
-            self._into = request
-            self._target = request.view
-        elif self._mailbox.staged_bytes + length > self._max_staged_bytes:
-            # let the peer wait: its bytes stay in the kernel until the receive is posted
+            into = Staged(length)  # goes nowhere; what follows may still make sense
+        elif self._mailbox.staged_bytes + length <= self._max_staged_bytes:
+            into = self._mailbox.stage(tag, length)
+        else:
+            # the peer has to wait: its bytes stay in the kernel until a receive is posted
             self._paused = True
             self._rewatch()
             return False
-        else:
-            self._into = staged = self._mailbox.stage(tag, length)
-            self._target = staged.view
-        self._tag = tag
+        self._into = into
+        self._target = into.view
         return True
 
     def _arrived(self) -> None:
         """The message that was coming in is whole."""
         into = self._into
+        assert into is not None
         self._into = None
         self._target = None
         counters = self.counters
         counters.messages_received += 1
+        counters.bytes_received += len(into.view)
         counters.header_bytes_received += HEADER_BYTES
         if isinstance(into, Request):
-            counters.bytes_received += len(into.view)
             into.complete()
-        elif into is not None:
-            counters.bytes_received += len(into.view)
 
-    def _on_goodbye(self) -> bool:
-        self.farewell = True
-        self.say_goodbye()  # so that the peer need not wait for ours
-        error = PeerLost(self.rank, self.peer, "it closed its end")
-        self._mailbox.fail(error)
-        return True
+    def _end(self, length: int) -> None:
+        """The peer said goodbye. It waits for ours, unless that is on its way already; then both ends let go."""
+        sock = self.sock
+        assert sock is not None
+        with contextlib.suppress(OSError):
+            if self._said_goodbye:
+                # nothing is under way any more: a reset leaves no TIME_WAIT to block this port pair in the next run
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            elif not self._begun:
+                sock.send(HEADER.pack(GOODBYE_TAG, 0))
+        self.fail("it closed its end" if length == 0 else f"its goodbye announces {length} bytes")
+
+    def _set_low_water(self) -> None:
+        """Let the kernel wake this rank for the rest of a message, not for each of its packets."""
+        if self.sock is None:
+            return
+        wanted = 1 if self._target is None else min(len(self._target), _LOW_WATER_BYTES)
+        if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_LEAST_BYTES):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self._low_water = wanted
+
+    # ---- words
+
+    def _wrong_length(self, request: Request, length: int) -> TransportError:
+        return wrong_length(self.rank, self.peer, request.tag, length, len(request.view))
+
+    def _reason(self, error: OSError | None) -> str:
+        """What ended the socket, in words."""
+        assert self.sock is not None
+        if error is not None:
+            return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})"
+        number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return os.strerror(number) if number else "its end closed"
+
+
+def _no_watch(mask: int) -> None:
+    """No socket yet: nothing to watch."""

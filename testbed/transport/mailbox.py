@@ -16,7 +16,7 @@ class Staged:
 
     def __init__(self, length: int) -> None:
         # numpy does not touch the memory, so an announced length costs nothing until bytes come
-        self.view = memoryview(np.empty(length, dtype=np.uint8))
+        self.view = np.empty(length, dtype=np.uint8).data
         self.received = 0
 
 
@@ -65,6 +65,16 @@ class Mailbox:
             del self.staged[tag]
         self.staged_bytes -= len(staged.view)
         return staged
+
+    def discard(self, staged: Staged) -> None:
+        """Forget a message that will never be whole; nothing happens when it was taken before."""
+        for tag, queue in self.staged.items():
+            if queue[-1] is staged:
+                self.staged_bytes -= len(staged.view)
+                queue.pop()
+                if not queue:
+                    del self.staged[tag]
+                return
 
     def fail(self, error: TransportError) -> None:
         """Fail every posted receive."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from typing import Literal
 
-from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError, check_address
+from testbed.transport.base import MAX_TAG, PeerCounters, PeerLost, Request, TransportError, address_error
 from testbed.transport.mailbox import Mailbox, wrong_length
 
 _CLOSED = -1  # instead of a tag: the sender has closed
@@ -36,8 +37,7 @@ class MemoryTransport:
 
     def isend(self, peer: int, tag: int, view: memoryview) -> Request:
         """See Transport."""
-        check_address(self, peer, tag)
-        request = Request("send", peer, tag, view)
+        request = self._request("send", peer, tag, view)
         if peer in self._lost:
             request.fail(self._lost[peer])
             return request
@@ -50,8 +50,7 @@ class MemoryTransport:
 
     def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
         """See Transport."""
-        check_address(self, peer, tag)
-        request = Request("recv", peer, tag, view)
+        request = self._request("recv", peer, tag, view)
         staged = self._mailboxes[peer].take_staged(tag)
         if staged is not None:
             self._hand_over(request, staged.view)
@@ -88,6 +87,11 @@ class MemoryTransport:
         for peer in self.counters:
             self._network.transports[peer]._deliver(self.rank, _CLOSED, b"")
             self._lose(peer, "this rank has closed its transport")
+
+    def _request(self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview) -> Request:
+        if peer not in self.counters or not 0 <= tag <= MAX_TAG:
+            raise address_error(self, peer, tag)
+        return Request(kind, peer, tag, view)
 
     def _deliver(self, sender: int, tag: int, payload: bytes) -> None:
         with self._news:

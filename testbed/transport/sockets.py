@@ -87,7 +87,8 @@ def describe(sock: socket.socket) -> dict[str, Any]:
     """
     raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES).ljust(_TCP_INFO_BYTES, b"\0")
     figures = {
-        name: struct.unpack_from(form, raw, offset)[0] * unit for name, offset, form, unit in _TCP_INFO
+        name: round(struct.unpack_from(form, raw, offset)[0] * unit, 6)
+        for name, offset, form, unit in _TCP_INFO
     }
     return {
         "local": list(sock.getsockname()[:2]),

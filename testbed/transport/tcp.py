@@ -1,64 +1,53 @@
-"""TCP between ranks: one connection per pair, non-blocking, driven by one epoll loop.
+"""Non-blocking TCP between ranks: one connection per pair, one thread, one epoll instance.
 
-Every message is a header (tag, payload length) and its payload. A payload whose receive is posted goes straight into
-the posted buffer; one that comes early is kept until it is asked for. The higher rank of a pair connects to the lower.
+Of two ranks the lower listens and the higher dials. A connection is made when either side first uses it, or for all
+peers at once with `connect`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import math
 import os
 import select
 import socket
-import struct
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.transport.base import Matcher, PeerCounters, PeerLostError, Request, TransportError, as_bytes
+from testbed.transport.base import (
+    MAX_TAG,
+    PeerCounters,
+    Request,
+    TransportError,
+    TransportTimeout,
+    address_error,
+)
+from testbed.transport.connection import Connection
+from testbed.transport.handshake import Handshake
+from testbed.transport.sockets import SocketSettings
 
-HEADER = struct.Struct("!QQ")
-HELLO = struct.Struct("!8s32sII")
-MAGIC = b"testbed1"
-MAX_STAGED_BYTES = 1 << 30
-BYTES_AT_ONCE = 1 << 20  # from one connection before the others get their turn
-CONNECT_RETRY_S = 0.02
-HELLO_TIMEOUT_S = 5.0
-CLOSE_TIMEOUT_S = 5.0
-# struct tcp_info: u32 fields begin after 8 bytes; these are their numbers (linux/tcp.h)
-_TCP_INFO_U32 = {"rtt_us": 15, "retransmits": 23}
-_TCP_INFO_BYTES_ACKED = 120
-
-
-class _Connection:
-    """One pair's socket with what is being sent and received on it."""
-
-    def __init__(self, rank: int, peer: int, connection: socket.socket) -> None:
-        self.peer = peer
-        self.socket = connection
-        self.matcher = Matcher(rank, peer)
-        self.counters = PeerCounters()
-        self.sending: deque[tuple[list[memoryview], Request]] = deque()
-        self.wants_to_write = False
-        self.header = bytearray(HEADER.size)
-        self.header_view = memoryview(self.header)
-        self.header_got = 0
-        self.payload: memoryview | None = None
-        self.payload_got = 0
-        self.request: Request | None = None
-        self.staging: bytearray | None = None
-        self.tag = 0
-        self.lost: PeerLostError | None = None
+_FIRST_RETRY_S = 0.01
+_LAST_RETRY_S = 0.2
+_HELLO_TIMEOUT_S = 5.0
+_MAX_STRANGERS = 256
+# epoll counts milliseconds and may add a thousandth of the time asked for; select is exact but slower
+_EXACT_BELOW_S = 0.003
 
 
 class TcpTransport:
-    """Rank `rank`'s end of a full mesh. `addresses[i]` is where rank i listens; all ranks call this at about one time.
+    """One rank's TCP connections; see Transport for the messages.
 
-    `token` (up to 32 characters) keeps strangers and other runs out. `congestion_control` is set on every socket and
-    read back. `source_port(rank, peer)` fixes the local port of outgoing connections, so that the network hashes flows
-    alike in every run. TransportError when a peer cannot be reached within `bootstrap_timeout_s`.
+    rank: this rank. addresses: (IPv4 address, port) of every rank, in rank order.
+    token: the same for all ranks of a job; connections from any other job are refused.
+    congestion_control: set on every socket and read back; None leaves the kernel's default.
+    source_port: (rank, peer) -> local port of the connection that `rank` dials, for hashing that can be repeated.
+    bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
+    close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
+    that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
+    eager: connect to all peers at once. listener: a bound socket to listen on in place of this rank's address.
+
+    Raises TransportError when a setting does not take, TransportTimeout when `eager` and a peer does not appear.
     """
 
     def __init__(
@@ -66,309 +55,291 @@ class TcpTransport:
         rank: int,
         addresses: Sequence[tuple[str, int]],
         *,
-        token: str = "",
+        token: str,
         congestion_control: str | None = None,
         source_port: Callable[[int, int], int] | None = None,
         bootstrap_timeout_s: float = 30.0,
+        close_timeout_s: float = 2.0,
+        max_staged_bytes: int = 256 * 1024**2,
+        send_buffer_bytes: int | None = None,
+        receive_buffer_bytes: int | None = None,
+        eager: bool = False,
+        listener: socket.socket | None = None,
     ) -> None:
+        if not 0 <= rank < len(addresses):
+            raise ValueError(f"rank: got {rank}, expected 0 to {len(addresses) - 1}, as there are addresses")
         self.rank = rank
         self.size = len(addresses)
-        self._addresses = addresses
-        self._token = token.encode()[:32]
-        self._congestion_control = congestion_control
+        self.refused = 0  # connections from elsewhere
+        self._addresses = list(addresses)
+        self._token = token
+        self._settings = SocketSettings(congestion_control, send_buffer_bytes, receive_buffer_bytes)
         self._source_port = source_port
+        self._bootstrap_timeout_s = bootstrap_timeout_s
+        self._close_timeout_s = close_timeout_s
+        self._closed = False
+        self._connections = {
+            peer: Connection(rank, peer, max_staged_bytes) for peer in range(self.size) if peer != rank
+        }
+        self._counters = {peer: connection.counters for peer, connection in self._connections.items()}
         self._epoll = select.epoll()
-        self._connections: dict[int, _Connection] = {}
-        self._by_descriptor: dict[int, _Connection] = {}
-        try:
-            self._connect_all(time.monotonic() + bootstrap_timeout_s, bootstrap_timeout_s)
-        except BaseException:
-            self._drop_all()
-            raise
-        self.counters = {peer: connection.counters for peer, connection in sorted(self._connections.items())}
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._masks: dict[int, int] = {}
+        # what is under way until a connection stands
+        self._deadlines_s: dict[int, float] = {}  # per peer that this rank dials
+        self._attempts: dict[int, tuple[float, str]] = {}  # per such peer: when to try again, and why
+        self._pauses_s: dict[int, float] = {}  # per such peer: for how long, if it fails again
+        self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
+        self._listener = self._listen(listener)
+        if eager:
+            self.connect()
 
-    # -- bootstrap -------------------------------------------------------------------------------------------------
-
-    def _connect_all(self, deadline: float, timeout_s: float) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._set_congestion_control(listener)  # accepted sockets inherit it
-            listener.bind(self._addresses[self.rank])
-            listener.listen(self.size)
-            for peer in range(self.rank):
-                self._adopt(peer, self._dial(peer, deadline, timeout_s))
-            while missing := [
-                peer for peer in range(self.rank + 1, self.size) if peer not in self._connections
-            ]:
-                left = deadline - time.monotonic()
-                listener.settimeout(max(left, 0.001))
-                try:
-                    candidate, _address = listener.accept()
-                except TimeoutError:
-                    names = ", ".join(map(str, missing))
-                    raise TransportError(
-                        f"rank {self.rank}: no connection from rank {names} within {timeout_s:g} s"
-                    ) from None
-                self._welcome(candidate)
-
-    def _dial(self, peer: int, deadline: float, timeout_s: float) -> socket.socket:
-        reason = "no answer"
-        while True:
-            connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                self._set_congestion_control(connection)
-                port = self._source_port(self.rank, peer) if self._source_port else 0
-                connection.bind((self._addresses[self.rank][0], port))
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                connection.connect(self._addresses[peer])
-                connection.sendall(self._hello(peer))
-                if self._receive_exactly(connection, HELLO.size) == self._hello_of(peer):
-                    return connection
-                reason = "whoever listens there is not part of this job"
-            except OSError as error:
-                reason = str(error)
-            except BaseException:
-                connection.close()
-                raise
-            connection.close()
-            if time.monotonic() >= deadline:
-                where = "{}:{}".format(*self._addresses[peer])
-                raise TransportError(
-                    f"rank {self.rank}: cannot reach rank {peer} at {where} within {timeout_s:g} s: {reason}"
-                )
-            time.sleep(CONNECT_RETRY_S)
-
-    def _welcome(self, candidate: socket.socket) -> None:
-        """Take a connection in when it proves to be an expected peer; strangers are turned away."""
-        candidate.settimeout(HELLO_TIMEOUT_S)
-        try:
-            magic, token, peer, target = HELLO.unpack(self._receive_exactly(candidate, HELLO.size))
-            expected = magic == MAGIC and token.rstrip(b"\0") == self._token and target == self.rank
-            if not expected or not self.rank < peer < self.size or peer in self._connections:
-                raise ConnectionError("not a peer")
-            candidate.sendall(self._hello_of(self.rank, peer))
-        except (OSError, struct.error):
-            candidate.close()
-            return
-        self._adopt(peer, candidate)
-
-    def _hello(self, peer: int) -> bytes:
-        return HELLO.pack(MAGIC, self._token, self.rank, peer)
-
-    def _hello_of(self, sender: int, target: int | None = None) -> bytes:
-        return HELLO.pack(MAGIC, self._token, sender, self.rank if target is None else target)
-
-    @staticmethod
-    def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = connection.recv(count - len(data))
-            if not part:
-                raise ConnectionError("closed during the greeting")
-            data += part
-        return data
-
-    def _set_congestion_control(self, connection: socket.socket) -> None:
-        if self._congestion_control is None:
-            return
-        wanted = self._congestion_control
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
-        except OSError as error:
-            raise TransportError(f"congestion control {wanted!r}: this kernel does not have it") from error
-        found = _congestion_control(connection)
-        if found != wanted:
-            raise TransportError(f"congestion control: asked for {wanted!r}, the socket has {found!r}")
-
-    def _adopt(self, peer: int, connection: socket.socket) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if (
-            self._congestion_control is not None
-            and _congestion_control(connection) != self._congestion_control
-        ):
-            self._set_congestion_control(connection)
-        connection.setblocking(False)
-        made = _Connection(self.rank, peer, connection)
-        self._connections[peer] = made
-        self._by_descriptor[connection.fileno()] = made
-        self._epoll.register(connection.fileno(), select.EPOLLIN)
-
-    # -- messages --------------------------------------------------------------------------------------------------
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """See Transport."""
+        return self._counters
 
     def isend(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Start to send; what the socket takes at once goes out at once."""
-        connection = self._connections[peer]
-        request = Request(peer, tag, view, incoming=False)
-        if connection.lost is not None:
-            request.finish(connection.lost)
-            return request
-        parts = [memoryview(HEADER.pack(tag, view.nbytes)), as_bytes(view)]
-        connection.counters.bytes_sent += view.nbytes
-        connection.counters.messages_sent += 1
-        connection.sending.append((parts, request))
-        if not connection.wants_to_write:
-            self._write(connection)
+        """See Transport."""
+        request = Request("send", peer, tag, view)
+        self._connection(peer, tag).send(request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Post a receive."""
-        connection = self._connections[peer]
-        request = Request(peer, tag, as_bytes(view), incoming=True)
-        connection.matcher.post(request)
-        if not request.done and connection.lost is not None:
-            connection.matcher.fail(connection.lost)
+        """See Transport."""
+        request = Request("recv", peer, tag, view)
+        self._connection(peer, tag).receive(request)
         return request
 
-    def progress(self, timeout_s: float) -> None:
-        """Read and write what is ready; wait at most `timeout_s`, to better than a millisecond."""
-        events = self._epoll.poll(0)
-        if not events and timeout_s > 0:
-            # epoll counts in milliseconds; select on the epoll's own descriptor counts in microseconds
-            select.select([self._epoll.fileno()], [], [], timeout_s)
-            events = self._epoll.poll(0)
-        for descriptor, event in events:
-            connection = self._by_descriptor.get(descriptor)
-            if connection is None:
-                continue
-            if event & select.EPOLLOUT:
-                self._write(connection)
-            if event & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR) and connection.lost is None:
-                self._read(connection)
-
-    def _write(self, connection: _Connection) -> None:
-        sending = connection.sending
-        try:
-            while sending:
-                parts, request = sending[0]
-                sent = connection.socket.sendmsg(parts)
-                while parts and sent >= len(parts[0]):
-                    sent -= len(parts.pop(0))
-                if parts:
-                    parts[0] = parts[0][sent:]
-                else:
-                    sending.popleft()
-                    request.finish()
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self._lose(connection, error)
+    def progress(self, timeout_s: float | None = 0.0) -> None:
+        """See Transport."""
+        if self._epoll.closed:
             return
-        if bool(sending) != connection.wants_to_write:
-            connection.wants_to_write = bool(sending)
-            wanted = select.EPOLLIN | (select.EPOLLOUT if sending else 0)
-            self._epoll.modify(connection.socket.fileno(), wanted)
+        if self._deadlines_s or self._handshakes:
+            timeout_s = self._tend(timeout_s)
+        handlers = self._handlers
+        for descriptor, mask in self._poll(timeout_s):
+            handler = handlers.get(descriptor)
+            if handler is not None:
+                handler(mask)
 
-    def _read(self, connection: _Connection) -> None:
-        taken = 0
-        try:
-            while taken < BYTES_AT_ONCE:
-                if connection.payload is None:
-                    got = connection.socket.recv_into(connection.header_view[connection.header_got :])
-                    connection.header_got += got
-                    if connection.header_got == HEADER.size:
-                        self._begin_payload(connection)
-                else:
-                    got = connection.socket.recv_into(connection.payload[connection.payload_got :])
-                    connection.payload_got += got
-                if not got:
-                    raise ConnectionResetError(errno.ECONNRESET, "the peer closed the connection")
-                taken += got
-                if connection.payload is not None and connection.payload_got == len(connection.payload):
-                    self._end_payload(connection)
-        except BlockingIOError:
-            pass
-        except (OSError, TransportError) as error:
-            self._lose(connection, error)
+    def connect(self, peers: Iterable[int] | None = None) -> None:
+        """Connect to these peers (all by default), which must do likewise, within the bootstrap timeout.
 
-    def _begin_payload(self, connection: _Connection) -> None:
-        connection.header_got = 0
-        connection.tag, length = HEADER.unpack(connection.header)
-        connection.request = connection.matcher.take(connection.tag)
-        if connection.request is not None:
-            if (error := connection.matcher.mismatch(connection.request, length)) is not None:
-                connection.request.finish(error)
-                raise error
-            connection.payload = connection.request.view
-        else:
-            if length > MAX_STAGED_BYTES:
-                raise TransportError(
-                    f"rank {self.rank}: rank {connection.peer} announces a message of {length} bytes"
+        Raises TransportTimeout naming the peers that did not appear, or the error that a connection ended with.
+        """
+        wanted = sorted(self._connections if peers is None else peers)
+        deadline_s = time.monotonic() + self._bootstrap_timeout_s
+        while True:
+            connections = [self._connection(peer, 0) for peer in wanted]
+            for connection in connections:
+                if connection.lost is not None:
+                    raise connection.lost
+            missing = [connection.peer for connection in connections if connection.sock is None]
+            left_s = deadline_s - time.monotonic()
+            if not missing:
+                return
+            if left_s <= 0:
+                raise TransportTimeout(
+                    self.rank, missing, "waiting to connect with", self._bootstrap_timeout_s
                 )
-            connection.staging = bytearray(length)
-            connection.payload = memoryview(connection.staging)
-        connection.payload_got = 0
-
-    def _end_payload(self, connection: _Connection) -> None:
-        assert connection.payload is not None
-        connection.counters.bytes_received += len(connection.payload)
-        connection.counters.messages_received += 1
-        request, staging = connection.request, connection.staging
-        connection.payload = connection.request = connection.staging = None
-        if request is not None:
-            request.finish()
-        elif staging is not None:
-            connection.matcher.stage(connection.tag, staging)
-
-    def _lose(self, connection: _Connection, error: Exception) -> None:
-        """The connection is of no use any more: everything waiting on it fails, now."""
-        if connection.lost is not None:
-            return
-        words = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        lost = PeerLostError(f"rank {self.rank}: connection to rank {connection.peer} lost: {words}")
-        connection.lost = lost
-        self._by_descriptor.pop(connection.socket.fileno(), None)
-        with contextlib.suppress(OSError):
-            self._epoll.unregister(connection.socket.fileno())
-        connection.socket.close()
-        sending, connection.sending = connection.sending, deque()
-        for _parts, request in sending:
-            request.finish(lost)
-        if connection.request is not None:
-            connection.request.finish(lost)
-        connection.matcher.fail(lost)
-
-    # -- end -------------------------------------------------------------------------------------------------------
+            self.progress(left_s)
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """Per peer: congestion control, smoothed round trip, segments sent again, payload bytes acknowledged, ports."""
-        found = []
-        for peer, connection in sorted(self._connections.items()):
-            if connection.lost is not None:
-                continue
-            raw = connection.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            fields: dict[str, Any] = {
-                name: struct.unpack_from("I", raw, 8 + 4 * number)[0]
-                for name, number in _TCP_INFO_U32.items()
-            }
-            found.append(
-                {
-                    "peer": peer,
-                    "congestion_control": _congestion_control(connection.socket),
-                    "rtt_s": fields["rtt_us"] / 1e6,
-                    "retransmits": fields["retransmits"],
-                    "bytes_acked": struct.unpack_from("Q", raw, _TCP_INFO_BYTES_ACKED)[0]
-                    if len(raw) >= _TCP_INFO_BYTES_ACKED + 8
-                    else None,
-                    "local_port": connection.socket.getsockname()[1],
-                    "peer_port": connection.socket.getpeername()[1],
-                }
-            )
-        return found
+        """Per connection, open or past: `peer`, `remote`, and what `sockets.describe` tells. Ready for JSON."""
+        infos = []
+        for peer, connection in self._connections.items():
+            info = connection.info()
+            if info is not None:
+                infos.append({**info, "remote_ip": self._addresses[peer][0]})
+        return infos
 
     def close(self) -> None:
-        """Send out what was started, for at most CLOSE_TIMEOUT_S, then end all connections."""
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
-        while any(c.sending for c in self._connections.values()) and time.monotonic() < deadline:
-            self.progress(0.05)
-        self._drop_all()
-
-    def _drop_all(self) -> None:
-        for connection in self._connections.values():
-            connection.socket.close()
-        self._by_descriptor.clear()
+        """See Transport. Takes a round trip to the peers, at most `close_timeout_s`."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline_s = time.monotonic() + self._close_timeout_s
+        connections = self._connections.values()
+        for connection in connections:
+            connection.say_goodbye()
+        while not all(connection.settled for connection in connections):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self.progress(left_s)
+        for connection in connections:
+            connection.fail("this rank has closed its transport")
+        for handshake, _ in self._handshakes.values():
+            handshake.sock.close()
+        if self._listener is not None:
+            self._listener.close()
         self._epoll.close()
 
+    # ---- the event loop
 
-def _congestion_control(connection: socket.socket) -> str:
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).split(b"\0")[0].decode()
+    def _poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
+        if timeout_s is None:
+            return self._epoll.poll()
+        if timeout_s > _EXACT_BELOW_S:
+            # wakes up too early rather than too late; the caller comes again for the rest
+            return self._epoll.poll((math.floor(timeout_s * 995.0 - 1.0) - 0.5) / 1000.0)  # rounded up
+        if timeout_s > 0:
+            readable, _, _ = select.select((self._epoll,), (), (), timeout_s)
+            if not readable:
+                return []
+        return self._epoll.poll(0)
+
+    def _watch(self, sock: socket.socket, mask: int, handler: Callable[[int], None]) -> None:
+        """Have `handler` called for these events of the socket; 0 for no longer."""
+        descriptor = sock.fileno()
+        before = self._masks.get(descriptor, 0)
+        if not mask:
+            if before:
+                self._epoll.unregister(descriptor)
+                del self._masks[descriptor], self._handlers[descriptor]
+            return
+        if mask != before:
+            if before:
+                self._epoll.modify(descriptor, mask)
+            else:
+                self._epoll.register(descriptor, mask)
+            self._masks[descriptor] = mask
+        self._handlers[descriptor] = handler
+
+    # ---- getting connected
+
+    def _connection(self, peer: int, tag: int) -> Connection:
+        """The connection with a peer, begun if need be."""
+        connection = self._connections.get(peer)
+        if connection is None or not 0 <= tag <= MAX_TAG:
+            raise address_error(self, peer, tag)
+        if connection.sock is None and connection.lost is None and peer < self.rank:
+            self._deadlines_s.setdefault(peer, time.monotonic() + self._bootstrap_timeout_s)
+            self._attempts.setdefault(peer, (0.0, "not tried yet"))
+        return connection
+
+    def _listen(self, listener: socket.socket | None) -> socket.socket | None:
+        if self.rank == self.size - 1:
+            return listener  # nobody dials the highest rank
+        if listener is None:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            address = self._addresses[self.rank]
+            try:
+                listener.bind(address)
+            except OSError as error:
+                listener.close()
+                raise TransportError(
+                    f"rank {self.rank}: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
+                ) from None
+        self._settings.apply(listener)
+        listener.listen(self.size + _MAX_STRANGERS)
+        self._watch(listener, select.EPOLLIN, self._on_caller)
+        return listener
+
+    def _tend(self, timeout_s: float | None) -> float | None:
+        """Dial where it is time, give up where it is too late; how long to wait until the next such thing."""
+        now_s = time.monotonic()
+        due_s = math.inf
+        for peer, deadline_s in list(self._deadlines_s.items()):
+            if now_s >= deadline_s:
+                self._give_up(peer)
+                continue
+            due_s = min(due_s, deadline_s)
+            if peer in self._attempts:
+                if now_s >= self._attempts[peer][0]:
+                    self._dial(peer)
+                if peer in self._attempts:
+                    due_s = min(due_s, self._attempts[peer][0])
+        for handshake, deadline_s in list(self._handshakes.values()):
+            if now_s >= deadline_s:
+                self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
+            else:
+                due_s = min(due_s, deadline_s)
+        left_s = max(0.0, due_s - now_s)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _give_up(self, peer: int) -> None:
+        for handshake, _ in list(self._handshakes.values()):
+            if handshake.peer == peer:
+                self._fail_handshake(handshake, "connected, but no hello came back")
+        del self._deadlines_s[peer]
+        _, reason = self._attempts.pop(peer)
+        ip, port = self._addresses[peer]
+        what = f"no connection ({ip}:{port}: {reason}) with"
+        self._connections[peer].fail(TransportTimeout(self.rank, [peer], what, self._bootstrap_timeout_s))
+
+    def _dial(self, peer: int) -> None:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        handshake = Handshake(sock, self.rank, self.size, self._token, peer)
+        try:
+            self._settings.apply(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port = self._source_port(self.rank, peer) if self._source_port else 0
+            sock.bind((self._addresses[self.rank][0], port))
+            number = sock.connect_ex(self._addresses[peer])
+            if number not in {0, errno.EINPROGRESS}:
+                raise OSError(number, os.strerror(number))
+        except OSError as error:
+            self._fail_handshake(handshake, str(error.strerror))
+            return
+        self._begin_handshake(handshake, self._deadlines_s[peer])
+
+    def _on_caller(self, mask: int) -> None:
+        """Accept one connection; epoll tells again of more."""
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:  # it has gone already
+            return
+        if len(self._handshakes) >= _MAX_STRANGERS:
+            self.refused += 1
+            sock.close()
+            return
+        self._settings.apply(sock)
+        handshake = Handshake(sock, self.rank, self.size, self._token, None)
+        self._begin_handshake(handshake, time.monotonic() + _HELLO_TIMEOUT_S)
+
+    def _begin_handshake(self, handshake: Handshake, deadline_s: float) -> None:
+        self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
+        if handshake.peer is not None:
+            self._attempts.pop(handshake.peer, None)
+        self._watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
+
+    def _on_handshake(self, handshake: Handshake) -> None:
+        try:
+            peer = handshake.on_event()
+            if peer is None:
+                self._watch(handshake.sock, handshake.events, self._handlers[handshake.sock.fileno()])
+                return
+            connection = self._connections[peer]
+            if handshake.peer is None:
+                if peer < self.rank or connection.sock is not None or connection.lost is not None:
+                    raise ValueError(f"sender: rank {peer} has no business to dial, or did before")
+                handshake.speak(peer)
+        except (OSError, ValueError) as error:
+            self._fail_handshake(handshake, getattr(error, "strerror", None) or str(error))
+            return
+        self._deadlines_s.pop(peer, None)
+        sock = handshake.sock
+        del self._handshakes[sock.fileno()]
+        self._watch(sock, 0, connection.on_event)
+        connection.attach(sock, lambda mask: self._watch(sock, mask, connection.on_event))
+
+    def _fail_handshake(self, handshake: Handshake, reason: str) -> None:
+        """Let the socket go; dial again later when it was ours."""
+        sock, peer = handshake.sock, handshake.peer
+        self._handshakes.pop(sock.fileno(), None)
+        self._watch(sock, 0, _ignore)
+        sock.close()
+        if peer is None:
+            self.refused += 1
+        else:
+            pause_s = self._pauses_s.get(peer, _FIRST_RETRY_S)
+            self._pauses_s[peer] = min(2 * pause_s, _LAST_RETRY_S)
+            self._attempts[peer] = (time.monotonic() + pause_s, reason)
+
+
+def _ignore(mask: int) -> None:
+    """The handler of what is no longer watched."""

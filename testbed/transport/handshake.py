@@ -1,0 +1,59 @@
+"""The first words on a new connection, until both ends know whom they talk to."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from testbed.transport.wire import HELLO_BYTES, make_hello, read_hello
+
+
+class Handshake:
+    """A socket that has not proven yet to belong to a rank of this job.
+
+    peer: the rank that was dialled; None on a connection that was accepted.
+    """
+
+    def __init__(self, sock: socket.socket, rank: int, size: int, token: str, peer: int | None) -> None:
+        self.sock = sock
+        self.peer = peer
+        self._rank = rank
+        self._size = size
+        self._token = token
+        self._spoken = False
+        self._heard = b""
+
+    @property
+    def events(self) -> int:
+        """The epoll events that it waits for."""
+        return select.EPOLLIN if self.peer is None or self._spoken else select.EPOLLOUT
+
+    def on_event(self) -> int | None:
+        """Go on; the peer's rank once it is known. Raises OSError or ValueError saying why there will be none."""
+        if self.peer is not None and not self._spoken:
+            number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if number:
+                raise OSError(number, os.strerror(number))
+            self.speak(self.peer)
+            return None
+        try:
+            # no more than the hello: what follows belongs to the connection
+            data = self.sock.recv(HELLO_BYTES - len(self._heard))
+        except BlockingIOError:
+            return None
+        if not data:
+            raise ValueError(f"it closed after {len(self._heard)} of {HELLO_BYTES} bytes of its hello")
+        self._heard += data
+        if len(self._heard) < HELLO_BYTES:
+            return None
+        sender = read_hello(self._heard, self._rank, self._size, self._token)
+        if self.peer is not None and sender != self.peer:
+            raise ValueError(f"sender: got rank {sender}, expected rank {self.peer}")
+        return sender
+
+    def speak(self, peer: int) -> None:
+        """Say hello to this rank. Raises OSError."""
+        self._spoken = True
+        # the first bytes of a connection: there is room for them
+        self.sock.send(make_hello(self._rank, peer, self._size, self._token))
