@@ -15,8 +15,9 @@ from rich.table import Table
 
 from testbed import doctor
 from testbed.cli.scale import choose_scale, choose_stack
-from testbed.config import Topology, load_topology
+from testbed.config import ConfigError, Problem, Topology, load_topology
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
+from testbed.controller import POLICIES
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
@@ -63,6 +64,8 @@ def up(
     """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
     console = Console(stderr=True, highlight=False)
     spec = load_topology(topology)
+    if policy not in POLICIES:
+        raise ConfigError([Problem("command line", None, "--policy", policy, " or ".join(POLICIES))])
     stack = choose_stack(link_engine, datapath)
     scale = choose_scale(spec.resolve, size_scale, stack, ranks=False)
     for fabric_id, removed in clean_abandoned().items():

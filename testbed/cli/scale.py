@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import psutil
-
 from testbed import doctor
 from testbed.config import ConfigError, Problem, Topology
 from testbed.fabric.errors import FabricError
@@ -16,7 +14,10 @@ DATAPATHS = ("system", "netdev")
 
 
 def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
-    """The parts asked for, or the best that this host has. ConfigError for unknown names, FabricError for absent ones."""
+    """The parts asked for, or the best that this host has.
+
+    ConfigError for unknown names, FabricError for what this host does not have.
+    """
     for option, value, known in (
         ("--link-engine", link_engine, LINK_ENGINES),
         ("--datapath", datapath, DATAPATHS),
@@ -29,8 +30,8 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
         raise FabricError(f"no network can be built here: {'; '.join(choice.reasons)}\nsee: testbed doctor")
     has = {capability.name: capability for capability in capabilities}
     for value, name in ((link_engine, "netem"), (datapath, "system datapath")):
-        if value in ("netem", "system") and has[name].status is False:
-            raise FabricError(f"{value} was asked for, but this host does not have it: {has[name].evidence}")
+        if value in ("netem", "system") and not has[name].status:
+            raise FabricError(f"{value} was asked for, but this host does not offer it: {has[name].evidence}")
     return Stack(link_engine or choice.link_engine, datapath or choice.datapath)
 
 
@@ -45,7 +46,9 @@ def choose_scale(
 
     ConfigError when the host cannot carry it, naming what is too much and the scale that would do.
     """
-    host = HostCapacity(psutil.cpu_count() or 1, psutil.virtual_memory().available)
+    facts = doctor.host_facts()
+    cores = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
+    host = HostCapacity(cores, facts.memory_available_bytes)
     if shortage := memory_shortage(resolve(1.0), ranks, host):
         raise ConfigError(
             [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]

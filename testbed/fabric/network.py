@@ -94,7 +94,7 @@ class Fabric:
         try:
             with _marked(self._state.id):
                 self._build()
-        except LinkError as error:
+        except (LinkError, ControllerError) as error:
             self.down()
             raise FabricError(str(error)) from error
         except BaseException:
@@ -123,10 +123,7 @@ class Fabric:
         self.engine = self._start_engine()
         self.net.start()
         run_script(None, planning.edge_shape_commands(plan))
-        try:
-            self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
-        except ControllerError as error:
-            raise FabricError(f"controller: {error}") from error
+        self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)

@@ -34,7 +34,7 @@ class Stack:
 class HostCapacity:
     """The machine: cores, and memory free for us in bytes."""
 
-    cores: int
+    cores: float
     memory_bytes: int
 
 
@@ -48,7 +48,7 @@ def overload(topology: Topology, host: HostCapacity, stack: Stack, headroom: flo
     found = []
     if nic_bps > nic_limit_bps:
         found.append(
-            f"its NICs add up to {nic_bps / headroom / 1e9:.4g} Gbit/s, this host of {host.cores} cores carries about"
+            f"its NICs add up to {nic_bps / headroom / 1e9:.4g} Gbit/s, this host of {host.cores:g} cores carries about"
             f" {nic_limit_bps / headroom / 1e9:.3g} Gbit/s"
         )
     if packets > packets_limit:
@@ -72,7 +72,12 @@ def memory_shortage(topology: Topology, ranks: int, host: HostCapacity) -> str |
 
 
 def smallest_scale(resolve: Callable[[float], Topology], host: HostCapacity, stack: Stack) -> float | None:
-    """The smallest of 1, 2, 5, 10, 20, ... that this host carries with headroom; None beyond LARGEST_SCALE."""
+    """The size scale for `auto`: 1 where this host carries the figures as they are, else with headroom.
+
+    That is the smallest of 2, 5, 10, 20, ...; None beyond LARGEST_SCALE.
+    """
+    if not overload(resolve(1.0), host, stack):
+        return 1.0
     power = 1.0
     while power <= LARGEST_SCALE:
         for step in (1.0, 2.0, 5.0):

@@ -1,0 +1,149 @@
+"""Networks that stay up: up, inspect, exec, down, clean, as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from testbed.fabric.state import ENVIRONMENT_MARK, load_all
+
+pytestmark = pytest.mark.net
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+
+
+def call(*arguments: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "testbed", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, input=stdin)
+
+
+def bring_up(*options: str) -> str:
+    before = {state.id for state in load_all()}
+    done = call("up", TOPOLOGIES / "three-buildings.yaml", *options)
+    assert done.returncode == 0, done.stderr
+    (fabric_id,) = {state.id for state in load_all()} - before
+    return fabric_id
+
+
+@pytest.fixture(scope="module")
+def fabric_id() -> Iterator[str]:
+    made = bring_up()
+    yield made
+    done = call("down", "--fabric", made)
+    assert done.returncode == 0, done.stderr
+    assert f"fabric {made} (three-buildings) is down" in done.stderr
+    assert made not in {state.id for state in load_all()}
+
+
+def test_inspect_as_json_has_hosts_and_wan_links_in_si_units(fabric_id: str) -> None:
+    done = call("inspect", "--fabric", fabric_id, "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert set(shown["hosts"][0]) >= {"name", "building", "rank", "ip"}
+    assert [host["rank"] for host in shown["hosts"]] == list(range(6))
+    asymmetric = next(link for link in shown["wan"] if link["a"] == "coast")
+    assert asymmetric["plane"] == 0
+    assert asymmetric["a_to_b"]["rate_bps"] != asymmetric["b_to_a"]["rate_bps"]
+    assert asymmetric["a_to_b"]["delay_s"] != asymmetric["b_to_a"]["delay_s"]
+    assert set(asymmetric["a_to_b"]) == {"rate_bps", "delay_s", "jitter_s", "loss", "queue_bytes"}
+
+
+def test_inspect_for_people_fits_a_terminal(fabric_id: str) -> None:
+    said = call("inspect", "--fabric", fabric_id).stdout
+    assert "100 Mbit/s" in said
+    assert "10.0.0.1" in said
+
+
+def test_exec_hands_on_streams_and_exit_status(fabric_id: str) -> None:
+    done = call("exec", "--fabric", fabric_id, "south2", "--", "sh", "-c", "cat; echo oops >&2; exit 7", stdin="hello")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "hello", "oops\n")
+    address = call("exec", "--fabric", fabric_id, "south2", "--", "ip", "-br", "address", "show", "eth0").stdout
+    assert "10.1.0.2/8" in address
+    ping = call("exec", "--fabric", fabric_id, "north1", "--", "ping", "-c", "2", "-i", "0.2", "coast1")
+    assert ping.returncode == 0
+    assert "2 received" in ping.stdout
+
+
+def test_exec_says_what_is_wrong(fabric_id: str) -> None:
+    unknown = call("exec", "--fabric", fabric_id, "west1", "--", "true")
+    assert unknown.returncode == 2
+    assert "north1" in unknown.stderr
+    absent = call("exec", "--fabric", fabric_id, "north1", "--", "no-such-program")
+    assert absent.returncode == 127
+    assert "no-such-program: command not found" in absent.stderr
+    nothing = call("exec", "--fabric", fabric_id, "north1")
+    assert nothing.returncode == 2
+    stranger = call("inspect", "--fabric", "zzzz")
+    assert stranger.returncode == 1
+    assert f"no fabric 'zzzz' is up; up: {fabric_id}" in stranger.stderr.replace("\n", " ")
+
+
+def test_a_broken_part_is_shown(fabric_id: str) -> None:
+    second = bring_up()
+    try:
+        for process in psutil.process_iter():
+            try:
+                mark = process.environ().get(ENVIRONMENT_MARK)
+                if mark == second and "testbed.controller" in " ".join(process.cmdline()):
+                    process.kill()
+            except psutil.Error:
+                continue
+        deadline = time.monotonic() + 10
+        while (shown := json.loads(call("inspect", "--fabric", second, "--json").stdout))["phase"] == "up":
+            assert time.monotonic() < deadline
+        assert shown["phase"] == "failed"
+        assert "controller" in shown["failure"]
+        assert json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)["phase"] == "up"
+    finally:
+        assert call("down", "--fabric", second).returncode == 0
+
+
+def test_a_killed_holder_is_cleaned_up_and_others_stay(fabric_id: str) -> None:
+    second = bring_up("--policy", "ecmp")
+    (state,) = [state for state in load_all() if state.id == second]
+    os.kill(state.owner_pid, signal.SIGKILL)
+    time.sleep(0.2)
+    done = call("clean")
+    assert done.returncode == 0
+    assert f"fabric {second}:" in done.stderr
+    assert f"removed bridge tb{second}e0" in done.stderr
+    names = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+    assert f"tb{second}" not in names
+    assert f"tb{fabric_id}" in names
+    assert call("clean").stderr.strip() == "nothing to clean"
+
+
+def test_bad_topologies_are_refused_with_status_2(tmp_path: Path) -> None:
+    text = (TOPOLOGIES / "three-buildings.yaml").read_text()
+    for old, new, message in (
+        ("delay: 5 ms", "delai: 5 ms", "did you mean delay?"),
+        ("rate: 100 Mbit/s", "rate: 100", "expected a rate"),
+        ("b: coast", "b: moon", "moon"),
+        ("hosts: 3", "hosts: 0", "at least 1"),
+    ):
+        assert old in text
+        path = tmp_path / "bad.yaml"
+        path.write_text(text.replace(old, new))
+        done = call("up", path)
+        assert done.returncode == 2, done.stderr
+        assert f"{path}:" in done.stderr
+        assert message in done.stderr.replace("\n", " ")
+        assert len(done.stderr.strip().splitlines()) <= 3
+
+
+@pytest.mark.parametrize("option", [("--link-engine", "magic"), ("--size-scale", "0.5"), ("--policy", "magic")])
+def test_bad_options_are_refused_with_status_2(option: tuple[str, str]) -> None:
+    before = {state.id for state in load_all()}
+    done = call("up", TOPOLOGIES / "three-buildings.yaml", *option)
+    assert done.returncode == 2, done.stderr
+    assert option[1] in done.stderr
+    assert {state.id for state in load_all()} == before

@@ -1,0 +1,257 @@
+"""The command `run` from end to end on a small scenario: its outputs, and what happens when parts are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
+
+pytestmark = pytest.mark.net
+
+ROOT = Path(__file__).parents[2]
+SCENARIO = """
+name: small
+topology: {topology}
+ranks: {ranks}
+workload:
+  model: {{dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 4, ffn_dim: 512, vocab_size: 1000}}
+  bucket_cap: 1 MiB
+  sequence_length: 64
+  peak_flops: 20 Gflop/s
+algorithms: [ring, hierarchical]
+trials: {trials}
+scale: {{size_scale: {size_scale}}}
+"""
+
+
+def write_scenario(folder: Path, **changes: Any) -> Path:
+    values = {"ranks": 6, "trials": 2, "size_scale": 1, "topology": ROOT / "topologies" / "three-buildings.yaml"}
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO.format(**{**values, **changes}))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "testbed", *map(str, arguments)]
+
+
+def run_testbed(*arguments: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("run")
+    done = run_testbed("run", write_scenario(folder), "--output", folder / "out", "--json")
+    assert done.returncode in (0, 3), done.stderr  # a busy machine may make it untrusted
+    return folder / "out", json.loads(done.stdout)
+
+
+def test_json_on_standard_output_is_the_summary_and_nothing_else(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = finished
+    assert summary == json.loads((folder / "summary.json").read_text())
+    assert [variant["name"] for variant in summary["variants"]] == ["ring", "hierarchical"]
+    for variant in summary["variants"]:
+        assert variant["step_time_s"]["n"] == 2
+        assert variant["step_time_s"]["median"] > variant["compute_s"] > 0
+        assert variant["exposed_comm_s"] > 0
+        assert variant["limited_by"]
+        assert variant["verdict"]["status"] in ("trusted", "caution", "untrusted")
+
+
+def test_the_wan_carries_exactly_what_the_formula_says(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = finished
+    ring, hierarchical = (variant["wan_bytes"] for variant in summary["variants"])
+    assert ring["expected"] == ring["observed"] > 0
+    assert hierarchical["expected"] == hierarchical["observed"] > 0
+    assert hierarchical["observed"] < ring["observed"]
+
+
+def test_invariants_that_do_not_depend_on_the_machine_hold(finished: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = finished
+    for variant in summary["variants"]:
+        invariants = {entry["name"]: entry for entry in variant["verdict"]["invariants"]}
+        for name in ("payload_correct", "conservation"):
+            assert invariants[name]["ok"] is True, invariants[name]
+        for name in ("rate_accuracy", "delay_accuracy", "cpu_headroom", "scheduler_lag", "emulator_lateness"):
+            assert invariants[name]["sentence"]
+
+
+def test_the_run_directory_is_complete(finished: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = finished
+    names = {path.name for path in folder.iterdir()}
+    assert {"scenario.yaml", "manifest.json", "samples.jsonl", "summary.json", "report.html"} <= names
+    assert not list(folder.parent.glob("*.partial"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["congestion_control"] == ["cubic"]
+    assert len(manifest["fabric"]["hosts"]) == 6
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert {sample["rank"] for sample in samples} == set(range(6))
+    assert {sample["operation"] for sample in samples} >= {"forward", "backward", "all_reduce", "step"}
+    assert all(sample["end_s"] >= sample["start_s"] for sample in samples)
+    assert run_testbed("check", folder / "scenario.yaml").returncode == 0
+
+
+def wait_for(condition: Any, timeout_s: float = 40) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+def owned(run: subprocess.Popen[str], words: str) -> list[psutil.Process]:
+    """The run's own processes whose command line contains the words."""
+    ids = {state.id for state in load_all() if state.owner_pid == run.pid}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(ENVIRONMENT_MARK) in ids and words in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[str], list[str]]:
+    """A run long enough to be disturbed, and what it says on standard error, which is read all the time."""
+    run = subprocess.Popen(
+        command("run", write_scenario(folder, trials=500), "--output", folder / "out"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said: list[str] = []
+
+    def read() -> None:
+        assert run.stderr is not None
+        said.extend(iter(run.stderr.readline, ""))
+
+    threading.Thread(target=read, daemon=True).start()
+    return run, said
+
+
+def assert_nothing_left(run: subprocess.Popen[str], folder: Path, fabric_id: str) -> None:
+    links = subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
+    bridges = subprocess.run(["ovs-vsctl", "list-br"], capture_output=True, text=True, check=True).stdout
+    assert f"tb{fabric_id}" not in links + bridges
+    assert fabric_id not in {state.id for state in load_all()}
+    for process in psutil.process_iter():
+        try:
+            assert process.environ().get(ENVIRONMENT_MARK) != fabric_id
+        except psutil.Error:
+            continue
+
+
+VICTIMS = {
+    "rank": ("testbed.harness.launcher", -1, r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)"),
+    "launcher": ("testbed.harness.launcher", 0, "launcher of the ranks was killed by signal 9"),
+    "controller": ("testbed.controller", 0, "controller"),
+    "link engine": ("testbed.links.emulator", 0, "link engine .* was killed by signal 9"),
+}
+
+
+@pytest.mark.parametrize("victim", list(VICTIMS))
+def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tmp_path: Path) -> None:
+    words, which, message = VICTIMS[victim]
+    run, said = start(tmp_path)
+    try:
+        wait_for(lambda: any("step" in line for line in said))
+        fabric_id = next(state.id for state in load_all() if state.owner_pid == run.pid)
+        processes = sorted(owned(run, words), key=lambda process: (process.create_time(), process.pid))
+        processes[which].kill()
+        start_s = time.monotonic()
+        assert run.wait(20) == 1
+        assert time.monotonic() - start_s < 10
+        time.sleep(0.1)
+        assert re.search(message, "".join(said)), "".join(said)
+        assert_nothing_left(run, tmp_path, fabric_id)
+        assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    finally:
+        run.kill()
+        run.wait()
+
+
+@pytest.mark.parametrize("moment", ["starting the controller", "building", "link engine on", "measuring", "step"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_path: Path) -> None:
+    run, said = start(tmp_path)
+    try:
+        wait_for(lambda: any(moment in line for line in said))
+        fabric_id = next((state.id for state in load_all() if state.owner_pid == run.pid), "none")
+        time.sleep(0.15)
+        run.send_signal(number)
+        assert run.wait(20) == 128 + number
+        assert_nothing_left(run, tmp_path, fabric_id)
+        assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+    finally:
+        run.kill()
+        run.wait()
+
+
+def test_what_a_killed_run_leaves_is_cleaned_and_only_that(tmp_path: Path) -> None:
+    run, said = start(tmp_path)
+    wait_for(lambda: any("step" in line for line in said))
+    fabric_id = next(state.id for state in load_all() if state.owner_pid == run.pid)
+    os.kill(run.pid, signal.SIGKILL)
+    run.wait()
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        assert fabric_id in clean_abandoned()
+        assert_nothing_left(run, tmp_path, fabric_id)
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
+    """Somebody else's work on every core: the step time may or may not suffer, the verdict must."""
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() > 1: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert done.returncode in (0, 3), done.stderr
+    summary = json.loads(done.stdout)
+    for variant in summary["variants"]:
+        headroom = next(e for e in variant["verdict"]["invariants"] if e["name"] == "cpu_headroom")
+        assert headroom["ok"] is False
+        assert variant["verdict"]["status"] != "trusted"
+
+
+def test_a_scenario_beyond_the_host_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    topology = ROOT / "topologies" / "two-buildings.yaml"
+    path = write_scenario(tmp_path, topology=topology, ranks=8, size_scale=1)
+    before = {state.id for state in load_all()}
+    done = run_testbed("run", path, "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert "size_scale: got 1: its NICs add up to 3200 Gbit/s" in done.stderr.replace("\n", " ")
+    assert "expected size_scale of at least" in done.stderr.replace("\n", " ")
+    assert {state.id for state in load_all()} == before
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert "exists already" in done.stderr
