@@ -64,10 +64,11 @@ class ControllerProcess:
         except OSError as error:
             raise ControllerError(f"{self._command[0]}: {error.strerror}") from error
         self._process = process
-        for work in (self._read_events, self._read_messages):
-            thread = threading.Thread(target=work, args=(process,), daemon=True)
+        messages = threading.Thread(target=self._read_messages, args=(process,), daemon=True)
+        events = threading.Thread(target=self._read_events, args=(process, messages), daemon=True)
+        self._threads = [messages, events]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
         assert process.stdin is not None
         # a process that ended before it read them says why on its standard error
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
@@ -140,7 +141,7 @@ class ControllerProcess:
         self._process.wait()
         raise ControllerError(str(self.failure()))
 
-    def _read_events(self, process: subprocess.Popen[str]) -> None:
+    def _read_events(self, process: subprocess.Popen[str], messages: threading.Thread) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self._changed:
@@ -149,8 +150,7 @@ class ControllerProcess:
                 except (ValueError, KeyError, TypeError):
                     self._error = self._error or f"not an event: {line.strip()}"
                 self._changed.notify_all()
-        for thread in self._threads[1:]:
-            thread.join()  # so that its last words are all there
+        messages.join()  # so that its last words are all there
         with self._changed:
             self._ended = True
             self._changed.notify_all()

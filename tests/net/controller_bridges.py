@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from testbed.config import Topology, mac_address, probe_address
+from testbed.config import Topology, probe_address
+from testbed.config.topology import mac_address
 from testbed.controller import EdgePorts
 from testbed.links import network_namespace
 from testbed.links.command import run_script
@@ -25,7 +26,9 @@ from tests.net.namespaces import Namespace, namespaces
 LOCAL, PROBE, FIRST_WAN = 1, 2, 3
 ETH_P_ALL = 0x0003
 ETH_P_IP = 0x0800
-ANSWER_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = 1.0
+TCP_TIMEOUT_S = 10.0
+TRIES = 5
 SILENCE_S = 0.3
 
 _sites = itertools.count()
@@ -186,19 +189,26 @@ Flow = tuple[int, int]
 """IP protocol and the client's port."""
 
 
-def udp_exchange(here: Namespace, there: Namespace, source: str, target: str, client_port: int = 0) -> bool:
-    """Send one datagram to a server that answers it; whether the answer came back."""
+def udp_exchange(here: Namespace, there: Namespace, source: str, target: str) -> bool:
+    """Send a datagram to a server that answers it; whether an answer came back."""
     with (
         _socket(there, socket.SOCK_DGRAM, target) as server,
         _socket(here, socket.SOCK_DGRAM, source) as client,
     ):
+        return _exchange(client, server)
+
+
+def _exchange(client: socket.socket, server: socket.socket) -> bool:
+    """Question and answer, asked again when lost: a busy userspace switch loses packets (its socket buffer is full)."""
+    for _ in range(TRIES):
         client.sendto(b"question", server.getsockname())
         try:
             question, address = server.recvfrom(100)
             server.sendto(question, address)
             return client.recv(100) == b"question"
         except TimeoutError:
-            return False
+            continue
+    return False
 
 
 def open_flows(here: Namespace, there: Namespace, source: str, target: str, count: int) -> set[Flow]:
@@ -211,7 +221,7 @@ def open_flows(here: Namespace, there: Namespace, source: str, target: str, coun
                 client.connect(listener.getsockname())
                 server, address = listener.accept()
                 with server:
-                    server.settimeout(ANSWER_TIMEOUT_S)
+                    server.settimeout(TCP_TIMEOUT_S)
                     client.sendall(b"x" * 5000)
                     _receive(server, 5000)
                     server.sendall(b"y" * 5000)
@@ -220,12 +230,8 @@ def open_flows(here: Namespace, there: Namespace, source: str, target: str, coun
     with _socket(there, socket.SOCK_DGRAM, target) as server:
         for _ in range(count):
             with _socket(here, socket.SOCK_DGRAM, source) as client:
-                for _ in range(3):
-                    client.sendto(b"question", server.getsockname())
-                    question, address = server.recvfrom(100)
-                    server.sendto(question, address)
-                    assert client.recv(100) == b"question"
-                flows.add((socket.IPPROTO_UDP, address[1]))
+                assert all(_exchange(client, server) for _ in range(3))
+                flows.add((socket.IPPROTO_UDP, client.getsockname()[1]))
     return flows
 
 
@@ -239,15 +245,17 @@ def _receive(connection: socket.socket, size_bytes: int) -> None:
 def _socket(node: Namespace, kind: socket.SocketKind, address: str) -> socket.socket:
     with network_namespace(node.pid):
         made = socket.socket(socket.AF_INET, kind)
-    made.settimeout(ANSWER_TIMEOUT_S)
+    made.settimeout(TCP_TIMEOUT_S if kind is socket.SOCK_STREAM else ANSWER_TIMEOUT_S)
     made.bind((address, 0))
     return made
 
 
-def send_datagram(here: Namespace, source: str, target: str) -> None:
-    """Send one UDP datagram to port 9 of a host, expecting no answer."""
+def send_datagrams(here: Namespace, source: str, target: str) -> None:
+    """Send UDP datagrams to port 9 of a host, expecting no answer."""
     with _socket(here, socket.SOCK_DGRAM, source) as client:
-        client.sendto(b"lost", (target, 9))
+        for _ in range(TRIES):
+            client.sendto(b"lost", (target, 9))
+            time.sleep(0.02)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Rules as OpenFlow messages, through os-ken's own encoding and decoding."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
+from os_ken.ofproto.ofproto_protocol import ProtocolDesc
+
+from testbed.controller.openflow import compare, flow_mod, flow_removal, rule_of
+from testbed.controller.rules import Ecmp, Match, Output, Rule
+from tests.unit.test_controller_rules import rules
+
+DATAPATH = ProtocolDesc(version=ofproto_v1_3.OFP_VERSION)
+
+
+def over_the_wire(message: Any) -> Any:
+    """What a switch reads from the bytes of a flow mod."""
+    message.set_xid(1)
+    message.serialize()
+    parsed = ofproto_v1_3_parser.OFPFlowMod.parser(
+        DATAPATH, ofproto_v1_3.OFP_VERSION, ofproto_v1_3.OFPT_FLOW_MOD, len(message.buf), 1, message.buf
+    )
+    parsed.instructions = parsed.instructions or []
+    return parsed
+
+
+@given(rules)
+def test_rules_survive_the_wire(rule: Rule) -> None:
+    assert rule_of(DATAPATH, over_the_wire(flow_mod(DATAPATH, rule))) == rule
+
+
+def test_ecmp_is_a_bundle_of_the_bytes_that_open_vswitch_documents() -> None:
+    message = flow_mod(DATAPATH, Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),)))
+    message.set_xid(1)
+    message.serialize()
+    # struct nx_action_bundle: type, length, vendor Nicira, subtype 12, algorithm hrw, fields symmetric_l3l4+udp,
+    # basis, slave type NXM_OF_IN_PORT, two slaves, no register; then the slaves, padded to 8 bytes
+    expected = (
+        "ffff 0028 00002320 000c 0001 0003 0007 00000002 0002 0000 00000000 00000000 0003 0004 00000000"
+    )
+    assert bytes.fromhex(expected.replace(" ", "")) in bytes(message.buf)
+
+
+OURS = [
+    Rule(200, Match(ipv4_dst="10.0.0.1/32"), (Output(1),), "host east1"),
+    Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),)),
+    Rule(0, Match()),
+]
+
+
+def flows(*own: Rule) -> list[Any]:
+    return [over_the_wire(flow_mod(DATAPATH, rule)) for rule in own]
+
+
+def test_what_was_sent_compares_equal_in_any_order() -> None:
+    assert not compare(OURS, DATAPATH, flows(*reversed(OURS)))
+
+
+def test_a_missing_rule_is_found() -> None:
+    difference = compare(OURS, DATAPATH, flows(*OURS[1:]))
+    assert difference.missing == (OURS[0],)
+    assert difference.words(DATAPATH) == f"missing: {OURS[0]}"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 5), 7),)),
+        Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 8),)),
+        Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Output(3),)),
+        Rule(100, Match(ipv4_dst="10.1.0.0/16")),
+    ],
+)
+def test_other_actions_are_found_and_would_be_overwritten(changed: Rule) -> None:
+    there = flows(OURS[0], changed, OURS[2])
+    difference = compare(OURS, DATAPATH, there)
+    assert difference.missing == (OURS[1],)
+    assert difference.foreign == (there[1],)
+    assert difference.replaced(there[1])
+    assert f"not ours: {changed}" in difference.words(DATAPATH)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Rule(101, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),)),
+        Rule(100, Match(ipv4_dst="10.1.0.0/17"), (Ecmp((3, 4), 7),)),
+        Rule(100, Match(4, "10.1.0.0/16"), (Ecmp((3, 4), 7),)),
+    ],
+)
+def test_another_match_or_priority_is_found_and_has_to_be_removed(changed: Rule) -> None:
+    there = flows(OURS[0], changed, OURS[2])
+    difference = compare(OURS, DATAPATH, there)
+    assert difference.foreign == (there[1],)
+    assert not difference.replaced(there[1])
+    removal = over_the_wire(flow_removal(DATAPATH, there[1]))
+    assert removal.command == ofproto_v1_3.OFPFC_DELETE_STRICT
+    assert (removal.table_id, removal.priority) == (0, changed.priority)
+    assert dict(removal.match.items()) == dict(there[1].match.items())
+
+
+def foreign_flow(**changes: Any) -> Any:
+    parser = ofproto_v1_3_parser
+    fields = {
+        "table_id": 0,
+        "priority": 9,
+        "idle_timeout": 0,
+        "hard_timeout": 0,
+        "match": parser.OFPMatch(),
+        "instructions": [],
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"table_id": 3}, "table 3"),
+        ({"idle_timeout": 5}, "timeouts 5 s"),
+        ({"match": ofproto_v1_3_parser.OFPMatch(eth_type=0x86DD)}, "match .*34525"),
+        ({"match": ofproto_v1_3_parser.OFPMatch(eth_type=0x0800, ip_dscp=46)}, "match .*ip_dscp"),
+        (
+            {"instructions": [ofproto_v1_3_parser.OFPInstructionGotoTable(8)]},
+            "instruction OFPInstructionGotoTable",
+        ),
+    ],
+)
+def test_flows_that_no_rule_makes_are_foreign(changes: dict[str, Any], words: str) -> None:
+    flow = foreign_flow(**changes)
+    with pytest.raises(ValueError, match=words):
+        rule_of(DATAPATH, flow)
+    difference = compare([], DATAPATH, [flow])
+    assert difference.foreign == (flow,)
+    assert not difference.replaced(flow)
+
+
+def test_other_bundles_are_not_taken_for_ours() -> None:
+    [flow] = flows(OURS[1])
+    flow.instructions[0].actions[0].fields = 1  # symmetric_l4
+    with pytest.raises(ValueError, match="NXActionBundle"):
+        rule_of(DATAPATH, flow)
+
+
+def test_long_differences_are_cut() -> None:
+    words = compare([Rule(number, Match()) for number in range(9)], DATAPATH, []).words(DATAPATH)
+    assert words.count("missing") == 5
+    assert words.endswith("and 4 more")
