@@ -46,7 +46,7 @@ def run(
     datapath: DatapathOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a scenario: build the network, run the ranks, measure, judge, report. Exit status 3: do not trust the figures."""
+    """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     stack = choose_stack(link_engine, datapath)

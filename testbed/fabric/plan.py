@@ -137,7 +137,7 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
 
 
 def interface_commands(interface: str, mtu: int) -> list[str]:
-    """MTU and offloads of one interface, then up. Offloads must be off: the userspace paths carry frames as they are."""
+    """MTU and offloads of one interface, then up. Offloads are off: userspace paths carry frames as they are."""
     switches = " ".join(f"{offload} off" for offload in OFFLOADS)
     return [
         f"ip link set {interface} mtu {mtu}",

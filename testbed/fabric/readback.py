@@ -1,4 +1,4 @@
-"""What a running fabric is set to and has counted, read from the system, by the process that built it or by any other."""
+"""What a running fabric is set to and has counted, read from the system by whoever asks."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class _Transfer:
 
 
 def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
-    """Send TRANSFER_BYTES over every WAN link, each way, and between every two buildings; FabricError names failures."""
+    """Send TRANSFER_BYTES over every WAN link, each way, and between all buildings; FabricError names failures."""
     ends = []
     for index, link in enumerate(plan.topology.wan):
         a = (plan.probe(link.a), probe_address(index, "a"))

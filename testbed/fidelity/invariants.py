@@ -57,8 +57,8 @@ def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
         bound=f"within {RATE_BOUND:.0%}",
         measured=f"{error:+.2%}" if math.isfinite(error) else "nothing came through",
         ok=ok,
-        sentence=f"Of all WAN links, {worst.name} is furthest from its rate: asked for {worst.asked.rate_bps / 1e6:.4g} "
-        f"Mbit/s, measured {worst.rate_bps / 1e6:.4g}.",
+        sentence=f"Of all WAN links, {worst.name} is furthest from its rate: asked for "
+        f"{worst.asked.rate_bps / 1e6:.4g} Mbit/s, measured {worst.rate_bps / 1e6:.4g}.",
     )
 
 
@@ -71,8 +71,8 @@ def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
         bound=f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)",
         measured=f"{error_s * 1e3:+.3f} ms" if math.isfinite(error_s) else "nothing came through",
         ok=abs(error_s) <= bound_s,
-        sentence=f"Of all WAN links, {worst.name} is furthest from its delay: asked for {worst.asked.delay_s * 1e3:.4g} "
-        f"ms one way, measured {worst.delay_s * 1e3:.4g}.",
+        sentence=f"Of all WAN links, {worst.name} is furthest from its delay: asked for "
+        f"{worst.asked.delay_s * 1e3:.4g} ms one way, measured {worst.delay_s * 1e3:.4g}.",
     )
 
 
@@ -90,8 +90,8 @@ def cpu_headroom(window: MonitorWindow) -> Invariant:
         FULL_WINDOWS_UNTRUSTED,
         bound=f"at most {FULL_WINDOWS_CAUTION:.0%} of 100 ms windows with under {SCARCE_IDLE:.0%} idle",
         measured=f"{full:.0%} of windows",
-        sentence=f"The cores were idle {mean:.0%} of the time on average, and in {full:.0%} of all 100 ms windows not at "
-        f"all{stolen}.",
+        sentence=f"The cores were idle {mean:.0%} of the time on average, and in {full:.0%} of all 100 ms windows "
+        f"hardly at all{stolen}.",
     )
 
 
@@ -108,7 +108,8 @@ def scheduler_lag(window: MonitorWindow) -> Invariant:
         LAG_UNTRUSTED_S,
         bound=f"99 % within {LAG_CAUTION_S * 1e3:g} ms",
         measured=f"{lag_s * 1e3:.2f} ms",
-        sentence=f"99 % of wake-ups came within {lag_s * 1e3:.2f} ms of their time, the latest {worst_s * 1e3:.1f} ms late.",
+        sentence=f"99 % of wake-ups came within {lag_s * 1e3:.2f} ms of their time, the latest "
+        f"{worst_s * 1e3:.1f} ms late.",
     )
 
 

@@ -1,25 +1,15 @@
-"""Watches the machine while a run is measured: `python -m testbed.fidelity.monitor FILE`.
-
-A ticker that wants to wake a thousand times a second notes how late it does (what the ranks feel, so it has no priority
-of its own); every 100 ms a line goes to the file with that, and with the share of time in which the cores were idle.
-"""
+"""The machine while a run is measured: starts and stops the watcher's process, and reads what it wrote."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.fidelity.cputime import CpuTimes, read_cpu_times
-from testbed.links.process import end_with_parent
+from testbed.fidelity.watcher import WINDOW_S
 
-TICK_S = 0.001
-WINDOW_S = 0.1
 STOP_TIMEOUT_S = 5.0
 
 
@@ -44,9 +34,6 @@ class MonitorWindow:
         return 0.0 if rank < in_time else late[min(rank - in_time, len(late) - 1)]
 
 
-IN_TIME_S = 0.0002
-
-
 def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
     """What the monitor saw within the given spans (CLOCK_MONOTONIC), put together."""
     idle: list[float] = []
@@ -63,7 +50,7 @@ def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
 
 
 class MonitorProcess:
-    """The monitor, writing to `path`."""
+    """The watcher, writing to `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +59,7 @@ class MonitorProcess:
     def start(self) -> None:
         """Start it; returns once it watches."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.fidelity.monitor", str(self.path)],
+            [sys.executable, "-m", "testbed.fidelity.watcher", str(self.path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
         )
@@ -94,42 +81,3 @@ class MonitorProcess:
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
-
-
-def watch(path: Path) -> None:
-    """Watch until SIGTERM."""
-    before: CpuTimes = read_cpu_times()
-    next_tick = time.monotonic() + TICK_S
-    window_end = time.monotonic() + WINDOW_S
-    lags: list[float] = []
-    ticks = 0
-    with path.open("w", buffering=1) as output:
-        while True:
-            time.sleep(max(0.0, next_tick - time.monotonic()))
-            now = time.monotonic()
-            lag = now - next_tick
-            ticks += 1
-            if lag > IN_TIME_S:
-                lags.append(round(lag, 6))
-            next_tick = max(next_tick + TICK_S, now)
-            if now >= window_end:
-                after = read_cpu_times()
-                idle, steal = after.shares_since(before)
-                entry = {"time_s": now, "idle": idle, "steal": steal, "ticks": ticks, "lags_s": lags}
-                output.write(json.dumps(entry) + "\n")
-                before, lags, ticks = after, [], 0
-                window_end = now + WINDOW_S
-
-
-def main() -> None:
-    """Write to the file given as the first argument."""
-    end_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    print("watching", flush=True)
-    with contextlib.suppress(FileNotFoundError):  # the run directory was discarded under us
-        watch(Path(sys.argv[1]))
-
-
-if __name__ == "__main__":
-    main()

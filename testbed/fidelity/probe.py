@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import select
+import socket
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed.config import Direction, Topology, probe_address
+from testbed.links.shaping import burst_bytes
 from testbed.links.timing import End, one_way_times, receive_stamped, udp_pair
 
 DELAY_PACKETS = 20
@@ -20,7 +22,7 @@ BLAST_S = 0.3
 BLAST_PACKETS = 60  # at least; slow links get smaller packets for it
 SMALLEST_PAYLOAD_BYTES = 200
 HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP: what the shaper counts beside the payload
-WARM_SHARE = 0.25  # of the packets, at the beginning: the shaper's burst lets them through faster
+PACE = 1.1  # of the rate
 QUIET_S = 0.05
 
 
@@ -76,17 +78,18 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> float:
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
     frame = payload + HEADER_BYTES
-    count = max(BLAST_PACKETS // 2, int(asked.rate_bps * BLAST_S / 8 / frame))
-    # the surplus waits in the link's queue: fast enough to keep it busy, not so much that it overflows
-    surplus = min(0.25, 0.5 * asked.queue_bytes / (count * frame))
-    pace = asked.rate_bps * (1 + surplus) / 8 / frame
+    # All at once in the beginning: twice what the shaper lets through unhindered, so that from then on frames wait for
+    # their turn. The pace then keeps the queue filled, without filling it up.
+    head = 2 * burst_bytes(asked.rate_bps, mtu) // frame + 1
+    count = head + max(BLAST_PACKETS // 2, int(asked.rate_bps * BLAST_S / 8 / frame))
+    pace = asked.rate_bps * PACE / 8 / frame
     stamps: list[int] = []
     with udp_pair(here, there) as (sender, receiver):
         receiver.setblocking(False)
         sender.setblocking(False)
         data, sent, start = bytes(payload), 0, time.monotonic()
         while sent < count:
-            due = min(count, int((time.monotonic() - start) * pace) + 1)
+            due = min(count, head + int((time.monotonic() - start) * pace))
             while sent < due:
                 with contextlib.suppress(BlockingIOError):  # our own queue is full: the packet counts as sent
                     sender.send(data)
@@ -98,18 +101,18 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> float:
         while len(stamps) < count and time.monotonic() - last < patience_s:
             if _collect(receiver, stamps, QUIET_S):
                 last = time.monotonic()
-    stamps = stamps[int(len(stamps) * WARM_SHARE) :]
+    stamps = stamps[head:]
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
         return float("nan")
     return (len(stamps) - 1) * frame * 8 / ((stamps[-1] - stamps[0]) / 1e9)
 
 
-def _collect(receiver: object, stamps: list[int], wait_s: float) -> bool:
+def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:
     """Take in what has arrived, waiting at most `wait_s` for it; whether anything had."""
     readable, _, _ = select.select([receiver], [], [], wait_s)
     if not readable:
         return False
     with contextlib.suppress(BlockingIOError):
         while True:
-            stamps.append(receive_stamped(receiver)[1])  # type: ignore[arg-type]
+            stamps.append(receive_stamped(receiver)[1])
     return True

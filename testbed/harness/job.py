@@ -25,6 +25,7 @@ from testbed.links.wire import EngineAccount
 
 SAMPLE_INTERVAL_S = 0.1
 END_TIMEOUT_S = 10.0
+POST_MORTEM_S = 1.0
 
 
 class LinkSample:
@@ -57,7 +58,7 @@ class Job:
         self._pending = b""
 
     def run(self) -> None:
-        """Run to the end; RunError names the part that failed: a rank, the launcher, the link engine, the controller."""
+        """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _stop)
         environment = {
             **os.environ,
@@ -120,9 +121,11 @@ class Job:
             account = self.fabric.engine.account()
             counters = wan_counters(ipr, self.fabric.plan)
         except (LinkError, KeyError) as error:
-            raise RunError(
-                self.fabric.failure() or f"the WAN links cannot be read any more: {error}"
-            ) from error
+            # a killed engine stops answering a moment before it can be seen to have ended
+            deadline = time.monotonic() + POST_MORTEM_S
+            while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
         self.samples.append(LinkSample(time.monotonic(), counters, account))
 
     def _events(self, data: bytes) -> list[str]:

@@ -52,7 +52,6 @@ class Rank:
             # given ports, so that a run with the same seed hashes its flows onto the same paths
             source_port=lambda rank, peer: SOURCE_PORT_BASE + (offset + rank * self.size + peer) % 20_000,
             bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
-            eager=True,
         )
         self.communicator = Communicator(self.transport, self.buildings, timeout_s=job.timeout_s)
         try:

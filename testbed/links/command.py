@@ -1,4 +1,4 @@
-"""Run a short script of `ip`, `tc`, `bridge` and the like inside a namespace; an error is an exception, never a print."""
+"""Run short scripts of `ip`, `tc`, `bridge` and the like inside a namespace; an error is an exception."""
 
 from __future__ import annotations
 

@@ -37,11 +37,16 @@ class ShapeCounters:
     waiting_packets: int
 
 
+def burst_bytes(rate_bps: float, mtu: int) -> int:
+    """Bytes that an idle shaper lets through at once: two frames, or BURST_S at the rate."""
+    return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * BURST_S))
+
+
 def shape_commands(interface: str, shape: Shape, mtu: int) -> list[str]:
     """The `tc` commands that give `interface` its rate and queue."""
     frame = mtu + ETHERNET_HEADER_BYTES
     rate_bytes = max(1, round(shape.rate_bps / 8))
-    burst = max(2 * frame, math.ceil(rate_bytes * BURST_S))
+    burst = burst_bytes(shape.rate_bps, mtu)
     quantum = min(max(frame, rate_bytes // 1000), MAX_QUANTUM_BYTES)
     # `bps` is tc's word for bytes per second, the unit in which the kernel keeps it
     return [

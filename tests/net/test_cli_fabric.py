@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,9 +65,13 @@ def test_inspect_for_people_fits_a_terminal(fabric_id: str) -> None:
 
 
 def test_exec_hands_on_streams_and_exit_status(fabric_id: str) -> None:
-    done = call("exec", "--fabric", fabric_id, "south2", "--", "sh", "-c", "cat; echo oops >&2; exit 7", stdin="hello")
+    done = call(
+        "exec", "--fabric", fabric_id, "south2", "--", "sh", "-c", "cat; echo oops >&2; exit 7", stdin="hello"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (7, "hello", "oops\n")
-    address = call("exec", "--fabric", fabric_id, "south2", "--", "ip", "-br", "address", "show", "eth0").stdout
+    address = call(
+        "exec", "--fabric", fabric_id, "south2", "--", "ip", "-br", "address", "show", "eth0"
+    ).stdout
     assert "10.1.0.2/8" in address
     ping = call("exec", "--fabric", fabric_id, "north1", "--", "ping", "-c", "2", "-i", "0.2", "coast1")
     assert ping.returncode == 0
@@ -84,7 +89,7 @@ def test_exec_says_what_is_wrong(fabric_id: str) -> None:
     assert nothing.returncode == 2
     stranger = call("inspect", "--fabric", "zzzz")
     assert stranger.returncode == 1
-    assert f"no fabric 'zzzz' is up; up: {fabric_id}" in stranger.stderr.replace("\n", " ")
+    assert re.search(rf"no fabric 'zzzz' is up; up: .*\b{fabric_id}\b", stranger.stderr)
 
 
 def test_a_broken_part_is_shown(fabric_id: str) -> None:
@@ -128,7 +133,7 @@ def test_bad_topologies_are_refused_with_status_2(tmp_path: Path) -> None:
         ("delay: 5 ms", "delai: 5 ms", "did you mean delay?"),
         ("rate: 100 Mbit/s", "rate: 100", "expected a rate"),
         ("b: coast", "b: moon", "moon"),
-        ("hosts: 3", "hosts: 0", "at least 1"),
+        ("hosts: 3", "hosts: 0", "from 1 to 2000"),
     ):
         assert old in text
         path = tmp_path / "bad.yaml"
@@ -140,7 +145,9 @@ def test_bad_topologies_are_refused_with_status_2(tmp_path: Path) -> None:
         assert len(done.stderr.strip().splitlines()) <= 3
 
 
-@pytest.mark.parametrize("option", [("--link-engine", "magic"), ("--size-scale", "0.5"), ("--policy", "magic")])
+@pytest.mark.parametrize(
+    "option", [("--link-engine", "magic"), ("--size-scale", "0.5"), ("--policy", "magic")]
+)
 def test_bad_options_are_refused_with_status_2(option: tuple[str, str]) -> None:
     before = {state.id for state in load_all()}
     done = call("up", TOPOLOGIES / "three-buildings.yaml", *option)

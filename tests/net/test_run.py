@@ -37,7 +37,12 @@ scale: {{size_scale: {size_scale}}}
 
 
 def write_scenario(folder: Path, **changes: Any) -> Path:
-    values = {"ranks": 6, "trials": 2, "size_scale": 1, "topology": ROOT / "topologies" / "three-buildings.yaml"}
+    values = {
+        "ranks": 6,
+        "trials": 2,
+        "size_scale": 1,
+        "topology": ROOT / "topologies" / "three-buildings.yaml",
+    }
     path = folder / "small.yaml"
     path.write_text(SCENARIO.format(**{**values, **changes}))
     return path
@@ -59,7 +64,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder / "out", json.loads(done.stdout)
 
 
-def test_json_on_standard_output_is_the_summary_and_nothing_else(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_json_on_standard_output_is_the_summary_and_nothing_else(
+    finished: tuple[Path, dict[str, Any]],
+) -> None:
     folder, summary = finished
     assert summary == json.loads((folder / "summary.json").read_text())
     assert [variant["name"] for variant in summary["variants"]] == ["ring", "hierarchical"]
@@ -157,7 +164,11 @@ def assert_nothing_left(run: subprocess.Popen[str], folder: Path, fabric_id: str
 
 
 VICTIMS = {
-    "rank": ("testbed.harness.launcher", -1, r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)"),
+    "rank": (
+        "testbed.harness.launcher",
+        -1,
+        r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)",
+    ),
     "launcher": ("testbed.harness.launcher", 0, "launcher of the ranks was killed by signal 9"),
     "controller": ("testbed.controller", 0, "controller"),
     "link engine": ("testbed.links.emulator", 0, "link engine .* was killed by signal 9"),
@@ -185,7 +196,9 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
         run.wait()
 
 
-@pytest.mark.parametrize("moment", ["starting the controller", "building", "link engine on", "measuring", "step"])
+@pytest.mark.parametrize(
+    "moment", ["starting the controller", "building", "link engine on", "measuring", "step"]
+)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_path: Path) -> None:
     run, said = start(tmp_path)

@@ -1,0 +1,182 @@
+"""Every invariant: when it holds, when it does not, how bad that is, and when it does not apply."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from testbed.config import Direction
+from testbed.fidelity import invariants
+from testbed.fidelity.cputime import parse_cpu_times
+from testbed.fidelity.invariants import Conservation
+from testbed.fidelity.monitor import MonitorWindow, read_windows
+from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.verdict import Invariant, judge, worst
+
+ASKED = Direction(rate_bps=100e6, delay_s=0.010, jitter_s=0.0, loss=0.0, queue_bytes=1_000_000)
+GOOD = LinkMeasurement("east", "west", 0, "a_to_b", ASKED, rate_bps=100.5e6, delay_s=0.0101, lost=0.0)
+QUIET = MonitorWindow(idle=(0.6,) * 50, steal=0.0, lags_s=(0.0005,) * 20, ticks=5000)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rate_bps", "ok"), [(100e6, True), (97.1e6, True), (96.9e6, False), (103.1e6, False), (NAN, False)]
+)
+def test_rate_accuracy(rate_bps: float, ok: bool) -> None:
+    bad = dataclasses.replace(GOOD, plane=1, rate_bps=rate_bps)
+    found = invariants.rate_accuracy([GOOD, bad])
+    assert found.ok is ok
+    assert ("plane 1" in found.sentence) is (abs(rate_bps / 100e6 - 1) > 0.005 or math.isnan(rate_bps))
+
+
+@pytest.mark.parametrize(("delay_s", "ok"), [(0.0104, True), (0.0106, False), (0.0094, False), (NAN, False)])
+def test_delay_accuracy(delay_s: float, ok: bool) -> None:
+    found = invariants.delay_accuracy([GOOD, dataclasses.replace(GOOD, direction="b_to_a", delay_s=delay_s)])
+    assert found.ok is ok
+    assert "west to east" in found.sentence
+
+
+def test_long_delays_are_judged_by_their_share_and_jitter_is_allowed_for() -> None:
+    long = dataclasses.replace(GOOD, asked=dataclasses.replace(ASKED, delay_s=0.1), delay_s=0.1019)
+    assert invariants.delay_accuracy([long]).ok is True
+    shaky = dataclasses.replace(GOOD, asked=dataclasses.replace(ASKED, jitter_s=0.002), delay_s=0.0113)
+    assert invariants.delay_accuracy([shaky]).ok is True
+
+
+@pytest.mark.parametrize(
+    ("full", "status"), [(0, "trusted"), (10, "trusted"), (11, "caution"), (25, "caution"), (26, "untrusted")]
+)
+def test_cpu_headroom(full: int, status: str) -> None:
+    window = dataclasses.replace(QUIET, idle=(0.0,) * full + (0.5,) * (50 - full))
+    assert judge([invariants.cpu_headroom(window)]).status == status
+
+
+def test_stolen_time_counts_as_lacking() -> None:
+    found = invariants.cpu_headroom(dataclasses.replace(QUIET, steal=0.3))
+    assert found.ok is False
+    assert "hypervisor took 30%" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "status"), [(0.0019, "trusted"), (0.0021, "caution"), (0.011, "untrusted")]
+)
+def test_scheduler_lag(lag_s: float, status: str) -> None:
+    rare = dataclasses.replace(QUIET, lags_s=(lag_s,) * 49)  # fewer than 1 % of the ticks
+    assert judge([invariants.scheduler_lag(rare)]).status == "trusted"
+    often = dataclasses.replace(QUIET, lags_s=(lag_s,) * 51)
+    assert judge([invariants.scheduler_lag(often)]).status == status
+
+
+def test_a_monitor_that_saw_nothing_is_not_trusted() -> None:
+    blind = MonitorWindow(idle=(), steal=0.0, lags_s=(), ticks=0)
+    assert judge([invariants.cpu_headroom(blind)]).status == "untrusted"
+    assert judge([invariants.scheduler_lag(blind)]).status == "untrusted"
+
+
+BOUNDS_S = (0.001, 0.005, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("counts", "status"),
+    [
+        ((99, 1, 0, 0), "trusted"),
+        ((98, 2, 0, 0), "caution"),
+        ((90, 0, 10, 0), "untrusted"),
+        ((90, 0, 0, 10), "untrusted"),
+        ((0, 0, 0, 0), "trusted"),
+    ],
+)
+def test_emulator_lateness(counts: tuple[int, ...], status: str) -> None:
+    found = invariants.emulator_lateness({"good": (100, 0, 0, 0), "other": counts}, BOUNDS_S)
+    assert judge([found]).status == status
+    if status != "trusted":
+        assert "other" in found.sentence
+
+
+def test_an_engine_in_the_kernel_has_no_lateness_of_its_own() -> None:
+    found = invariants.emulator_lateness(None)
+    assert found.ok is None
+    assert judge([found]).status == "trusted"
+
+
+def test_payload_correct() -> None:
+    assert invariants.payload_correct(0, 10).ok is True
+    assert invariants.payload_correct(1, 10).ok is False
+    assert invariants.payload_correct(0, 0).ok is False
+
+
+def test_wan_bytes_as_computed() -> None:
+    assert invariants.wan_bytes_as_computed(10, [10, 10]).ok is True
+    off = invariants.wan_bytes_as_computed(10, [10, 13])
+    assert off.ok is False
+    assert "up to 3 bytes" in off.sentence
+    assert invariants.wan_bytes_as_computed(10, []).ok is False
+
+
+BALANCED = Conservation(
+    "east-west-0 a_to_b",
+    sent=100,
+    taken_in=100,
+    given_out=97,
+    arrived=97,
+    lost=2,
+    overrun=0,
+    held=1,
+    dropped=5,
+)
+
+
+def test_conservation() -> None:
+    assert invariants.conservation([BALANCED]).ok is True
+    for change in ({"taken_in": 99}, {"given_out": 96}, {"arrived": 96}, {"arrived": 98}, {"held": 0}):
+        assert invariants.conservation([BALANCED, dataclasses.replace(BALANCED, **change)]).ok is False
+    overrun = dataclasses.replace(BALANCED, lost=1, overrun=1)
+    assert invariants.conservation([overrun]).measured == "0 missing, 1 lost in the emulator"
+    assert invariants.conservation([overrun]).ok is False
+
+
+def test_the_verdict_is_as_bad_as_its_worst_invariant() -> None:
+    fine = Invariant("a", "b", "c", True, "d")
+    careful = Invariant("a", "b", "c", False, "d", severity="caution")
+    bad = Invariant("a", "b", "c", False, "d")
+    assert judge([]).status == "trusted"
+    assert judge([fine, careful]).status == "caution"
+    assert judge([careful, bad, fine]).status == "untrusted"
+    assert worst(["trusted", "untrusted", "caution"]) == "untrusted"
+    assert judge([fine]).to_dict() == {
+        "status": "trusted",
+        "invariants": [{"name": "a", "bound": "b", "measured": "c", "ok": True, "sentence": "d"}],
+    }
+
+
+def test_only_the_windows_of_the_measured_steps_count(tmp_path: Path) -> None:
+    path = tmp_path / "monitor.jsonl"
+    lines = [
+        {"time_s": time_s, "idle": idle, "steal": 0.0, "ticks": 100, "lags_s": [time_s]}
+        for time_s, idle in ((1.0, 0.1), (2.0, 0.2), (2.1, 0.3), (3.0, 0.4))
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    window = read_windows(path, [(1.5, 2.05), (2.95, 9.0)])
+    assert window.idle == (0.2, 0.3, 0.4)
+    assert window.ticks == 300
+    assert window.lags_s == (2.0, 2.1, 3.0)
+
+
+def test_percentiles_count_ticks_in_time() -> None:
+    window = MonitorWindow(idle=(), steal=0.0, lags_s=(0.001, 0.002, 0.003), ticks=100)
+    assert window.lag_percentile(0.5) == 0.0
+    assert window.lag_percentile(0.97) == 0.001
+    assert window.lag_percentile(0.99) == 0.003
+
+
+def test_cpu_times_from_the_kernels_table() -> None:
+    before = parse_cpu_times("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8\n")
+    after = parse_cpu_times("cpu  140 0 110 740 100 0 0 10 5 0\n")
+    assert after.shares_since(before) == (0.4, 0.1)
+    assert before.shares_since(before) == (1.0, 0.0)
+    with pytest.raises(ValueError, match="expected 'cpu'"):
+        parse_cpu_times("intr 1 2 3")
