@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.fidelity.monitor import MonitorWindow
-from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.probe import RATE_BOUND, LinkMeasurement
 from testbed.fidelity.verdict import Invariant, graded
 
-RATE_BOUND = 0.03
 DELAY_BOUND, DELAY_BOUND_S = 0.02, 0.0005
 SCARCE_IDLE = 0.05  # a 100 ms window with less of its time idle counts as full
 FULL_WINDOWS_CAUTION, FULL_WINDOWS_UNTRUSTED = 0.2, 0.5
