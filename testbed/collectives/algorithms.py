@@ -25,7 +25,7 @@ OPERATIONS: dict[str, Operation] = {
     "min": np.minimum,
     "max": np.maximum,
 }
-NOTHING = memoryview(bytearray())
+NOTHING = memoryview(b"")
 
 
 def as_bytes(array: Array) -> memoryview:

@@ -127,10 +127,11 @@ class Communicator:
     ) -> None:
         if groups is not None and len(groups) != transport.size:
             raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
+        self.transport = transport
         self.rank = transport.rank
         self.size = transport.size
+        self.groups = tuple(groups) if groups is not None else (0,) * self.size
         self.timeout_s = timeout_s
-        self._groups = tuple(groups) if groups is not None else (0,) * self.size
         self._engine = Engine(transport)
         self._sequence = 0
 
@@ -146,7 +147,7 @@ class Communicator:
         if algorithm == "ring":
             steps = ring_all_reduce(self._ring(tag), array.reshape(-1), operation)
         elif algorithm == "hierarchical":
-            steps = hierarchical_all_reduce(self._engine, array.reshape(-1), operation, self._groups, tag)
+            steps = hierarchical_all_reduce(self._engine, array.reshape(-1), operation, self.groups, tag)
         else:
             raise ValueError(f"algorithm: got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
         return self._start("all_reduce", steps, async_op)
@@ -161,7 +162,7 @@ class Communicator:
         flat = output.reshape(-1)
         if self.size == 1:
             flat[:] = input.reshape(-1)
-        inputs = list(input.reshape(self.size, -1)) if output.size else [flat] * self.size
+        inputs = list(input.reshape(self.size, output.size))
         scratch = np.empty_like(flat)
         outputs = [flat if index == self.rank else scratch for index in range(self.size)]
         steps = ring_reduce_scatter(self._ring(self._next_tag()), inputs, outputs, operation)
@@ -172,10 +173,9 @@ class Communicator:
         _check(output, "output", writes=True)
         _check(input, "input", like=output)
         _check(output, "output", numel=input.size * self.size)
-        part = input.nbytes
-        view = as_bytes(output)
-        chunks = [view[index * part : (index + 1) * part] for index in range(self.size)]
-        chunks[self.rank][:] = as_bytes(input)
+        parts = output.reshape(self.size, input.size)
+        parts[self.rank] = input.reshape(-1)
+        chunks = [as_bytes(part) for part in parts]
         steps = ring_all_gather(self._ring(self._next_tag()), chunks)
         return self._start("all_gather_into_tensor", steps, async_op)
 
@@ -197,13 +197,13 @@ class Communicator:
     def isend(self, array: Array, peer: int, tag: int = 0) -> Work:
         """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**62 - 1."""
         _check(array, "array")
-        request = self._engine.transport.isend(peer, _point_to_point(tag), as_bytes(array))
+        request = self.transport.isend(peer, _point_to_point(tag), as_bytes(array))
         return self._work(f"isend to rank {peer}, tag {tag}", _one(request))
 
     def irecv(self, array: Array, peer: int, tag: int = 0) -> Work:
         """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**62 - 1."""
         _check(array, "array", writes=True)
-        request = self._engine.transport.irecv(peer, _point_to_point(tag), as_bytes(array))
+        request = self.transport.irecv(peer, _point_to_point(tag), as_bytes(array))
         return self._work(f"irecv from rank {peer}, tag {tag}", _one(request))
 
     def send(self, array: Array, peer: int, tag: int = 0) -> None:

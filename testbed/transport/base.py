@@ -100,10 +100,10 @@ class Transport(Protocol):
         """Per peer (all ranks but this one)."""
 
     def isend(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Begin to send; a lost peer shows as an error of the request. Raises ValueError for a bad peer or tag."""
+        """Begin to send; a lost peer shows as an error of the request. ValueError for a bad peer or tag."""
 
     def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Begin to receive; a lost peer shows as an error of the request. Raises ValueError for a bad peer or tag."""
+        """Begin to receive; a lost peer shows as an error of the request. ValueError for a bad peer, tag or view."""
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """Do what can be done, waiting for it up to `timeout_s` (None: for ever); may return early, never much late."""
@@ -118,6 +118,12 @@ def address_error(transport: Transport, peer: int, tag: int) -> ValueError:
         expected = f"another rank of 0 to {transport.size - 1}"
         return ValueError(f"rank {transport.rank}: peer: got {peer}, expected {expected}")
     return ValueError(f"rank {transport.rank}: tag: got {tag}, expected 0 to 2**63 - 1")
+
+
+def check_writable(view: memoryview) -> None:
+    """Raise ValueError for a receive's buffer that cannot be written to."""
+    if view.readonly and view:
+        raise ValueError("view: got read-only memory, expected a buffer to receive into")
 
 
 def wait_all(transport: Transport, requests: Iterable[Request], timeout_s: float) -> None:

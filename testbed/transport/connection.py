@@ -19,8 +19,10 @@ from testbed.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES
 
 # one read takes in a header and a small message, or several; of a large message this much is copied twice
 _STAGE_BYTES = 16 * 1024
-# the kernel wakes a rank when this much of a message has come, or all the rest: not for every packet
-_LOW_WATER_BYTES = 128 * 1024
+# the kernel wakes a rank when so much of a message has come, or all the rest: not for every packet. No more than this
+# share of the receive buffer, or the kernel is slow to widen the window for a long path; less is not worth a call
+_LOW_WATER_SHARE = 16
+_LOW_WATER_MOST_BYTES = 256 * 1024
 _LOW_WATER_LEAST_BYTES = 16 * 1024
 # after so much from one peer others have their turn
 _TURN_BYTES = 1024 * 1024
@@ -92,7 +94,8 @@ class Connection:
             self._target = request.view[come:]
             self._into = request
         else:
-            request.view[:] = staged.view
+            if staged.view:
+                request.view[:] = staged.view
             request.complete()
         if self._paused:
             self._paused = False
@@ -253,8 +256,9 @@ class Connection:
             target = self._target
             assert target is not None
             have = min(length, end - start)
-            target[:have] = self._stage_view[start : start + have]
-            start += have
+            if have:
+                target[:have] = self._stage_view[start : start + have]
+                start += have
             if have < length:
                 self._target = target[have:]
                 break
@@ -321,11 +325,15 @@ class Connection:
 
     def _set_low_water(self) -> None:
         """Let the kernel wake this rank for the rest of a message, not for each of its packets."""
-        if self.sock is None:
+        sock, target = self.sock, self._target
+        if sock is None:
             return
-        wanted = 1 if self._target is None else min(len(self._target), _LOW_WATER_BYTES)
+        wanted = 1
+        if target is not None and len(target) >= _LOW_WATER_LEAST_BYTES:
+            room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _LOW_WATER_SHARE
+            wanted = min(len(target), room, _LOW_WATER_MOST_BYTES)
         if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_LEAST_BYTES):
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._low_water = wanted
 
     # ---- words

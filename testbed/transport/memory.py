@@ -6,7 +6,15 @@ import threading
 from collections import deque
 from typing import Literal
 
-from testbed.transport.base import MAX_TAG, PeerCounters, PeerLost, Request, TransportError, address_error
+from testbed.transport.base import (
+    MAX_TAG,
+    PeerCounters,
+    PeerLost,
+    Request,
+    TransportError,
+    address_error,
+    check_writable,
+)
 from testbed.transport.mailbox import Mailbox, wrong_length
 
 _CLOSED = -1  # instead of a tag: the sender has closed
@@ -51,6 +59,7 @@ class MemoryTransport:
     def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
         """See Transport."""
         request = self._request("recv", peer, tag, view)
+        check_writable(view)
         staged = self._mailboxes[peer].take_staged(tag)
         if staged is not None:
             self._hand_over(request, staged.view)
@@ -102,7 +111,8 @@ class MemoryTransport:
         if len(payload) != len(request.view):
             request.fail(wrong_length(self.rank, request.peer, request.tag, len(payload), len(request.view)))
             return
-        request.view[:] = payload
+        if payload:
+            request.view[:] = payload
         request.complete()
 
     def _lose(self, peer: int, reason: str) -> None:

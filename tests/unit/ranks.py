@@ -1,0 +1,139 @@
+"""Run one function per rank: over memory in threads, over loopback TCP in threads or forked processes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+from testbed.transport import MemoryNetwork, TcpTransport, Transport
+
+Program = Callable[[Any], Any]
+TOKEN = "test"
+_FORK = multiprocessing.get_context("fork")
+
+
+class Places:
+    """Bound sockets for ranks; each on an address of its own, so that given source ports do not clash."""
+
+    def __init__(self, size: int) -> None:
+        self.sockets = []
+        for rank in range(size):
+            listener = socket.socket()
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((f"127.77.0.{rank + 1}", 0))
+            self.sockets.append(listener)
+        self.addresses = [listener.getsockname() for listener in self.sockets]
+
+    def transport(self, rank: int, **options: Any) -> TcpTransport:
+        """Rank `rank` of as many as there are places."""
+        options = {"token": TOKEN, "listener": self.sockets[rank], **options}
+        return TcpTransport(rank, self.addresses, **options)
+
+    @contextlib.contextmanager
+    def transport_closing(self, rank: int, **options: Any) -> Iterator[TcpTransport]:
+        """The same, closed at the end of the block."""
+        transport = self.transport(rank, **options)
+        try:
+            yield transport
+        finally:
+            transport.close()
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+
+def in_memory(size: int, program: Program) -> list[Any]:
+    """What the program returns on each rank; the first error of any is raised."""
+    return _threads(size, MemoryNetwork(size).transports.__getitem__, program)
+
+
+def over_tcp(size: int, program: Program, **options: Any) -> list[Any]:
+    """Like `in_memory`, each rank with a TcpTransport."""
+    places = Places(size)
+    try:
+        return _threads(size, lambda rank: places.transport(rank, **options), program)
+    finally:
+        places.close()
+
+
+def _threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            transport = make(rank)
+            try:
+                results[rank] = program(transport)
+            finally:
+                transport.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return results
+
+
+class Forked:
+    """Ranks as processes of their own. `results` waits for what each returned, or for the error that it ended with."""
+
+    def __init__(self, places: Places, ranks: list[int], program: Program, **options: Any) -> None:
+        self.processes = []
+        self._pipes: list[Connection] = []
+        for rank in ranks:
+            ours, theirs = _FORK.Pipe()
+            process = _FORK.Process(target=_child, args=(rank, places, program, theirs, options), daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self._pipes.append(ours)
+
+    def results(self, timeout_s: float = 20) -> list[Any]:
+        found = []
+        for pipe in self._pipes:
+            assert pipe.poll(timeout_s), "a rank hangs"
+            try:
+                found.append(pipe.recv())
+            except EOFError:
+                found.append(None)
+        return found
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@contextlib.contextmanager
+def forked(program: Program, places: Places, ranks: list[int], **options: Any) -> Iterator[Forked]:
+    """These ranks as processes, as long as the block lasts."""
+    running = Forked(places, ranks, program, **options)
+    try:
+        yield running
+    finally:
+        running.kill()
+
+
+def _child(rank: int, places: Places, program: Program, pipe: Connection, options: dict[str, Any]) -> None:
+    try:
+        transport = places.transport(rank, **options)
+        try:
+            result = program(transport)
+        finally:
+            transport.close()
+    except Exception as error:
+        result = f"{type(error).__name__}: {error}"
+    pipe.send(result)

@@ -1,0 +1,99 @@
+"""The data with a known answer: right sums pass, every planted error is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.collectives import DTYPES, count_wrong, fill
+from testbed.collectives.check import PERIOD
+
+NUMEL = 40_000  # more than one internal block
+SIZE = 5
+Array = np.ndarray[Any, Any]
+
+
+def contributions(dtype: str = "float32", op: str = "sum", salt: int = 5, numel: int = NUMEL) -> list[Array]:
+    arrays = [np.empty(numel, dtype) for _ in range(SIZE)]
+    for rank, array in enumerate(arrays):
+        fill(array, rank, salt, op)
+    return arrays
+
+
+def total_of(arrays: list[Array]) -> Array:
+    return reduce(np.add, arrays)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [("sum", np.add), ("product", np.multiply), ("min", np.minimum), ("max", np.maximum)],
+)
+def test_right_results_pass(dtype: str, op: str, function: np.ufunc) -> None:
+    arrays = contributions(dtype, op)
+    for order in (arrays, arrays[::-1]):
+        assert count_wrong(reduce(function, order), SIZE, 5, op) == 0
+    if op != "min":  # rank 0 holds the least everywhere
+        assert count_wrong(arrays[0], SIZE, 5, op) > NUMEL / 2
+
+
+def test_sums_are_exact_in_float32_for_many_ranks() -> None:
+    size = 128
+    total = np.zeros(3000, "float32")
+    for rank in np.random.default_rng(1).permutation(size):
+        array = np.empty(3000, "float32")
+        fill(array, int(rank), 7)
+        total += array
+    assert count_wrong(total, size, 7) == 0
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda total, parts: total - parts[2],
+        lambda total, parts: total + parts[1],
+        lambda total, parts: total - parts[2] + parts[3],
+        lambda total, parts: np.roll(total, 1),
+        lambda total, parts: np.roll(total, PERIOD - 1),
+        lambda total, parts: np.roll(total, 4096),
+        lambda total, parts: total + 1,
+        lambda total, parts: np.zeros_like(total),
+        lambda total, parts: np.full_like(total, np.nan),
+        lambda total, parts: total_of(contributions(salt=6)),
+    ],
+    ids=[
+        "missing",
+        "doubled",
+        "swapped",
+        "shifted",
+        "shifted back",
+        "shifted far",
+        "off",
+        "zero",
+        "nan",
+        "salt",
+    ],
+)
+def test_planted_errors_are_counted_everywhere(plant: Callable[[Array, list[Array]], Array]) -> None:
+    parts = contributions()
+    wrong = plant(total_of(parts), parts)
+    assert count_wrong(wrong, SIZE, 5) >= NUMEL - 1  # a shift may be right where it wraps round
+
+
+def test_a_single_wrong_element_is_counted() -> None:
+    total = total_of(contributions())
+    for position in (0, 17_000, NUMEL - 1):
+        spoilt = total.copy()
+        spoilt[position] += 1
+        assert count_wrong(spoilt, SIZE, 5) == 1
+
+
+@pytest.mark.parametrize("numel", [0, 1, 2])
+def test_small_arrays(numel: int) -> None:
+    total = total_of(contributions(numel=numel, salt=123_456))
+    assert count_wrong(total, SIZE, 123_456) == 0
+    assert count_wrong(total + 1, SIZE, 123_456) == numel
