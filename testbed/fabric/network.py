@@ -29,6 +29,7 @@ from testbed.links.shaping import verify_shape
 from testbed.links.userspace import UserspaceEngine
 
 CONTROLLER_TIMEOUT_S = 30.0
+LINK_ENGINES: dict[str, type[LinkEngine]] = {"userspace": UserspaceEngine, "netem": NetemEngine}
 
 
 class Fabric:
@@ -90,7 +91,9 @@ class Fabric:
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(self.topology, self._state.prefix)
+        self._plan = planning.make_plan(
+            self.topology, self._state.prefix, LINK_ENGINES[self.link_engine].shaped_after
+        )
         try:
             with _marked(self._state.id):
                 self._build()
@@ -122,7 +125,7 @@ class Fabric:
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = self._start_engine()
         self.net.start()
-        run_script(None, planning.edge_shape_commands(plan))
+        run_script(self._shapers_pid(), planning.wan_shape_commands(plan))
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()
         self._progress("trying TCP across every WAN link")
@@ -142,7 +145,7 @@ class Fabric:
             )
             for edge in self.plan.edges
         ]
-        controller = ControllerProcess(compute_rules(self.policy, self.topology, edges))
+        controller = ControllerProcess(compute_rules(self.policy, self.topology, edges, self.seed))
         controller.start()
         return controller
 
@@ -216,12 +219,17 @@ class Fabric:
         engine.start()
         return engine
 
+    def _shapers_pid(self) -> int | None:
+        """A process in the namespace of the WAN links' shapers; None for the root namespace."""
+        return self.state.pids[planning.WAN_NODE] if self.plan.shaped_after else None
+
     def _verify(self) -> None:
         """Read back rates and queues everywhere; MTU and offloads too. SettingMismatch names what differs."""
         plan, pids, mtu = self.plan, self.state.pids, self.topology.mtu
-        with IPRoute() as ipr:
+        with network_namespace(self._shapers_pid()), IPRoute() as ipr:
             for port in plan.wan_ports:
-                verify_shape(ipr, port.edge_interface, port.shape)
+                verify_shape(ipr, plan.shaper(port), port.shape)
+        with IPRoute() as ipr:
             _verify_mtu(ipr, "the root namespace", mtu, {port.edge_interface for port in plan.wan_ports})
         for building in self.topology.buildings:
             with network_namespace(pids[plan.leaf(building.name)]), IPRoute() as ipr:
@@ -249,8 +257,8 @@ class Fabric:
         """None while all parts work; else one sentence on what broke first."""
         if self.engine is not None and (words := self.engine.failure()):
             return words
-        if self.controller is not None and not self.controller.alive():
-            return "the controller's process ended"
+        if self.controller is not None and (words := self.controller.failure()):
+            return f"the controller: {words}"
         for name, pid in self.state.pids.items():
             if process_started(pid) is None:
                 return f"the namespace of {name} is gone: its process {pid} ended"

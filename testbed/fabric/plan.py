@@ -5,7 +5,9 @@ edge switch (Open vSwitch, where the policy acts) with one port to the leaf, one
 All WAN links pass through one more namespace, where the link engine carries the frames:
 
     host eth0 ---- leaf ---- edge ---- [ wan: link engine ] ---- edge ---- leaf ---- host
-       shaped     shaped          shaped                 shaped
+       shaped     shaped           shaped             shaped
+
+A WAN direction is shaped right before or right after the engine, as the engine needs it.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ OFFLOADS = ("tx", "tso", "gso", "gro", "sg")
 
 @dataclass(frozen=True)
 class WanPort:
-    """One end of a WAN link: interfaces of edge and WAN namespace, OpenFlow port, shape of what leaves here."""
+    """One end of a WAN link: interfaces of edge and WAN namespace, OpenFlow port, shape of what leaves here.
+
+    `far_interface` is where what leaves here comes out of the engine.
+    """
 
     link: WanLink
     link_index: int
@@ -42,6 +47,7 @@ class WanPort:
     neighbour: str
     edge_interface: str
     wan_interface: str
+    far_interface: str
     port: int
     shape: Shape
 
@@ -57,6 +63,11 @@ class EdgePlan:
     probe_interface: str
     wan: tuple[WanPort, ...]
 
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """All ports' interfaces in the root namespace."""
+        return (self.local_interface, self.probe_interface, *(port.edge_interface for port in self.wan))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -65,6 +76,11 @@ class Plan:
     topology: Topology
     prefix: str
     edges: tuple[EdgePlan, ...]
+    shaped_after: bool
+
+    def shaper(self, port: WanPort) -> str:
+        """The interface that shapes what leaves at `port`: in the WAN namespace if `shaped_after`, else in the root."""
+        return port.far_interface if self.shaped_after else port.edge_interface
 
     def leaf(self, building: str) -> str:
         """Name of a building's leaf switch."""
@@ -97,8 +113,11 @@ class Plan:
         ]
 
 
-def make_plan(topology: Topology, prefix: str) -> Plan:
-    """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
+def make_plan(topology: Topology, prefix: str, shaped_after: bool = False) -> Plan:
+    """Lay out all names and ports; `shaped_after` as the link engine has it.
+
+    Names in the root namespace begin with `prefix` and keep to 15 characters.
+    """
     edges = []
     for building in topology.buildings:
         bridge = f"{prefix}e{building.index}"
@@ -119,6 +138,7 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
                             there,
                             edge_interface=f"{bridge}p{number}",
                             wan_interface=f"w{index}{side}",
+                            far_interface=f"w{index}{'b' if side == 'a' else 'a'}",
                             port=number,
                             shape=Shape(out.rate_bps, out.queue_bytes),
                         )
@@ -133,7 +153,7 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges))
+    return Plan(topology, prefix, tuple(edges), shaped_after)
 
 
 def interface_commands(interface: str, mtu: int) -> list[str]:
@@ -228,19 +248,18 @@ def edge_commands(plan: Plan) -> list[str]:
     """The edges' ports in the root namespace: silent and up."""
     commands = []
     for edge in plan.edges:
-        ports = [edge.local_interface, edge.probe_interface, *(port.edge_interface for port in edge.wan)]
-        for interface in ports:
+        for interface in edge.interfaces:
             commands += sysctl_commands({f"net.ipv6.conf.{interface}.disable_ipv6": "1"})
             commands += interface_commands(interface, plan.topology.mtu)
     return commands
 
 
-def edge_shape_commands(plan: Plan) -> list[str]:
-    """Rates and queues of the WAN ports; to be set once the ports are Open vSwitch's, which clears what it finds."""
+def wan_shape_commands(plan: Plan) -> list[str]:
+    """Rates and queues of the WAN links; on edges to be set once the ports are Open vSwitch's, which clears them."""
     return [
         command
         for port in plan.wan_ports
-        for command in shape_commands(port.edge_interface, port.shape, plan.topology.mtu)
+        for command in shape_commands(plan.shaper(port), port.shape, plan.topology.mtu)
     ]
 
 

@@ -9,6 +9,7 @@ from pyroute2 import IPRoute
 
 from testbed.fabric.plan import Plan
 from testbed.fabric.state import FabricState
+from testbed.links import network_namespace
 from testbed.links.netem import NetemEngine
 from testbed.links.shaping import ShapeCounters, read_counters, read_shape
 from testbed.links.userspace import read_settings
@@ -30,13 +31,14 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "b": link.b,
                 "plane": link.plane,
                 "name": link.name,
-                "out_interfaces": {
-                    port.side: port.edge_interface for port in plan.wan_ports if port.link_index == index
+                "shapers": {
+                    port.side: plan.shaper(port) for port in plan.wan_ports if port.link_index == index
                 },
             }
             for index, link in enumerate(plan.topology.wan)
         ],
         "mtu": plan.topology.mtu,
+        "shaped_after": plan.shaped_after,
     }
 
 
@@ -52,11 +54,12 @@ def inspect(state: FabricState) -> dict[str, Any]:
     """Hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
     impairments = engine_settings(state)
     wan = []
-    with IPRoute() as ipr:
+    where = state.pids["wan"] if state.details["shaped_after"] else None
+    with network_namespace(where), IPRoute() as ipr:
         for link in state.details["wan"]:
             entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}
             for way, side in (("a_to_b", "a"), ("b_to_a", "b")):
-                shape = read_shape(ipr, link["out_interfaces"][side])
+                shape = read_shape(ipr, link["shapers"][side])
                 impairment = impairments[link["name"], way]
                 entry[way] = {
                     "rate_bps": shape.rate_bps,
@@ -80,41 +83,73 @@ def inspect(state: FabricState) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WanCounters:
-    """Counters of one WAN direction's shaper, and the frames that arrived at the far edge."""
+    """Counters of one WAN direction: frames that left the near edge, the shaper's, frames that reached the far edge."""
 
     a: str
     b: str
     plane: int
     direction: str
+    entered_packets: int
     shaper: ShapeCounters
     arrived_packets: int
-    arrived_bytes: int
 
 
-def wan_counters(ipr: IPRoute, plan: Plan) -> list[WanCounters]:
-    """Counters of every WAN direction now."""
-    arrived = {
-        link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64")
-        for link in ipr.get_links()
-        if link.get_attr("IFLA_IFNAME").startswith(plan.prefix)
-    }
-    ends = {(port.link_index, port.side): port for port in plan.wan_ports}
-    counters = []
-    for index, link in enumerate(plan.topology.wan):
-        for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a")):
-            stats = arrived[ends[index, far].edge_interface]
-            counters.append(
-                WanCounters(
-                    link.a,
-                    link.b,
-                    link.plane,
-                    direction,
-                    read_counters(ipr, ends[index, near].edge_interface),
-                    arrived_packets=int(stats["rx_packets"]),
-                    arrived_bytes=int(stats["rx_bytes"]),
+@dataclass(frozen=True)
+class FabricCounters:
+    """All WAN directions, and per building the frames that went into and came out of its edge switch, all ports."""
+
+    wan: tuple[WanCounters, ...]
+    edges: dict[str, tuple[int, int]]
+
+
+class CounterReader:
+    """Reads a running fabric's counters again and again; use as a context manager."""
+
+    def __init__(self, plan: Plan, wan_pid: int) -> None:
+        self._plan = plan
+        self._root = IPRoute()
+        with network_namespace(wan_pid if plan.shaped_after else None):
+            self._shapers = IPRoute()
+        self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
+
+    def __enter__(self) -> CounterReader:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self._root.close()
+        self._shapers.close()
+
+    def read(self) -> FabricCounters:
+        """All counters now. LinkError or KeyError when a part is gone."""
+        plan = self._plan
+        stats = {
+            link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64")
+            for link in self._root.get_links()
+            if link.get_attr("IFLA_IFNAME").startswith(plan.prefix)
+        }
+        wan = []
+        for index, link in enumerate(plan.topology.wan):
+            for direction, near, far in (("a_to_b", "a", "b"), ("b_to_a", "b", "a")):
+                start, end = self._ends[index, near], self._ends[index, far]
+                wan.append(
+                    WanCounters(
+                        link.a,
+                        link.b,
+                        link.plane,
+                        direction,
+                        entered_packets=int(stats[start.edge_interface]["tx_packets"]),
+                        shaper=read_counters(self._shapers, plan.shaper(start)),
+                        arrived_packets=int(stats[end.edge_interface]["rx_packets"]),
+                    )
                 )
+        edges = {
+            edge.building: (
+                sum(int(stats[name]["rx_packets"]) for name in edge.interfaces),
+                sum(int(stats[name]["tx_packets"]) for name in edge.interfaces),
             )
-    return counters
+            for edge in plan.edges
+        }
+        return FabricCounters(tuple(wan), edges)
 
 
 def _bare_wire(index: int, name: str) -> LinkWire:

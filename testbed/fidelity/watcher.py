@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 
 from testbed.fidelity.cputime import CpuTimes, read_cpu_times
+from testbed.fidelity.monitor import WINDOW_S
 from testbed.links.process import end_with_parent
 
 TICK_S = 0.001
-WINDOW_S = 0.1
 IN_TIME_S = 0.0002  # lateness below this is the timer's own and not written down
 
 

@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from pyroute2 import IPRoute
-
 from testbed.fabric.network import Fabric
-from testbed.fabric.readback import WanCounters, wan_counters
+from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
 from testbed.harness.errors import RunError
 from testbed.harness.spec import JobSpec
@@ -29,9 +27,9 @@ POST_MORTEM_S = 1.0
 
 
 class LinkSample:
-    """All WAN counters and the link engine's books at one moment."""
+    """The fabric's counters and the link engine's books at one moment."""
 
-    def __init__(self, time_s: float, counters: list[WanCounters], account: EngineAccount) -> None:
+    def __init__(self, time_s: float, counters: FabricCounters, account: EngineAccount) -> None:
         self.time_s = time_s
         self.counters = counters
         self.account = account
@@ -79,12 +77,12 @@ class Job:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(self.spec.to_json().encode() + b"\n")
                 self._process.stdin.flush()
-            with IPRoute() as ipr:
-                self._watch(ipr)
+            with CounterReader(self.fabric.plan, self.fabric.state.pids["wan"]) as reader:
+                self._watch(reader)
         finally:
             self._stop()
 
-    def _watch(self, ipr: IPRoute) -> None:
+    def _watch(self, reader: CounterReader) -> None:
         assert self._process is not None
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
@@ -101,7 +99,7 @@ class Job:
             if time.monotonic() >= next_sample_s:
                 next_sample_s += SAMPLE_INTERVAL_S
                 self._check_parts()
-                self._sample(ipr)
+                self._sample(reader)
         self._check_parts()
         status = self._process.wait(END_TIMEOUT_S)
         if failures:
@@ -109,17 +107,17 @@ class Job:
         if status != 0:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             raise RunError(f"the launcher of the ranks {how}{self._last_words()}")
-        self._sample(ipr)
+        self._sample(reader)
 
     def _check_parts(self) -> None:
         if failure := self.fabric.failure() or self.watch_also():
             raise RunError(failure)
 
-    def _sample(self, ipr: IPRoute) -> None:
+    def _sample(self, reader: CounterReader) -> None:
         assert self.fabric.engine is not None
         try:
             account = self.fabric.engine.account()
-            counters = wan_counters(ipr, self.fabric.plan)
+            counters = reader.read()
         except (LinkError, KeyError) as error:
             # a killed engine stops answering a moment before it can be seen to have ended
             deadline = time.monotonic() + POST_MORTEM_S

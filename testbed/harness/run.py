@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.collectives import wan_bytes
 from testbed.config import Scenario, Topology
-from testbed.fabric.network import Fabric
+from testbed.fabric.network import LINK_ENGINES, Fabric
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
@@ -135,6 +135,7 @@ class Run:
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / "monitor.jsonl",
+            shaped_after=LINK_ENGINES[self.stack.link_engine].shaped_after,
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
@@ -230,7 +231,7 @@ def _read_ranks(folder: Path, ranks: int) -> tuple[list[dict[str, Any]], list[di
 def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
     series: dict[tuple[str, str], CounterSeries] = {}
     for sample in samples:
-        for counters in sample.counters:
+        for counters in sample.counters.wan:
             series.setdefault(link_key(counters), CounterSeries()).add(
                 sample.time_s, counters.shaper.sent_bytes
             )
@@ -254,5 +255,5 @@ def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, An
             "drops": counters.shaper.dropped_packets,
         }
         for sample in samples
-        for counters in sample.counters
+        for counters in sample.counters.wan
     ]

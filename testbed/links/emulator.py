@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import gc
 import json
 import os
@@ -31,9 +32,11 @@ SOL_PACKET = 263
 PACKET_STATISTICS = 6
 PACKET_IGNORE_OUTGOING = 23
 SO_TIMESTAMPNS = 35
+SO_SNDBUFFORCE = 32
 SO_RCVBUFFORCE = 33
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
+SEND_BUFFER_BYTES = 512 * 1024 * 1024
 LARGEST_FRAME_BYTES = 65_600
 FRAMES_AT_ONCE = 32  # between looks at what is due
 REALTIME_PRIORITY = 10
@@ -50,6 +53,8 @@ class Port:
         self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        # frames that wait in the shaper stay charged to us; its limit must be the one that counts
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
         self.socket.bind((interface, ETH_P_ALL))
 
     def drain(self) -> None:
@@ -104,9 +109,13 @@ class Emulator:
             send = exit_port.socket.send
             while (frame := carrier.due(time.monotonic_ns())) is not None:
                 try:
-                    carrier.sent(send(frame))
-                except OSError:  # interface down, or no buffer: the frame is gone, and the books say so
-                    carrier.refused()
+                    send(frame)
+                except OSError as error:
+                    if error.errno != errno.ENOBUFS:  # interface down, or no room: gone, and the books say so
+                        carrier.refused()
+                        continue
+                    # the link's own queue is full and dropped it: handed over all the same, and counted there
+                carrier.sent(len(frame))
             due_ns = carrier.next_release_ns
             if due_ns is not None and (next_ns is None or due_ns < next_ns):
                 next_ns = due_ns

@@ -25,6 +25,7 @@ class NetemEngine:
     """Delay, jitter and loss by the kernel; `rates_bps` (largest of both directions per link) sizes netem's limit."""
 
     name = "netem"
+    shaped_after = False  # netem and HTB on one interface hide each other's drops
 
     def __init__(self, pid: int, wires: list[LinkWire], rates_bps: dict[str, float]) -> None:
         self._pid = pid

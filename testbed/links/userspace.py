@@ -48,6 +48,9 @@ class UserspaceEngine:
     """Carries frames in one Python process that lives in the WAN namespace (process `pid`'s)."""
 
     name = "userspace"
+    # Open vSwitch's userspace datapath sends for all ports through one small socket buffer, to which waiting frames
+    # stay charged: a queue on its ports would fill that buffer first, and lose frames without counting them.
+    shaped_after = True
 
     def __init__(self, pid: int, wires: list[LinkWire], control: Path, seed: int) -> None:
         self._pid = pid

@@ -64,6 +64,9 @@ class LinkEngine(Protocol):
     """Carries frames across the WAN links of one fabric."""
 
     name: str
+    # Where a direction's rate and queue belong: after the engine, on the interface out of which it sends, or before
+    # it, on the edge's port.
+    shaped_after: bool
 
     def start(self) -> None:
         """Begin to carry frames; every setting has been read back when this returns. Raises LinkError."""

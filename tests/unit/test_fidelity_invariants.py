@@ -119,24 +119,32 @@ def test_wan_bytes_as_computed() -> None:
 
 BALANCED = Conservation(
     "east-west-0 a_to_b",
-    sent=100,
+    entered=100,
     taken_in=100,
     given_out=97,
-    arrived=97,
+    arrived=91,
     lost=2,
     overrun=0,
     held=1,
     dropped=5,
+    kept_back=6,
 )
+EDGES = {"east": (500, 500), "west": (400, 400)}
 
 
 def test_conservation() -> None:
-    assert invariants.conservation([BALANCED]).ok is True
-    for change in ({"taken_in": 99}, {"given_out": 96}, {"arrived": 96}, {"arrived": 98}, {"held": 0}):
-        assert invariants.conservation([BALANCED, dataclasses.replace(BALANCED, **change)]).ok is False
+    assert invariants.conservation([BALANCED], EDGES).ok is True
+    for change in ({"taken_in": 99}, {"given_out": 96}, {"arrived": 90}, {"arrived": 92}, {"held": 0}):
+        spoilt = dataclasses.replace(BALANCED, name="spoilt", **change)
+        found = invariants.conservation([BALANCED, spoilt], EDGES)
+        assert found.ok is False
+        assert "most on spoilt" in found.sentence
     overrun = dataclasses.replace(BALANCED, lost=1, overrun=1)
-    assert invariants.conservation([overrun]).measured == "0 missing, 1 lost in the emulator"
-    assert invariants.conservation([overrun]).ok is False
+    assert invariants.conservation([overrun], EDGES).measured == "1 missing"
+    leak = invariants.conservation([BALANCED], {**EDGES, "west": (400, 398)})
+    assert leak.ok is False
+    assert leak.measured == "2 missing"
+    assert "the edge switch of west" in leak.sentence
 
 
 def test_the_verdict_is_as_bad_as_its_worst_invariant() -> None:
