@@ -9,7 +9,6 @@ from testbed.doctor.capability import Capability
 from testbed.doctor.capacity import HostFacts
 from testbed.doctor.commands import Outcome
 
-SETUP_HINT = "make setup installs it"
 ROOT_HINT = "run it as root, for example through sudo"
 # Bits of the effective capability set (capabilities(7)) that building a network takes.
 CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_NET_RAW": 13, "CAP_SYS_ADMIN": 21}
@@ -69,7 +68,7 @@ def open_vswitch(
     """What the database, its server and the switch's daemon answered; `processes` of theirs that were seen."""
     name = "Open vSwitch"
     if database.status is None and "not found" in database.message:
-        return Capability(name, False, database.message, SETUP_HINT)
+        return Capability(name, False, database.message, "make setup installs it")
     if database.ok and server.ok and switch.ok:
         return Capability(name, True, f"{server.output}; {switch.output}".replace(" (Open vSwitch)", ""))
     if not is_root and processes:
@@ -106,11 +105,14 @@ def last_words(message: str) -> str:
 def mnexec(path: str | None, tried: Outcome | None) -> Capability:
     """`tried` is a program run by it in a namespace of its own; None: not tried, which takes root."""
     if path is None:
-        return Capability("mnexec", False, "not found", "make setup installs it (Debian's package mininet)")
+        return Capability(
+            "mnexec", False, "not found", "make setup installs it (from Debian's package mininet)"
+        )
     if tried is None or tried.ok:
         return Capability("mnexec", True, f"{path}{'' if tried is None else ' runs'}")
+    said = tried.message or f"status {tried.status}"
     return Capability(
-        "mnexec", False, f"{path} fails: {tried.message or f'status {tried.status}'}", SETUP_HINT
+        "mnexec", False, f"{path} fails: {said}", "a chroot or an unprivileged container forbids it"
     )
 
 
