@@ -29,7 +29,7 @@ _TURN_BYTES = 1024 * 1024
 
 _READ = select.EPOLLIN
 _WRITE = select.EPOLLOUT
-_GONE = select.EPOLLERR | select.EPOLLHUP
+_GONE = select.EPOLLERR | select.EPOLLHUP | select.EPOLLRDHUP
 
 
 class Connection:
@@ -116,8 +116,9 @@ class Connection:
 
     @property
     def settled(self) -> bool:
-        """Whether this side may close without losing anything."""
-        return self.lost is not None or (self.sock is None and not self._outgoing)
+        """Whether this side, which has said goodbye, may close without losing anything."""
+        # on pause the peer's goodbye could not be read
+        return self.lost is not None or (not self._outgoing and (self.sock is None or self._paused))
 
     def info(self) -> dict[str, Any] | None:
         """What the kernel knows about the socket, or last knew; None when there was none."""

@@ -10,6 +10,7 @@ time of one copy of the message in memory.
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import socket
 import time
@@ -127,14 +128,13 @@ def sleep(transport: TcpTransport, numel: int, rounds: int) -> dict[str, float]:
     }
 
 
-def copy_s(size_bytes: int) -> float:
-    """CPU seconds that one copy in memory takes."""
-    source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
-    rounds = max(3, (1 << 28) // size_bytes)
+@functools.cache
+def copy_s_per_byte() -> float:
+    """CPU seconds that copying a byte in memory takes, out of any cache."""
+    source, target = np.ones(1 << 27, np.uint8), np.ones(1 << 27, np.uint8)
     begun_s = time.process_time()
-    for _ in range(rounds):
-        target[:] = source
-    return (time.process_time() - begun_s) / rounds
+    target[:] = source
+    return (time.process_time() - begun_s) / source.size
 
 
 def report(name: str, size_bytes: int, results: list[dict[str, Any]]) -> None:
@@ -142,7 +142,7 @@ def report(name: str, size_bytes: int, results: list[dict[str, Any]]) -> None:
     messages = sum(result["messages"] for result in results)
     cpu_s = sum(result["cpu_s"] for result in results) / messages
     wall_s = results[0]["wall_s"] / results[0].get("rounds", results[0]["messages"])
-    copies = f"{cpu_s / copy_s(size_bytes):8.1f}" if size_bytes >= 1 << 20 else ""
+    copies = f"{cpu_s / copy_s_per_byte() / size_bytes:8.1f}" if size_bytes >= 1 << 20 else ""
     print(f"{name:36} {size_bytes:>13} {wall_s * 1e6:>12.1f} {cpu_s * 1e6:>14.1f} {copies}")
 
 

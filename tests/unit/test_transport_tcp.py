@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import struct
@@ -258,6 +259,52 @@ def test_a_peer_that_sends_too_much_has_to_wait_until_it_is_asked_for(places: Pl
                 assert buffer == bytes([tag]) * size
             wait_all(transport, [transport.isend(1, 9, memoryview(b""))], 10)
         assert running.results() == [None]
+
+
+def test_a_peer_that_dies_while_it_has_to_wait_is_noticed(places: Places) -> None:
+    with places.transport_closing(0, max_staged_bytes=10) as transport:
+        impostor = pose_as_rank_1(places)
+        transport.connect()
+        assert len(impostor.recv(HELLO_BYTES)) == HELLO_BYTES
+        impostor.sendall(HEADER.pack(7, 11) + b"x" * 11)
+        transport.progress(0.1)
+        request = transport.irecv(1, 8, memoryview(bytearray(1)))
+        impostor.close()
+        with pytest.raises(PeerLost, match="lost peer 1: its end closed"):
+            wait_all(transport, [request], 5)
+
+
+def test_closing_does_not_wait_for_a_peer_that_has_to_wait(places: Places) -> None:
+    with places.transport_closing(0, max_staged_bytes=10) as transport:
+        impostor = pose_as_rank_1(places)
+        transport.connect()
+        impostor.sendall(HEADER.pack(7, 11) + b"x" * 11 + HEADER.pack(2**64 - 1, 0))
+        transport.progress(0.1)
+        begun_s = time.monotonic()
+        transport.close()
+        assert time.monotonic() - begun_s < 0.5
+        impostor.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nonsense_ends_in_errors_and_nothing_else(places: Places, seed: int) -> None:
+    rng = random.Random(seed)
+    with places.transport_closing(0, max_staged_bytes=5000) as transport:
+        impostor = pose_as_rank_1(places)
+        requests = [transport.irecv(1, 7, memoryview(bytearray(4))) for _ in range(3)]
+        for _ in range(rng.randrange(1, 12)):
+            tag = rng.choice([7, 8, rng.getrandbits(64), 2**64 - 1])
+            length = rng.choice([0, 3, 4, 4, 4, 100, 4900, rng.getrandbits(64)])
+            said = HEADER.pack(tag, length) + rng.randbytes(rng.choice([0, 4, min(length, 6000)]))
+            with suppress(ConnectionResetError, BrokenPipeError):
+                impostor.sendall(said)
+            transport.progress(rng.choice([0.0, 0.001]))
+        impostor.close()
+        begun_s = time.monotonic()
+        with suppress(TransportError):
+            wait_all(transport, requests, 5)
+        assert time.monotonic() - begun_s < 2
+        assert transport.counters[1].bytes_received < 100_000
 
 
 @pytest.mark.parametrize("part", [8, 40, 30_000])
