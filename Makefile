@@ -11,7 +11,8 @@ OWNER := $(shell stat -c %u .)
 # Root's commands leave nothing in the checkout that its owner could not remove.
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
-AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '\#$(OWNER)' --))
+HASH := \#
+AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(OWNER) runs)
 
 .PHONY: help demo test setup environment lint unit net lock build clean-env
