@@ -156,7 +156,8 @@ def test_odd_names_are_shown_not_interpreted(tmp_path: Path) -> None:
 
 
 def run_without_links(run: SyntheticRun, run_dir: Path) -> Path:
-    run.links = [Link(*run.buildings)]
+    here, there = run.buildings
+    run.links = [Link(here, there)]
     run.write(run_dir)
     (run_dir / "links.jsonl").write_text("")
     return run_dir
