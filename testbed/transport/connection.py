@@ -44,7 +44,7 @@ class Connection:
         self.counters = PeerCounters()
         self.lost: TransportError | None = None
         self.sock: socket.socket | None = None
-        self._info: dict[str, Any] | None = None
+        self._info: dict[str, Any] = {}
         self._watch: Callable[[int], None] = _no_watch
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
@@ -121,10 +121,10 @@ class Connection:
         return self.lost is not None or (not self._outgoing and (self.sock is None or self._paused))
 
     def info(self) -> dict[str, Any] | None:
-        """What the kernel knows about the socket, or last knew; None when there was none."""
+        """`local` and `remote` address and what `sockets.describe` told last; None when there never was a socket."""
         if self.sock is not None:
-            self._info = {"peer": self.peer, **describe(self.sock)}
-        return self._info
+            self._info.update(describe(self.sock))
+        return self._info or None
 
     # ---- what the event loop tells
 
@@ -132,6 +132,9 @@ class Connection:
         """Use this socket. `watch(mask)` makes the event loop tell `on_event` of these epoll events, none for 0."""
         self.sock = sock
         self._watch = watch
+        self._info = {"local": list(sock.getsockname()), "remote": None}
+        with contextlib.suppress(OSError):  # it may be reset already; what came before is still to be read
+            self._info["remote"] = list(sock.getpeername())
         self._flush()
         self._rewatch()
 

@@ -81,7 +81,7 @@ def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
 
 
 def describe(sock: socket.socket) -> dict[str, Any]:
-    """A connection's local address, congestion control and history, ready for JSON; seconds, bytes, segments.
+    """A connection's congestion control and history, ready for JSON; seconds, bytes, segments.
 
     What a kernel older than a figure does not know reads as 0.
     """
@@ -90,8 +90,4 @@ def describe(sock: socket.socket) -> dict[str, Any]:
         name: round(struct.unpack_from(form, raw, offset)[0] * unit, 6)
         for name, offset, form, unit in _TCP_INFO
     }
-    return {
-        "local": list(sock.getsockname()[:2]),
-        "congestion_control": congestion_control(sock),
-        **figures,
-    }
+    return {"congestion_control": congestion_control(sock), **figures}

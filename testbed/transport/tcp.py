@@ -159,13 +159,9 @@ class TcpTransport:
             self.progress(left_s)
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """Per connection, open or past: `peer`, `remote`, and what `sockets.describe` tells. Ready for JSON."""
-        infos = []
-        for peer, connection in self._connections.items():
-            info = connection.info()
-            if info is not None:
-                infos.append({**info, "remote_ip": self._addresses[peer][0]})
-        return infos
+        """Per connection, open or past: `peer`, and what `Connection.info` tells. Ready for JSON."""
+        infos = [(peer, connection.info()) for peer, connection in self._connections.items()]
+        return [{"peer": peer, **info} for peer, info in infos if info is not None]
 
     def close(self) -> None:
         """See Transport. Takes a round trip to the peers, at most `close_timeout_s`."""
@@ -227,10 +223,15 @@ class TcpTransport:
         connection = self._connections.get(peer)
         if connection is None or not 0 <= tag <= MAX_TAG:
             raise address_error(self, peer, tag)
-        if connection.sock is None and connection.lost is None and peer < self.rank:
-            self._deadlines_s.setdefault(peer, time.monotonic() + self._bootstrap_timeout_s)
-            self._attempts.setdefault(peer, (0.0, "not tried yet"))
+        if connection.sock is None and connection.lost is None:
+            self._want(peer)
         return connection
+
+    def _want(self, peer: int) -> None:
+        """Have this peer dialled, unless it is its own turn to dial, or that is under way."""
+        if peer < self.rank and peer not in self._deadlines_s:
+            self._deadlines_s[peer] = time.monotonic() + self._bootstrap_timeout_s
+            self._attempts[peer] = (0.0, "not tried yet")
 
     def _listen(self, listener: socket.socket | None) -> socket.socket | None:
         if self.rank == self.size - 1:

@@ -66,6 +66,7 @@ def test_congestion_control_is_set_on_both_ends_and_read_back() -> None:
         (entry,) = transport.socket_info()
         assert json.loads(json.dumps(entry)) == entry
         assert entry["peer"] == 1 - transport.rank
+        assert entry["remote"][0] == f"127.77.0.{2 - transport.rank}"
         assert entry["rtt_s"] > 0
         assert entry["bytes_acked"] > 0
         exchange(transport)  # nobody leaves before both have looked
@@ -135,6 +136,22 @@ def test_a_peer_that_is_not_there_yet_is_waited_for() -> None:
             exchange(transport)
         assert running.results() == [None]
     places.close()
+
+
+def test_a_peer_is_dialled_once_however_much_is_sent_meanwhile(places: Places) -> None:
+    def program(transport: TcpTransport) -> int:
+        time.sleep(0.1)  # no hello comes back for a while
+        for _ in range(5):
+            wait_all(transport, [transport.irecv(1, 1, memoryview(b""))], 10)
+        return transport.refused
+
+    def peer(transport: TcpTransport) -> None:
+        for _ in range(5):
+            transport.isend(0, 1, memoryview(b""))
+            transport.progress(0.01)
+
+    with forked(program, places, [0]) as zero, forked(peer, places, [1]):
+        assert zero.results() == [0]
 
 
 def test_who_does_not_appear_is_named() -> None:
