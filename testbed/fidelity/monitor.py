@@ -8,7 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-
 WINDOW_S = 0.1
 STOP_TIMEOUT_S = 5.0
 

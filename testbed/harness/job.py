@@ -97,7 +97,10 @@ class Job:
                     break
                 failures += self._events(data)
             if time.monotonic() >= next_sample_s:
-                next_sample_s += SAMPLE_INTERVAL_S
+                # never two in quick succession, also after a delay: rates would be computed from next to no time
+                next_sample_s = (
+                    max(next_sample_s, time.monotonic() - SAMPLE_INTERVAL_S / 2) + SAMPLE_INTERVAL_S
+                )
                 self._check_parts()
                 self._sample(reader)
         self._check_parts()
@@ -117,6 +120,7 @@ class Job:
         assert self.fabric.engine is not None
         try:
             account = self.fabric.engine.account()
+            time_s = time.monotonic()
             counters = reader.read()
         except (LinkError, KeyError) as error:
             # a killed engine stops answering a moment before it can be seen to have ended
@@ -124,7 +128,7 @@ class Job:
             while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
-        self.samples.append(LinkSample(time.monotonic(), counters, account))
+        self.samples.append(LinkSample(time_s, counters, account))
 
     def _events(self, data: bytes) -> list[str]:
         """Handle what the launcher said; returns sentences on ranks that failed."""

@@ -254,6 +254,8 @@ def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, An
             "packets": counters.shaper.sent_packets,
             "drops": counters.shaper.dropped_packets,
         }
-        for sample in samples
+        for sample in samples[
+            :-1
+        ]  # the last was taken for the final count, at no interval from the one before
         for counters in sample.counters.wan
     ]
