@@ -17,11 +17,12 @@ from pyroute2 import IPRoute
 from testbed.config import Topology
 from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 from testbed.fabric import plan as planning
+from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
 from testbed.fabric.nodes import EdgeSwitch, KernelBridge
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
-from testbed.fabric.state import ENVIRONMENT_MARK, FabricState, clean, process_started, register
+from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
 from testbed.links import LinkEngine, LinkError, network_namespace
 from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
@@ -124,7 +125,8 @@ class Fabric:
         self._configure()
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = self._start_engine()
-        self.net.start()
+        with large_receive_buffers(STATE_ROOT):
+            self.net.start()
         run_script(self._shapers_pid(), planning.wan_shape_commands(plan))
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         self._verify()

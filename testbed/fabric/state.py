@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 from pyroute2 import IPRoute
 
+from testbed.fabric.buffers import restore_after_kill
+
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
 KILL_WAIT_S = 5.0
@@ -112,6 +114,7 @@ def clean(state: FabricState) -> list[str]:
 
 def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
     """Clean every fabric whose owner is gone (or every one at all); returns what was removed per id."""
+    restore_after_kill(STATE_ROOT)
     found = [state for state in load_all() if everything or not state.owner_alive()]
     for state in found:
         if state.owner_alive() and state.owner_pid != os.getpid():

@@ -16,6 +16,7 @@ FULL_WINDOWS_CAUTION, FULL_WINDOWS_UNTRUSTED = 0.2, 0.5
 LAG_CAUTION_S, LAG_UNTRUSTED_S = 0.002, 0.010
 LATENESS_CAUTION_S, LATENESS_UNTRUSTED_S = 0.001, 0.005
 LATENESS_SHARE = 0.99
+MISSING_UNTRUSTED = 0.001
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,13 @@ def conservation(links: Sequence[Conservation], edges: Mapping[str, tuple[int, i
     worst = max(missing, key=lambda name: missing[name])
     frames = sum(link.entered for link in links)
     dropped = sum(link.dropped for link in links)
-    return Invariant(
+    return graded(
         "conservation",
+        total,
+        0,
+        MISSING_UNTRUSTED * frames,
         bound="0 frames missing",
         measured=f"{total} missing",
-        ok=total == 0,
         sentence=f"Of {frames} frames that entered the WAN links "
         + (
             f"{total} are missing here or in the edge switches, most on {worst}"
