@@ -20,9 +20,16 @@ def default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_raised_within_and_put_back_after_an_error_too(default: Path, tmp_path: Path) -> None:
     root = tmp_path / "state"
     root.mkdir()
-    with pytest.raises(RuntimeError), buffers.large_receive_buffers(root):
-        assert default.read_text() == str(buffers.LARGE_BYTES)
-        raise RuntimeError
+    seen = []
+
+    def fail_within() -> None:
+        with buffers.large_receive_buffers(root):
+            seen.append(default.read_text())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_within()
+    assert seen == [str(buffers.LARGE_BYTES)]
     assert default.read_text() == "212992"
     assert list(root.iterdir()) == []
 
