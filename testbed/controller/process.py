@@ -15,6 +15,7 @@ from typing import Any
 
 from testbed.controller.errors import ControllerError
 from testbed.controller.rules import Rule, dumps
+from testbed.links.process import close_pipes, wait_or_kill
 
 LISTEN_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
@@ -111,16 +112,10 @@ class ControllerProcess:
         if process is None:
             return
         process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_or_kill(process, STOP_TIMEOUT_S)
         for thread in self._threads:
             thread.join()
-        for stream in (process.stdout, process.stderr):
-            assert stream is not None
-            stream.close()
+        close_pipes(process)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
         if self._process is None:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.links.process import close_pipes, wait_or_kill
+
 WINDOW_S = 0.1
 STOP_TIMEOUT_S = 5.0
 
@@ -75,8 +77,5 @@ class MonitorProcess:
         if process is None:
             return
         process.terminate()
-        try:
-            process.communicate(timeout=STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        wait_or_kill(process, STOP_TIMEOUT_S)
+        close_pipes(process)

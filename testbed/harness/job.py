@@ -19,10 +19,12 @@ from testbed.fabric.state import ENVIRONMENT_MARK
 from testbed.harness.errors import RunError
 from testbed.harness.spec import JobSpec
 from testbed.links import LinkError
+from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.wire import EngineAccount
 
 SAMPLE_INTERVAL_S = 0.1
 END_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 2.0
 POST_MORTEM_S = 1.0
 
 
@@ -153,14 +155,7 @@ class Job:
     def _stop(self) -> None:
         process = self._process
         if process is not None:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            try:
-                process.wait(END_TIMEOUT_S / 5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            close_pipes(process)
+            wait_or_kill(process, STOP_TIMEOUT_S)
         if self._complaints is not None:
             self._complaints.close()

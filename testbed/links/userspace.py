@@ -17,10 +17,12 @@ from typing import IO, Any
 
 from testbed.links.command import inside
 from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
 
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
+STOP_TIMEOUT_S = 2.0
 
 
 def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
@@ -137,15 +139,8 @@ class UserspaceEngine:
         """End the emulator by closing its standard input; kill it if that does not do."""
         process, self._process = self._process, None
         if process is not None:
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
-            try:
-                process.wait(timeout=2)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            close_pipes(process)
+            wait_or_kill(process, STOP_TIMEOUT_S)
         if self._complaints is not None:
             self._complaints.close()
         with contextlib.suppress(FileNotFoundError):
