@@ -12,7 +12,6 @@ from typing import Any
 
 from mininet.log import setLogLevel
 from mininet.net import Mininet
-from pyroute2 import IPRoute
 
 from testbed.config import Topology
 from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
@@ -23,10 +22,10 @@ from testbed.fabric.nodes import EdgeSwitch, KernelBridge
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
-from testbed.links import LinkEngine, LinkError, network_namespace
+from testbed.fabric.verify import verify
+from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
-from testbed.links.shaping import verify_shape
 from testbed.links.userspace import UserspaceEngine
 
 CONTROLLER_TIMEOUT_S = 30.0
@@ -129,7 +128,7 @@ class Fabric:
             self.net.start()
         run_script(self._shapers_pid(), planning.wan_shape_commands(plan))
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
-        self._verify()
+        verify(plan, state.pids)
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
         self.engine.compensate(path_excess(plan, state.pids))
@@ -225,24 +224,6 @@ class Fabric:
         """A process in the namespace of the WAN links' shapers; None for the root namespace."""
         return self.state.pids[planning.WAN_NODE] if self.plan.shaped_after else None
 
-    def _verify(self) -> None:
-        """Read back rates and queues everywhere; MTU and offloads too. SettingMismatch names what differs."""
-        plan, pids, mtu = self.plan, self.state.pids, self.topology.mtu
-        with network_namespace(self._shapers_pid()), IPRoute() as ipr:
-            for port in plan.wan_ports:
-                verify_shape(ipr, plan.shaper(port), port.shape)
-        with IPRoute() as ipr:
-            _verify_mtu(ipr, "the root namespace", mtu, {port.edge_interface for port in plan.wan_ports})
-        for building in self.topology.buildings:
-            with network_namespace(pids[plan.leaf(building.name)]), IPRoute() as ipr:
-                for index, host in enumerate(building.hosts):
-                    verify_shape(ipr, f"p{index}", planning.nic_shape(host))
-                _verify_mtu(ipr, plan.leaf(building.name), mtu)
-            for host in building.hosts:
-                with network_namespace(pids[host.name]), IPRoute() as ipr:
-                    verify_shape(ipr, "eth0", planning.nic_shape(host))
-                    _verify_mtu(ipr, host.name, mtu)
-
     def inspect(self) -> dict[str, Any]:
         """Hosts and WAN links with every setting as read back now."""
         return inspect(self.state)
@@ -282,15 +263,6 @@ class Fabric:
                         node.terminate()
             clean(self._state)
             self._state = self._plan = self.net = self.engine = self.controller = None
-
-
-def _verify_mtu(ipr: IPRoute, where: str, mtu: int, names: set[str] | None = None) -> None:
-    for link in ipr.get_links():
-        name = link.get_attr("IFLA_IFNAME")
-        if name != "lo" and (names is None or name in names) and link.get_attr("IFLA_MTU") != mtu:
-            raise FabricError(
-                f"{where}: {name}: mtu: asked for {mtu}, the system has {link.get_attr('IFLA_MTU')}"
-            )
 
 
 @contextlib.contextmanager

@@ -166,12 +166,16 @@ def interface_commands(interface: str, mtu: int) -> list[str]:
     ]
 
 
-def sysctl_commands(settings: Mapping[str, str]) -> list[str]:
-    """Commands that set kernel parameters; those that this kernel was built without are left out."""
-    known = {
+def known_sysctls(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those kernel parameters that this kernel was built with."""
+    return {
         key: value for key, value in settings.items() if os.path.exists("/proc/sys/" + key.replace(".", "/"))
     }
-    return [f"sysctl -qw {key}={value}" for key, value in known.items()]
+
+
+def sysctl_commands(settings: Mapping[str, str]) -> list[str]:
+    """Commands that set kernel parameters, where this kernel has them."""
+    return [f"sysctl -qw {key}={value}" for key, value in known_sysctls(settings).items()]
 
 
 def host_commands(topology: Topology, host: Host) -> list[str]:

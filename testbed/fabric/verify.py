@@ -1,0 +1,76 @@
+"""Reads back what was set on a fabric's interfaces and namespaces; the first difference is an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pyroute2 import IPRoute
+
+from testbed.fabric import plan as planning
+from testbed.fabric.plan import Plan
+from testbed.links import SettingMismatch, network_namespace
+from testbed.links.command import run_script
+from testbed.links.shaping import Shape, verify_shape
+
+# what `ethtool -k` calls the offloads that `ethtool -K` knows by short names
+_OFFLOAD_NAMES = (
+    "tx-checksumming",
+    "scatter-gather",
+    "tcp-segmentation-offload",
+    "generic-segmentation-offload",
+    "generic-receive-offload",
+)
+
+
+def verify(plan: Plan, pids: dict[str, int]) -> None:
+    """Rates, queues, MTUs, offloads, kernel parameters, bridge ports: everywhere. SettingMismatch, LinkError."""
+    wan_pid = pids[planning.WAN_NODE]
+    shapers = {plan.shaper(port): port.shape for port in plan.wan_ports}
+    edge_ports = [name for edge in plan.edges for name in edge.interfaces]
+    wan_ports = [port.wan_interface for port in plan.wan_ports]
+    _verify(plan, "the root namespace", None, edge_ports, {} if plan.shaped_after else shapers)
+    _verify(plan, planning.WAN_NODE, wan_pid, wan_ports, shapers if plan.shaped_after else {})
+    for building in plan.topology.buildings:
+        leaf, probe = plan.leaf(building.name), plan.probe(building.name)
+        ports = {f"p{index}": planning.nic_shape(host) for index, host in enumerate(building.hosts)}
+        _verify(plan, leaf, pids[leaf], ["uplink", *ports], ports)
+        _verify_bridge_ports(leaf, pids[leaf], ["uplink", *ports])
+        _verify(plan, probe, pids[probe], ["eth0"], {})
+        for host in building.hosts:
+            _verify(plan, host.name, pids[host.name], ["eth0"], {"eth0": planning.nic_shape(host)})
+
+
+def _verify(plan: Plan, where: str, pid: int | None, interfaces: list[str], shapes: dict[str, Shape]) -> None:
+    with network_namespace(pid), IPRoute() as ipr:
+        for interface, shape in shapes.items():
+            verify_shape(ipr, interface, shape)
+        mtus = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_MTU") for link in ipr.get_links()}
+    for interface in interfaces:
+        if mtus.get(interface) != plan.topology.mtu:
+            raise SettingMismatch(f"{where}: {interface}", "mtu", plan.topology.mtu, mtus.get(interface))
+    # one shell for all: `ethtool -k` begins each interface's list with its name
+    settings = {} if pid is None else planning.known_sysctls(planning.HOST_SYSCTLS)
+    said = run_script(
+        pid, [*(f"ethtool -k {name}" for name in interfaces), *(f"sysctl {key}" for key in settings)]
+    )
+    interface = ""
+    for line in said.splitlines():
+        name, _, value = line.partition(":")
+        if line.startswith("Features for "):
+            interface = line.removeprefix("Features for ").rstrip(":")
+        elif name in _OFFLOAD_NAMES and not value.strip().startswith("off"):
+            raise SettingMismatch(f"{where}: {interface}", name, "off", value.strip())
+        key, _, value = line.partition(" = ")
+        if key in settings and value != settings[key]:
+            raise SettingMismatch(where, key, settings[key], value)
+
+
+def _verify_bridge_ports(where: str, pid: int, ports: Iterable[str]) -> None:
+    """A leaf's ports neither learn nor flood."""
+    with network_namespace(pid), IPRoute() as ipr:
+        links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
+    for port in ports:
+        data = links[port].get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
+        for flag in ("IFLA_BRPORT_LEARNING", "IFLA_BRPORT_UNICAST_FLOOD", "IFLA_BRPORT_MCAST_FLOOD"):
+            if data.get_attr(flag) != 0:
+                raise SettingMismatch(f"{where}: {port}", flag, 0, data.get_attr(flag))
