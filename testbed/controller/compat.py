@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 LIBRARY_VARIABLE = "TESTBED_CONTROLLER_LIBRARY"
 LIBRARIES = ("os-ken", "ryu")
-FOREVER_S = 3600.0
+SIGNAL_WAIT_S = 0.5  # a signal that comes just before a sleep begins is acted on when it ends
 
 library = os.environ.get(LIBRARY_VARIABLE, LIBRARIES[0])
 if library == "os-ken":
@@ -87,10 +87,10 @@ def run(listener: socket.socket, application: type, **arguments: Any) -> NoRetur
     manager = _app_manager.AppManager.get_instance()
     connections = manager.instantiate(_Connections, listener)
     manager.instantiate(application, **arguments).start()
-    connections.start()
     print(f"controller library {library} {_version()}", file=sys.stderr)
+    connections.start()
     while True:  # not on a thread's end or an event: only sleeping lets signals through with both libraries
-        hub.sleep(FOREVER_S)
+        hub.sleep(SIGNAL_WAIT_S)
 
 
 def _version() -> str:
