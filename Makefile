@@ -13,7 +13,7 @@ CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
-GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(OWNER) runs)
+GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
 .PHONY: help demo test setup environment lint unit net lock build clean-env
 .NOTPARALLEL:
@@ -22,7 +22,8 @@ help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: setup ## install what is missing, run scenarios/quickstart.yaml
-	@$(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; status=$$?; \
+	@echo '==>' $(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; \
+	$(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; status=$$?; \
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
 test: setup ## install what is missing, run all checks and tests
