@@ -13,7 +13,8 @@ from testbed.fidelity.verdict import Invariant, graded
 DELAY_BOUND, DELAY_BOUND_S = 0.02, 0.0005
 SCARCE_IDLE = 0.05  # a 100 ms window with less of its time idle counts as full
 FULL_WINDOWS_CAUTION, FULL_WINDOWS_UNTRUSTED = 0.2, 0.5
-LAG_CAUTION_S, LAG_UNTRUSTED_S = 0.002, 0.010
+FOREIGN_CAUTION, FOREIGN_UNTRUSTED = 0.2, 0.75  # of the time that the run leaves to others or idle
+LAG_CAUTION_S, LAG_UNTRUSTED_S = 0.005, 0.020
 LATENESS_CAUTION_S, LATENESS_UNTRUSTED_S = 0.001, 0.005
 LATENESS_SHARE = 0.99
 MISSING_UNTRUSTED = 0.001
@@ -50,6 +51,8 @@ class Conservation:
 
 def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     """Every WAN direction's rate, probed before the run."""
+    if not measurements:
+        return _no_wan("rate_accuracy", f"within {RATE_BOUND:.0%}")
     worst = max(measurements, key=lambda entry: _bad_first(_rate_error(entry)))
     error = _rate_error(worst)
     ok = abs(error) <= RATE_BOUND
@@ -65,6 +68,8 @@ def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
 
 def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     """Every WAN direction's one-way delay on an idle network, probed before the run."""
+    if not measurements:
+        return _no_wan("delay_accuracy", f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)")
     worst = max(measurements, key=lambda entry: _bad_first(_delay_error_s(entry) / _delay_bound_s(entry)))
     error_s, bound_s = _delay_error_s(worst), _delay_bound_s(worst)
     return Invariant(
@@ -93,6 +98,33 @@ def cpu_headroom(window: MonitorWindow) -> Invariant:
         measured=f"{full:.0%} of windows",
         sentence=f"The cores were idle {mean:.0%} of the time on average, and in {full:.0%} of all 100 ms windows "
         f"hardly at all{stolen}.",
+    )
+
+
+def foreign_load(window: MonitorWindow) -> Invariant:
+    """How much of what the run leaves of the cores other programs take.
+
+    Their share of all time says little: a tenth is nothing on an idle machine, and a lot on one that is nearly full.
+    """
+    if not window.idle:
+        return _unwatched("foreign_load")
+    bound = f"at most {FOREIGN_CAUTION:.0%} of what the run leaves"
+    if window.foreign is None:
+        words = "This kernel does not tell the run's own work from that of other programs; cpu_headroom sees both."
+        return Invariant("foreign_load", bound, "not known", None, words)
+    left = window.foreign + sum(window.idle) / len(window.idle)
+    taken = window.foreign / left if left else 0.0
+    found = (
+        f"Other programs took {window.foreign:.0%} of the cores' time, {taken:.0%} of what the run left of it"
+    )
+    return graded(
+        "foreign_load",
+        taken,
+        FOREIGN_CAUTION,
+        FOREIGN_UNTRUSTED,
+        bound=bound,
+        measured=f"{taken:.0%}",
+        sentence=found + ("." if taken <= FOREIGN_CAUTION else ": end them and run again."),
     )
 
 
@@ -208,6 +240,10 @@ def conservation(links: Sequence[Conservation], edges: Mapping[str, tuple[int, i
 def _unwatched(name: str) -> Invariant:
     words = "The monitor saw nothing of the measured steps."
     return Invariant(name, "watched", "not watched", ok=False, sentence=words)
+
+
+def _no_wan(name: str, bound: str) -> Invariant:
+    return Invariant(name, bound, "not applicable", None, "There are no WAN links.")
 
 
 def _rate_error(entry: LinkMeasurement) -> float:

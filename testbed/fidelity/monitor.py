@@ -19,13 +19,15 @@ class MonitorWindow:
     """What happened on the machine from one moment to another.
 
     Per 100 ms window: `idle` shares of all cores' time; `steal` share over all. `lags_s` is every tick's lateness
-    beyond 0.2 ms, `ticks` how many there were.
+    beyond 0.2 ms, `ticks` how many were due. `foreign` is the share of all cores' time that went to processes which are
+    not the run's; None where the kernel does not tell.
     """
 
     idle: tuple[float, ...]
     steal: float
     lags_s: tuple[float, ...]
     ticks: int
+    foreign: float | None = None
 
     def lag_percentile(self, share: float) -> float:
         """Lateness that `share` of the ticks kept to; ticks that were in time count as on the spot."""
@@ -37,17 +39,23 @@ class MonitorWindow:
 
 def read_windows(path: Path, spans: list[tuple[float, float]]) -> MonitorWindow:
     """What the monitor saw within the given spans (CLOCK_MONOTONIC), put together."""
-    idle: list[float] = []
-    lags: list[float] = []
-    steal = ticks = 0.0
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        if any(start <= entry["time_s"] and entry["time_s"] - WINDOW_S <= end for start, end in spans):
-            idle.append(entry["idle"])
-            lags += entry["lags_s"]
-            steal += entry["steal"]
-            ticks += entry["ticks"]
-    return MonitorWindow(tuple(idle), steal / len(idle) if idle else 0.0, tuple(lags), int(ticks))
+    entries = [
+        entry
+        for entry in map(json.loads, path.read_text().splitlines())
+        if any(start <= entry["time_s"] and entry["time_s"] - entry["span_s"] <= end for start, end in spans)
+    ]
+    watched_s = sum(entry["span_s"] for entry in entries)
+    foreign = None
+    if entries and all("foreign" in entry for entry in entries):
+        # single windows are a few percent off either way: the kernel counts the cores' time by ticks
+        foreign = max(0.0, sum(entry["foreign"] * entry["span_s"] for entry in entries) / watched_s)
+    return MonitorWindow(
+        idle=tuple(entry["idle"] for entry in entries),
+        steal=sum(entry["steal"] * entry["span_s"] for entry in entries) / watched_s if entries else 0.0,
+        lags_s=tuple(lag for entry in entries for lag in entry["lags_s"]),
+        ticks=sum(entry["ticks"] for entry in entries),
+        foreign=foreign,
+    )
 
 
 class MonitorProcess:

@@ -1,49 +1,79 @@
 """Watches the machine while a run is measured: `python -m testbed.fidelity.watcher FILE`.
 
-A ticker that wants to wake a thousand times a second notes how late it does (what the ranks feel, so it has no priority
-of its own); every 100 ms a line goes to the file with that, and with the share of time in which the cores were idle.
+A ticker that wants to wake five hundred times a second notes how late it does (what the ranks feel, so it has no
+priority of its own). Every 100 ms a line goes to the file with that, with how the cores spent their time, and with how
+much of it went to processes that are not the run's. The run is whoever started us, with all its children.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
 from pathlib import Path
 
-from testbed.fidelity.cputime import CpuTimes, read_cpu_times
+from testbed.fidelity.cputime import read_cpu_times
 from testbed.fidelity.monitor import WINDOW_S
+from testbed.fidelity.processes import OwnProcesses, run_times_kept
 from testbed.links.process import end_with_parent
 
-TICK_S = 0.001
+TICK_S = 0.002  # each costs some 30 us of a core: twice as often would take three percent of it
 IN_TIME_S = 0.0002  # lateness below this is the timer's own and not written down
+WINDOWS_PER_LOOK_ROUND = 10
+CORES = os.cpu_count() or 1
+
+
+def late_ticks(lag_s: float) -> list[float]:
+    """Lateness of every tick that was due by the time one wake-up came, which was `lag_s` late.
+
+    A stall of 20 ms is many ticks that did not happen in time. Counting it as one would make a machine look the better
+    the longer its stalls are.
+    """
+    return [round(lag_s - number * TICK_S, 6) for number in range(int(lag_s / TICK_S) + 1)]
 
 
 def watch(path: Path) -> None:
     """Watch until SIGTERM."""
-    before: CpuTimes = read_cpu_times()
-    next_tick = time.monotonic() + TICK_S
-    window_end = time.monotonic() + WINDOW_S
+    own = OwnProcesses(os.getppid()) if run_times_kept() else None
+    before, window_start = read_cpu_times(), time.monotonic()
+    next_tick = window_start + TICK_S
     lags: list[float] = []
-    ticks = 0
+    ticks = windows = 0
     with path.open("w", buffering=1) as output:
         while True:
             time.sleep(max(0.0, next_tick - time.monotonic()))
             now = time.monotonic()
             lag = now - next_tick
+            next_tick += TICK_S
             ticks += 1
             if lag > IN_TIME_S:
-                lags.append(round(lag, 6))
-            next_tick = max(next_tick + TICK_S, now)
-            if now >= window_end:
-                after = read_cpu_times()
-                idle, steal = after.shares_since(before)
-                entry = {"time_s": now, "idle": idle, "steal": steal, "ticks": ticks, "lags_s": lags}
-                output.write(json.dumps(entry) + "\n")
-                before, lags, ticks = after, [], 0
-                window_end = now + WINDOW_S
+                late = late_ticks(lag)
+                lags += late
+                next_tick += (len(late) - 1) * TICK_S
+                ticks += len(late) - 1
+            if now < window_start + WINDOW_S:
+                continue
+            after = read_cpu_times()
+            shares = after.shares_since(before)
+            span_s = now - window_start
+            entry = {
+                "time_s": now,
+                "span_s": span_s,
+                "idle": shares.idle,
+                "steal": shares.steal,
+                "ticks": ticks,
+                "lags_s": lags,
+            }
+            if own is not None:
+                if windows % WINDOWS_PER_LOOK_ROUND == 0:
+                    own.look_round()
+                entry["foreign"] = shares.processes - own.ran_s() / (span_s * CORES)
+            output.write(json.dumps(entry) + "\n")
+            before, window_start, lags, ticks = after, now, [], 0
+            windows += 1
 
 
 def main() -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from testbed.config import Building, Direction, Topology, WanLink, probe_address
-from testbed.fidelity import MonitorProcess, measure_links, read_windows
+from testbed.fidelity import MonitorProcess, MonitorWindow, measure_links, read_windows
+from testbed.fidelity.invariants import cpu_headroom, foreign_load
 from testbed.links.command import run_script
 from testbed.links.shaping import Shape, shape_commands
 from tests.net.namespaces import namespaces
 
 pytestmark = pytest.mark.net
+_fork = multiprocessing.get_context("fork")
 
 
 @pytest.mark.parametrize("rate_bps", [2e6, 50e6, 400e6])
@@ -54,26 +60,62 @@ def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
         assert entry.lost == 0
 
 
-def test_the_watcher_feels_somebody_elses_work(tmp_path: Path) -> None:
-    watcher = MonitorProcess(tmp_path / "monitor.jsonl")
-    watcher.start()
-    hogs = []
+def watched_run(path: Path, own_hogs: int, pipe: Connection) -> None:
+    """A run, as far as the watcher is concerned: what this process starts is the run's. Ends when told to."""
+    monitor = MonitorProcess(path)
+    monitor.start()
+    with spinning(own_hogs):
+        pipe.send(monitor.alive())
+        pipe.recv()
+    monitor.stop()
+    pipe.send(monitor.alive())
+
+
+@contextlib.contextmanager
+def spinning(count: int) -> Iterator[None]:
+    """`count` processes that never rest; they end with whoever started them."""
+    code = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
     try:
-        time.sleep(0.5)
-        busy_from_s = time.monotonic()
-        hogs = [
-            subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() > 1: pass"])
-            for _ in range(os.cpu_count() or 1)
-        ]
-        time.sleep(1.5)
-        busy_to_s = time.monotonic()
-        assert watcher.alive()
+        yield
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-        watcher.stop()
-    busy = read_windows(watcher.path, [(busy_from_s + 0.4, busy_to_s - 0.2)])
-    assert len(busy.idle) >= 8
-    assert max(busy.idle) < 0.05
-    assert not watcher.alive()
+
+
+def watched(path: Path, own_hogs: int, foreign_hogs: int) -> MonitorWindow:
+    """What the watcher makes of a run with hogs of its own and of somebody else's beside it."""
+    ours, theirs = _fork.Pipe()
+    run = _fork.Process(target=watched_run, args=(path, own_hogs, theirs))
+    run.start()
+    try:
+        with spinning(foreign_hogs):
+            assert ours.recv() is True
+            time.sleep(1.3)  # the watcher looks for new processes every second
+            from_s = time.monotonic()
+            time.sleep(1.5)
+            to_s = time.monotonic()
+            ours.send(None)
+            assert ours.recv() is False
+    finally:
+        run.join(5)
+        run.kill()
+        run.join()
+    return read_windows(path, [(from_s, to_s)])
+
+
+def test_the_watcher_tells_somebody_elses_work_from_the_runs(tmp_path: Path) -> None:
+    cores = os.cpu_count() or 1
+    foreign = watched(tmp_path / "foreign.jsonl", own_hogs=0, foreign_hogs=cores)
+    own = watched(tmp_path / "own.jsonl", own_hogs=cores, foreign_hogs=0)
+    for window in (foreign, own):
+        assert len(window.idle) >= 10
+        assert sum(window.idle) < 0.05 * len(window.idle)
+        assert cpu_headroom(window).severity == "untrusted"
+        assert window.ticks > 500  # 750 were due; a busy machine may have kept the watcher itself waiting
+    assert foreign.foreign is not None
+    assert own.foreign is not None
+    assert foreign.foreign > 0.7
+    assert own.foreign < foreign.foreign - 0.2  # other people may be at work here meanwhile
+    assert foreign_load(foreign).severity == "untrusted"

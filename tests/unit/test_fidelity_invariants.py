@@ -11,11 +11,13 @@ import pytest
 
 from testbed.config import Direction
 from testbed.fidelity import invariants
-from testbed.fidelity.cputime import parse_cpu_times
+from testbed.fidelity.cputime import CpuShares, parse_cpu_times
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.monitor import MonitorWindow, read_windows
 from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.processes import family, parse_process, parse_run_time
 from testbed.fidelity.verdict import Invariant, judge, worst
+from testbed.fidelity.watcher import TICK_S, late_ticks
 
 ASKED = Direction(rate_bps=100e6, delay_s=0.010, jitter_s=0.0, loss=0.0, queue_bytes=1_000_000)
 GOOD = LinkMeasurement("east", "west", 0, "a_to_b", ASKED, rate_bps=100.5e6, delay_s=0.0101, lost=0.0)
@@ -47,6 +49,12 @@ def test_long_delays_are_judged_by_their_share_and_jitter_is_allowed_for() -> No
     assert invariants.delay_accuracy([shaky]).ok is True
 
 
+def test_without_wan_links_there_is_nothing_to_probe() -> None:
+    found = [invariants.rate_accuracy([]), invariants.delay_accuracy([])]
+    assert [entry.ok for entry in found] == [None, None]
+    assert judge(found).status == "trusted"
+
+
 @pytest.mark.parametrize(
     ("full", "status"), [(0, "trusted"), (10, "trusted"), (11, "caution"), (25, "caution"), (26, "untrusted")]
 )
@@ -62,7 +70,31 @@ def test_stolen_time_counts_as_lacking() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lag_s", "status"), [(0.0019, "trusted"), (0.0021, "caution"), (0.011, "untrusted")]
+    ("idle", "foreign", "status"),
+    [
+        (0.5, 0.0, "trusted"),
+        (0.5, 0.12, "trusted"),
+        (0.5, 0.13, "caution"),
+        (0.1, 0.05, "caution"),
+        (0.1, 0.31, "untrusted"),
+        (0.0, 0.5, "untrusted"),
+        (0.0, 0.0, "trusted"),  # the run fills the machine by itself: cpu_headroom tells
+    ],
+)
+def test_foreign_load(idle: float, foreign: float, status: str) -> None:
+    found = invariants.foreign_load(dataclasses.replace(QUIET, idle=(idle,) * 50, foreign=foreign))
+    assert judge([found]).status == status
+    assert ("end them" in found.sentence) is (status != "trusted")
+
+
+def test_a_kernel_that_does_not_tell_whose_work_it_is() -> None:
+    found = invariants.foreign_load(dataclasses.replace(QUIET, foreign=None))
+    assert found.ok is None
+    assert judge([found]).status == "trusted"
+
+
+@pytest.mark.parametrize(
+    ("lag_s", "status"), [(0.0049, "trusted"), (0.0051, "caution"), (0.021, "untrusted")]
 )
 def test_scheduler_lag(lag_s: float, status: str) -> None:
     rare = dataclasses.replace(QUIET, lags_s=(lag_s,) * 49)  # fewer than 1 % of the ticks
@@ -74,6 +106,7 @@ def test_scheduler_lag(lag_s: float, status: str) -> None:
 def test_a_monitor_that_saw_nothing_is_not_trusted() -> None:
     blind = MonitorWindow(idle=(), steal=0.0, lags_s=(), ticks=0)
     assert judge([invariants.cpu_headroom(blind)]).status == "untrusted"
+    assert judge([invariants.foreign_load(blind)]).status == "untrusted"
     assert judge([invariants.scheduler_lag(blind)]).status == "untrusted"
 
 
@@ -164,14 +197,28 @@ def test_the_verdict_is_as_bad_as_its_worst_invariant() -> None:
 def test_only_the_windows_of_the_measured_steps_count(tmp_path: Path) -> None:
     path = tmp_path / "monitor.jsonl"
     lines = [
-        {"time_s": time_s, "idle": idle, "steal": 0.0, "ticks": 100, "lags_s": [time_s]}
-        for time_s, idle in ((1.0, 0.1), (2.0, 0.2), (2.1, 0.3), (3.0, 0.4))
+        {"time_s": time_s, "span_s": span_s, "idle": idle, "steal": idle, "ticks": 100, "lags_s": [time_s]}
+        | {"foreign": foreign}
+        for time_s, span_s, idle, foreign in (
+            (1.0, 0.1, 0.1, 0.9),
+            (2.0, 0.1, 0.2, -0.04),
+            (2.1, 0.1, 0.3, 0.0),
+            (3.0, 0.2, 0.4, 0.4),
+        )
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     window = read_windows(path, [(1.5, 2.05), (2.95, 9.0)])
     assert window.idle == (0.2, 0.3, 0.4)
     assert window.ticks == 300
     assert window.lags_s == (2.0, 2.1, 3.0)
+    assert window.steal == pytest.approx((0.02 + 0.03 + 0.08) / 0.4)  # by how long each window was
+    assert window.foreign == pytest.approx((0.08 - 0.004) / 0.4)
+    assert read_windows(path, [(1.95, 2.0)]).foreign == 0.0  # an error of counting, not less than nothing
+    assert read_windows(path, [(4.0, 5.0)]) == MonitorWindow((), 0.0, (), 0)
+    for line in lines:
+        del line["foreign"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_windows(path, [(1.5, 2.05)]).foreign is None
 
 
 def test_percentiles_count_ticks_in_time() -> None:
@@ -184,7 +231,36 @@ def test_percentiles_count_ticks_in_time() -> None:
 def test_cpu_times_from_the_kernels_table() -> None:
     before = parse_cpu_times("cpu  100 0 100 700 100 0 0 0 0 0\ncpu0 1 2 3 4 5 6 7 8\n")
     after = parse_cpu_times("cpu  140 0 110 740 100 0 0 10 5 0\n")
-    assert after.shares_since(before) == (0.4, 0.1)
-    assert before.shares_since(before) == (1.0, 0.0)
+    assert after.shares_since(before) == CpuShares(idle=0.4, processes=0.5, steal=0.1)
+    assert before.shares_since(before) == CpuShares(idle=1.0, processes=0.0, steal=0.0)
     with pytest.raises(ValueError, match="expected 'cpu'"):
         parse_cpu_times("intr 1 2 3")
+
+
+def test_a_stall_counts_for_as_long_as_it_was() -> None:
+    assert late_ticks(0.0005) == [0.0005]
+    assert late_ticks(3.5 * TICK_S) == pytest.approx([3.5 * TICK_S, 2.5 * TICK_S, 1.5 * TICK_S, 0.5 * TICK_S])
+    # ten stalls of 20 ms in a second: a fifth of it, however few wake-ups they make late
+    stalled = [lag for _ in range(10) for lag in late_ticks(0.020)]
+    window = dataclasses.replace(QUIET, lags_s=tuple(stalled), ticks=round(1 / TICK_S))
+    assert window.lag_percentile(0.99) > 0.015
+
+
+def test_the_run_is_its_root_and_all_below_and_the_switch() -> None:
+    processes = [
+        (1, "init", 0),
+        (10, "testbed", 1),
+        (12, "launcher", 10),
+        (13, "rank", 12),
+        (20, "ovs-vswitchd", 1),
+        (30, "shell", 1),
+        (31, "testbed", 30),
+    ]
+    assert family(10, processes) == {10, 12, 13, 20}
+
+
+def test_a_process_from_its_stat() -> None:
+    assert parse_process(b"4711 (a (strange) name) S 42 4711 4711 0 -1") == ("a (strange) name", 42)
+    assert parse_run_time(b"1500000000 20 3\n") == 1.5
+    with pytest.raises(ValueError, match="unpack"):
+        parse_run_time(b"")

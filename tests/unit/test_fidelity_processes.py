@@ -1,0 +1,52 @@
+"""Whose work the cores did: read from this machine, no root needed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from testbed.fidelity.processes import OwnProcesses, run_times_kept
+
+pytestmark = pytest.mark.skipif(not run_times_kept(), reason="this kernel keeps no run times")
+
+WORK_S = 0.1
+# Says that it is there, works when told to, says that it has.
+CHILD = f"""
+import time
+print("there", flush=True)
+input()
+until = time.process_time() + {WORK_S}
+while time.process_time() < until:
+    pass
+print("done", flush=True)
+input()
+"""
+
+
+def test_a_childs_work_is_ours_and_ours_is_not_the_childs() -> None:
+    ours = OwnProcesses(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "there\n"
+        childs = OwnProcesses(child.pid)
+        for processes in (ours, childs):
+            processes.look_round()
+            assert processes.ran_s() == 0  # what came before does not count
+        child.stdin.write("go\n")
+        assert child.stdout.readline() == "done\n"
+        assert childs.ran_s() >= WORK_S
+        assert ours.ran_s() >= WORK_S
+        until = time.process_time() + WORK_S
+        while time.process_time() < until:
+            pass
+        assert ours.ran_s() >= WORK_S
+        assert childs.ran_s() < WORK_S / 2
+        child.stdin.write("end\n")
+    assert childs.ran_s() == 0
