@@ -24,7 +24,8 @@ from testbed.links.timing import one_way_times
 
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
-EXCESS_PACKETS = 15
+EXCESS_PACKETS = 9
+EXCESS_PAUSE_S = 0.02  # as between the packets of ping and other sparse traffic, which wakes each part anew
 
 
 @dataclass
@@ -72,7 +73,7 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
         a = (pids[plan.probe(link.a)], probe_address(index, "a"))
         b = (pids[plan.probe(link.b)], probe_address(index, "b"))
         for way, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
-            times = one_way_times(here, there, EXCESS_PACKETS)
+            times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # none come through a link that loses all: the probes will say so
                 excess[link.name, way] = statistics.median(times) - getattr(link, way).delay_s
     return excess

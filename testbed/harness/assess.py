@@ -42,6 +42,7 @@ def assess(
             invariants.rate_accuracy(evidence.measurements),
             invariants.delay_accuracy(evidence.measurements),
             invariants.cpu_headroom(window),
+            invariants.foreign_load(window),
             invariants.scheduler_lag(window),
             invariants.emulator_lateness(counts, bounds_s),
             invariants.payload_correct(

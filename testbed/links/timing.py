@@ -42,8 +42,11 @@ def receive_stamped(receiver: socket.socket) -> tuple[bytes, int]:
     return packet, seconds * 1_000_000_000 + nanoseconds
 
 
-def one_way_times(here: End, there: End, packets: int) -> list[float]:
-    """Seconds from sending to the receiving kernel, of small datagrams one at a time; lost ones are left out."""
+def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -> list[float]:
+    """Seconds from sending to the receiving kernel, of small datagrams one at a time; lost ones are left out.
+
+    `pause_s` passes between them: the longer, the deeper everything on the way falls asleep again.
+    """
     times = []
     with udp_pair(here, there) as (sender, receiver):
         receiver.settimeout(PACKET_TIMEOUT_S)
@@ -56,5 +59,5 @@ def one_way_times(here: End, there: End, packets: int) -> list[float]:
                     times.append((arrived_ns - sent_ns) / 1e9)
                     if arrived_number == number:
                         break
-            time.sleep(0.001)  # let everything on the way fall asleep again
+            time.sleep(pause_s)
     return times
