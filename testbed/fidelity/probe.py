@@ -24,7 +24,10 @@ BLAST_S = 0.3
 BLAST_PACKETS = 60  # at least; slow links get smaller packets for it
 SMALLEST_PAYLOAD_BYTES = 200
 HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP: what the shaper counts beside the payload
+BLAST_BYTES = 12_000_000  # at most: the receiver's buffer takes it all, however late we read
 PACE = 1.1  # of the rate
+STOCK_S = 0.02  # of frames waiting in the link's queue, so that it does not run dry while we have no core
+DRY = 0.01  # share of the blast that may be missing when the link wanted it
 QUIET_S = 0.05
 
 
@@ -33,6 +36,7 @@ class LinkMeasurement:
     """One direction of a WAN link: asked, and measured (rate in bit/s of Ethernet frames, median one-way delay).
 
     `rate_bps` and `delay_s` are NaN when nothing came through. `lost` is a share of the packets sent one at a time.
+    `saturated` tells whether the probe could send as fast as the link should carry; if not, it may carry more.
     """
 
     a: str
@@ -43,6 +47,7 @@ class LinkMeasurement:
     rate_bps: float
     delay_s: float
     lost: float
+    saturated: bool = True
 
     @property
     def name(self) -> str:
@@ -61,7 +66,7 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
             asked: Direction = getattr(link, direction)
             times = one_way_times(here, there, DELAY_PACKETS)
             for _ in range(ATTEMPTS):  # a hiccup of the machine passes; a wrong rate stays
-                rate_bps = _rate(here, there, asked, topology.mtu)
+                rate_bps, saturated = _rate(here, there, asked, topology.mtu)
                 if abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND:
                     break
             found.append(
@@ -74,43 +79,48 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
                     rate_bps=rate_bps,
                     delay_s=statistics.median(times) if times else float("nan"),
                     lost=1 - len(times) / DELAY_PACKETS,
+                    saturated=saturated,
                 )
             )
     return found
 
 
-def _rate(here: End, there: End, asked: Direction, mtu: int) -> float:
-    """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps."""
+def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool]:
+    """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps; whether they were."""
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
     frame = payload + HEADER_BYTES
+    rate = asked.rate_bps / 8 / frame  # frames per second
     # All at once in the beginning: twice what the shaper lets through unhindered, so that from then on frames wait for
     # their turn. The pace then keeps the queue filled, without filling it up.
     head = 2 * burst_bytes(asked.rate_bps, mtu) // frame + 1
-    count = head + max(BLAST_PACKETS // 2, int(asked.rate_bps * BLAST_S / 8 / frame))
-    pace = asked.rate_bps * PACE / 8 / frame
+    stock = min(STOCK_S * rate, asked.queue_bytes / 4 / frame)
+    count = head + max(BLAST_PACKETS // 2, int(min(BLAST_S * rate, BLAST_BYTES / frame)))
     stamps: list[int] = []
     with udp_pair(here, there) as (sender, receiver):
         receiver.setblocking(False)
         sender.setblocking(False)
-        data, sent, start = bytes(payload), 0, time.monotonic()
+        data, sent, missing, start = bytes(payload), 0, 0.0, time.monotonic()
         while sent < count:
-            due = min(count, head + int((time.monotonic() - start) * pace))
+            wanted = (time.monotonic() - start) * rate
+            missing = max(missing, wanted - sent)
+            due = min(count, head + int(wanted * PACE + min(stock, wanted / 2)))
             while sent < due:
                 with contextlib.suppress(BlockingIOError):  # our own queue is full: the packet counts as sent
                     sender.send(data)
                 sent += 1
-            _collect(receiver, stamps, 0.001)
+            time.sleep(0.001)
         # then what is still in the queue or on its way; nothing may run into what comes after
         patience_s = asked.delay_s + asked.jitter_s + asked.queue_bytes * 8 / asked.rate_bps + QUIET_S
         last = time.monotonic()
         while len(stamps) < count and time.monotonic() - last < patience_s:
             if _collect(receiver, stamps, QUIET_S):
                 last = time.monotonic()
-    stamps = stamps[head:]
+    saturated = missing <= DRY * count
+    stamps = stamps[max(head, len(stamps) // 3) :]  # a third: a short blast feels the burst for longer
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
-        return float("nan")
-    return (len(stamps) - 1) * frame * 8 / ((stamps[-1] - stamps[0]) / 1e9)
+        return float("nan"), saturated
+    return (len(stamps) - 1) * frame * 8 / ((stamps[-1] - stamps[0]) / 1e9), saturated
 
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:

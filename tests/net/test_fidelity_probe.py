@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from testbed.config import Building, Direction, Topology, WanLink, probe_address
-from testbed.fidelity import MonitorProcess, MonitorWindow, measure_links, read_windows
-from testbed.fidelity.invariants import cpu_headroom, foreign_load
+from testbed.fidelity import LinkMeasurement, MonitorProcess, MonitorWindow, measure_links, read_windows
+from testbed.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
 from testbed.links.command import run_script
 from testbed.links.shaping import Shape, shape_commands
 from tests.net.namespaces import namespaces
@@ -25,39 +25,57 @@ pytestmark = pytest.mark.net
 _fork = multiprocessing.get_context("fork")
 
 
-@pytest.mark.parametrize("rate_bps", [2e6, 50e6, 400e6])
-def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
-    forth = Direction(rate_bps, 0.0, 0.0, 0.0, queue_bytes=600_000)
-    back = Direction(rate_bps / 2, 0.0, 0.0, 0.0, queue_bytes=600_000)
-    link = WanLink("left", "right", 0, forth, back)
-    topology = Topology("pair", 9000, (Building("left", 0, ()), Building("right", 1, ())), (link,))
+MTU = 9000
+
+
+def probed(asked: tuple[Direction, Direction], set_bps: tuple[float, float]) -> list[LinkMeasurement]:
+    """What the probe makes of a link without delay whose directions are really set to `set_bps`."""
+    link = WanLink("left", "right", 0, *asked)
+    topology = Topology("pair", MTU, (Building("left", 0, ()), Building("right", 1, ())), (link,))
     a, b = probe_address(0, "a"), probe_address(0, "b")
     with namespaces(2) as (left, right):
-        run_script(
-            left.pid,
-            [
-                f"ip link add eth0 mtu 9000 type veth peer name eth0 mtu 9000 netns {right.pid}",
+        pair = f"ip link add eth0 mtu {MTU} type veth peer name eth0 mtu {MTU} netns {right.pid}"
+        for end, here, there, first, rate_bps in (
+            (left, a, b, [pair], set_bps[0]),
+            (right, b, a, [], set_bps[1]),
+        ):
+            commands = [
+                *first,
                 "ethtool -K eth0 tx off tso off gso off gro off",
-                f"ip address add {a} peer {b} dev eth0",
+                f"ip address add {here} peer {there} dev eth0",
                 "ip link set eth0 up",
-                *shape_commands("eth0", Shape(forth.rate_bps, forth.queue_bytes), 9000),
-            ],
-        )
-        run_script(
-            right.pid,
-            [
-                "ethtool -K eth0 tx off tso off gso off gro off",
-                f"ip address add {b} peer {a} dev eth0",
-                "ip link set eth0 up",
-                *shape_commands("eth0", Shape(back.rate_bps, back.queue_bytes), 9000),
-            ],
-        )
-        found = measure_links(topology, {"left": left.pid, "right": right.pid})
+                *shape_commands("eth0", Shape(rate_bps, asked[0].queue_bytes), MTU),
+            ]
+            run_script(end.pid, commands)
+        return measure_links(topology, {"left": left.pid, "right": right.pid})
+
+
+def direction(rate_bps: float) -> Direction:
+    """Without delay, with room for a few dozen jumbo frames."""
+    return Direction(rate_bps, 0.0, 0.0, 0.0, queue_bytes=600_000)
+
+
+@pytest.mark.parametrize("rate_bps", [1e6, 50e6, 400e6, 1e9])
+def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
+    found = probed((direction(rate_bps), direction(rate_bps / 2)), (rate_bps, rate_bps / 2))
     assert [entry.direction for entry in found] == ["a_to_b", "b_to_a"]
     for entry in found:
         assert entry.rate_bps == pytest.approx(entry.asked.rate_bps, rel=0.03)
         assert 0 < entry.delay_s < 0.001
         assert entry.lost == 0
+    assert rate_accuracy(found).ok is True
+    assert delay_accuracy(found).ok is True
+
+
+@pytest.mark.parametrize("off", [0.9, 1.07])
+def test_the_probe_finds_a_rate_that_is_not_what_was_asked(off: float) -> None:
+    asked = direction(50e6)
+    found = probed((asked, asked), (50e6, off * 50e6))
+    assert found[1].rate_bps == pytest.approx(off * 50e6, rel=0.03)
+    verdict = rate_accuracy(found)
+    assert verdict.ok is False
+    assert verdict.severity == "untrusted"
+    assert "right to left, plane 0" in verdict.sentence
 
 
 def watched_run(path: Path, own_hogs: int, pipe: Connection) -> None:

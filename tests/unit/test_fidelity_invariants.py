@@ -49,6 +49,22 @@ def test_long_delays_are_judged_by_their_share_and_jitter_is_allowed_for() -> No
     assert invariants.delay_accuracy([shaky]).ok is True
 
 
+def test_a_link_that_the_probe_cannot_fill_is_not_called_slow() -> None:
+    unfilled = dataclasses.replace(GOOD, plane=1, rate_bps=60e6, saturated=False)
+    found = invariants.rate_accuracy([GOOD, unfilled])
+    assert (found.ok, found.severity) == (False, "caution")
+    assert "all that the probe could send, 60 Mbit/s" in found.sentence
+    wrong = dataclasses.replace(GOOD, plane=2, rate_bps=95e6)
+    for bad in (wrong, dataclasses.replace(wrong, rate_bps=NAN)):
+        found = invariants.rate_accuracy([GOOD, unfilled, bad])
+        assert (found.ok, found.severity) == (False, "untrusted")  # what is known comes first
+        assert "plane 2" in found.sentence
+    fast = dataclasses.replace(unfilled, rate_bps=140e6)  # that it carries too much is known all the same
+    assert invariants.rate_accuracy([fast]).severity == "untrusted"
+    fine = dataclasses.replace(unfilled, rate_bps=98e6)
+    assert invariants.rate_accuracy([fine]).ok is True
+
+
 def test_without_wan_links_there_is_nothing_to_probe() -> None:
     found = [invariants.rate_accuracy([]), invariants.delay_accuracy([])]
     assert [entry.ok for entry in found] == [None, None]
