@@ -14,6 +14,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from testbed.config import Topology, probe_address
@@ -212,26 +213,30 @@ def _exchange(client: socket.socket, server: socket.socket) -> bool:
 
 
 def open_flows(here: Namespace, there: Namespace, source: str, target: str, count: int) -> set[Flow]:
-    """Move data both ways over `count` TCP and `count` UDP flows from one host to another."""
+    """Move data both ways over `count` TCP and `count` UDP flows from one host to another.
+
+    All sockets stay open to the end, for a port that is free again may be given out twice.
+    """
     flows: set[Flow] = set()
-    with _socket(there, socket.SOCK_STREAM, target) as listener:
+    with ExitStack() as opened:
+        listener = opened.enter_context(_socket(there, socket.SOCK_STREAM, target))
         listener.listen(count)
         for _ in range(count):
-            with _socket(here, socket.SOCK_STREAM, source) as client:
-                client.connect(listener.getsockname())
-                server, address = listener.accept()
-                with server:
-                    server.settimeout(TCP_TIMEOUT_S)
-                    client.sendall(b"x" * 5000)
-                    _receive(server, 5000)
-                    server.sendall(b"y" * 5000)
-                    _receive(client, 5000)
-                flows.add((socket.IPPROTO_TCP, address[1]))
-    with _socket(there, socket.SOCK_DGRAM, target) as server:
+            client = opened.enter_context(_socket(here, socket.SOCK_STREAM, source))
+            client.connect(listener.getsockname())
+            accepted, address = listener.accept()
+            opened.enter_context(accepted)
+            accepted.settimeout(TCP_TIMEOUT_S)
+            client.sendall(b"x" * 5000)
+            _receive(accepted, 5000)
+            accepted.sendall(b"y" * 5000)
+            _receive(client, 5000)
+            flows.add((socket.IPPROTO_TCP, address[1]))
+        server = opened.enter_context(_socket(there, socket.SOCK_DGRAM, target))
         for _ in range(count):
-            with _socket(here, socket.SOCK_DGRAM, source) as client:
-                assert all(_exchange(client, server) for _ in range(3))
-                flows.add((socket.IPPROTO_UDP, client.getsockname()[1]))
+            client = opened.enter_context(_socket(here, socket.SOCK_DGRAM, source))
+            assert all(_exchange(client, server) for _ in range(3))
+            flows.add((socket.IPPROTO_UDP, client.getsockname()[1]))
     return flows
 
 
