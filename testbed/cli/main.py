@@ -16,10 +16,12 @@ from rich.console import Console
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
 from testbed.cli.run import add_run_commands
+from testbed.cli.virtual import add_virtual_commands
 from testbed.config import ConfigError
 from testbed.fabric.errors import FabricError
 from testbed.harness.errors import RunError
 from testbed.links import LinkError
+from testbed.virtual import VirtualClockError
 
 app = typer.Typer(
     name="testbed",
@@ -31,6 +33,7 @@ app = typer.Typer(
 add_run_commands(app)
 add_fabric_commands(app)
 add_file_commands(app)
+add_virtual_commands(app)
 
 
 def main() -> NoReturn:
@@ -46,7 +49,7 @@ def main() -> NoReturn:
     except ConfigError as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 2
-    except (FabricError, LinkError, RunError, FileExistsError) as error:
+    except (FabricError, LinkError, RunError, VirtualClockError, FileExistsError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 1
     except KeyboardInterrupt:

@@ -18,7 +18,7 @@ from testbed.controller import ControllerError, ControllerProcess, EdgePorts, co
 from testbed.fabric import plan as planning
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
-from testbed.fabric.nodes import EdgeSwitch, KernelBridge
+from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, VethLink
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
@@ -126,7 +126,7 @@ class Fabric:
         self.engine = self._start_engine()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
-        run_script(self._shapers_pid(), planning.wan_shape_commands(plan))
+        planning.wan_shape_setup(plan).apply(self._shapers_pid())
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         verify(plan, state.pids)
         self._progress("trying TCP across every WAN link")
@@ -154,7 +154,9 @@ class Fabric:
         plan, topology = self.plan, self.topology
         setLogLevel("error")
         Mininet.inited = True  # or its first use would change limits of the whole machine
-        net = self.net = Mininet(topo=None, controller=None, build=False, autoSetMacs=False)
+        net = self.net = Mininet(
+            topo=None, host=QuietHost, link=VethLink, controller=None, build=False, autoSetMacs=False
+        )
         net.addHost(planning.WAN_NODE, ip=None, mac=None)
         for number, building in enumerate(topology.buildings):
             edge = plan.edges[number]
@@ -163,7 +165,7 @@ class Fabric:
             leaf = net.addSwitch(
                 plan.leaf(building.name),
                 cls=KernelBridge,
-                commands=planning.leaf_commands(plan, building.name),
+                setup=planning.leaf_setup(plan, building.name),
             )
             switch = net.addSwitch(
                 plan.edge(building.name),
@@ -197,16 +199,16 @@ class Fabric:
 
     def _configure(self) -> None:
         plan, pids = self.plan, self.state.pids
-        run_script(None, planning.edge_commands(plan))
-        run_script(pids[planning.WAN_NODE], planning.wan_commands(plan))
+        planning.edge_setup(plan).apply(None)
+        planning.wan_setup(plan).apply(pids[planning.WAN_NODE])
         for edge in plan.edges:
-            run_script(pids[plan.probe(edge.building)], planning.probe_commands(plan, edge.building))
+            planning.probe_setup(plan, edge.building).apply(pids[plan.probe(edge.building)])
         names = self.state.folder / "hosts"
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
         for host in self.topology.hosts:
+            planning.host_setup(self.topology, host).apply(pids[host.name])
             # the node has its own mount namespace, so this gives `ping east2` a meaning there and nowhere else
-            naming = [f"mount --bind {names} /etc/hosts"]
-            run_script(pids[host.name], [*planning.host_commands(self.topology, host), *naming])
+            run_script(pids[host.name], [f"mount --bind {names} /etc/hosts"])
 
     def _start_engine(self) -> LinkEngine:
         wires, wan_pid = self.plan.wires(), self.state.pids[planning.WAN_NODE]

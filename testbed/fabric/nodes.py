@@ -1,4 +1,4 @@
-"""Mininet's switches in the two forms that a fabric uses."""
+"""Mininet's hosts, links and switches in the forms that a fabric uses: their settings come from the plan."""
 
 from __future__ import annotations
 
@@ -6,24 +6,62 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
-from mininet.node import Switch
+from mininet.link import Link
+from mininet.node import Host, Node, Switch
+from pyroute2 import IPRoute
 
 from testbed.fabric.errors import FabricError
-from testbed.links.command import run_script
+from testbed.links.setup import Setup
 
 OVS_TIMEOUT_S = 20
 
 
-class KernelBridge(Switch):  # type: ignore[misc]  # Mininet has no types
-    """A Linux bridge in a namespace of its own; `commands` build it."""
+class QuietHost(Host):  # type: ignore[misc]  # Mininet has no types
+    """A host that only notes its address, for Mininet's own methods; the plan sets it, with all else."""
 
-    def __init__(self, name: str, commands: Iterable[str] = (), **parameters: Any) -> None:
+    def config(self, mac: str | None = None, ip: str | None = None, **parameters: Any) -> dict[str, Any]:
+        """Note, and run nothing."""
+        interface = self.defaultIntf()
+        if interface is not None and ip:
+            interface.ip, _, length = ip.partition("/")
+            interface.prefixLen = length
+            interface.mac = mac
+        return {}
+
+
+class VethLink(Link):  # type: ignore[misc]
+    """A veth pair made in both namespaces by one message to the kernel, where Mininet starts several programs."""
+
+    @classmethod
+    def makeIntfPair(
+        cls,
+        intfname1: str,
+        intfname2: str,
+        addr1: str | None = None,
+        addr2: str | None = None,
+        node1: Node = None,
+        node2: Node = None,
+        deleteIntfs: bool = True,
+    ) -> None:
+        """Make the pair, each end where it belongs."""
+        ends = [
+            {"ifname": name, "net_ns_pid": node.pid, **({"address": address} if address else {})}
+            for name, node, address in ((intfname1, node1, addr1), (intfname2, node2, addr2))
+        ]
+        with IPRoute() as ipr:
+            ipr.link("add", kind="veth", **ends[0], peer=ends[1])
+
+
+class KernelBridge(Switch):  # type: ignore[misc]  # Mininet has no types
+    """A Linux bridge in a namespace of its own; `setup` builds it."""
+
+    def __init__(self, name: str, setup: Setup, **parameters: Any) -> None:
         super().__init__(name, dpid="1", **{**parameters, "inNamespace": True})
-        self.commands = list(commands)
+        self.setup = setup
 
     def start(self, controllers: object) -> None:
         """Build the bridge."""
-        run_script(self.pid, self.commands)
+        self.setup.apply(self.pid)
 
 
 class EdgeSwitch(Switch):  # type: ignore[misc]  # Mininet has no types

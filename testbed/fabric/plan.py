@@ -12,11 +12,11 @@ A WAN direction is shaped right before or right after the engine, as the engine 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 
 from testbed.config import Direction, Host, Topology, WanLink, probe_address
+from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, shape_commands
 from testbed.links.wire import Impairment, LinkWire
 
@@ -30,7 +30,8 @@ HOST_SYSCTLS = {
     "net.ipv4.tcp_no_metrics_save": "1",
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
-OFFLOADS = ("tx", "tso", "gso", "gro", "sg")
+LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
+LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
 
 
 @dataclass(frozen=True)
@@ -156,42 +157,18 @@ def make_plan(topology: Topology, prefix: str, shaped_after: bool = False) -> Pl
     return Plan(topology, prefix, tuple(edges), shaped_after)
 
 
-def interface_commands(interface: str, mtu: int) -> list[str]:
-    """MTU and offloads of one interface, then up. Offloads are off: userspace paths carry frames as they are."""
-    switches = " ".join(f"{offload} off" for offload in OFFLOADS)
-    return [
-        f"ip link set {interface} mtu {mtu}",
-        f"ethtool -K {interface} {switches}",
-        f"ip link set {interface} up",
-    ]
-
-
-def known_sysctls(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those kernel parameters that this kernel was built with."""
-    return {
-        key: value for key, value in settings.items() if os.path.exists("/proc/sys/" + key.replace(".", "/"))
-    }
-
-
-def sysctl_commands(settings: Mapping[str, str]) -> list[str]:
-    """Commands that set kernel parameters, where this kernel has them."""
-    return [f"sysctl -qw {key}={value}" for key, value in known_sysctls(settings).items()]
-
-
-def host_commands(topology: Topology, host: Host) -> list[str]:
-    """One host's namespace: interface, static neighbours for every other host, its NIC's rate."""
-    neighbours = "\n".join(
+def host_setup(topology: Topology, host: Host) -> Setup:
+    """One host's namespace: interface, address, static neighbours for every other host, its NIC's rate."""
+    setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(topology)})
+    setup.ip += ["link set dev lo up", f"address add {host.ip}/8 dev eth0"]
+    setup.add_interface("eth0", topology.mtu)
+    setup.ip += [
         f"neigh replace {other.ip} lladdr {other.mac} dev eth0 nud permanent"
         for other in topology.hosts
         if other.name != host.name
-    )
-    return [
-        *sysctl_commands(HOST_SYSCTLS),
-        "ip link set lo up",
-        *interface_commands("eth0", topology.mtu),
-        f"ip -batch - <<'END'\n{neighbours}\nEND",
-        *shape_commands("eth0", nic_shape(host), topology.mtu),
     ]
+    setup.tc += shape_commands("eth0", nic_shape(host), topology.mtu)
+    return setup
 
 
 def nic_shape(host: Host) -> Shape:
@@ -199,72 +176,86 @@ def nic_shape(host: Host) -> Shape:
     return Shape(host.nic_rate_bps, host.nic_queue_bytes)
 
 
-def leaf_commands(plan: Plan, building: str) -> list[str]:
+def buffer_sysctls(topology: Topology) -> dict[str, str]:
+    """How far TCP may widen its buffers: to twice the largest bandwidth-delay product, or Linux's own default.
+
+    The window of one connection must cover rate x round trip of its path, and the kernel counts a packet's whole memory
+    against a receive buffer, up to twice its payload.
+    """
+    rate_bps = max(host.nic_rate_bps for host in topology.hosts)
+    round_trip_s = max((link.a_to_b.delay_s + link.b_to_a.delay_s for link in topology.wan), default=0.0)
+    round_trip_s *= max(1, len(topology.buildings) // 2)  # the farthest way round a ring of buildings
+    wanted = min(LARGEST_BUFFER_BYTES, math.ceil(4 * rate_bps / 8 * round_trip_s))
+    return {
+        "net.ipv4.tcp_rmem": f"4096 131072 {max(LINUX_RECEIVE_BUFFER_BYTES, wanted)}",
+        "net.ipv4.tcp_wmem": f"4096 16384 {max(LINUX_SEND_BUFFER_BYTES, wanted)}",
+    }
+
+
+def leaf_setup(plan: Plan, building: str) -> Setup:
     """A leaf switch that neither learns nor floods: every address is put where it belongs."""
     topology = plan.topology
     ports = {host.name: f"p{number}" for number, host in enumerate(topology.building(building).hosts)}
-    commands = [
-        *sysctl_commands(HOST_SYSCTLS),
-        "ip link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-    ]
+    setup = Setup(dict(HOST_SYSCTLS))
+    setup.ip.append("link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
     for port in ("uplink", *ports.values()):
-        commands += [
-            *interface_commands(port, topology.mtu),
-            f"ip link set {port} master br0",
-            f"ip link set {port} type bridge_slave learning off flood off mcast_flood off bcast_flood off",
+        setup.add_interface(port, topology.mtu)
+        setup.ip += [
+            f"link set dev {port} master br0",
+            f"link set dev {port} type bridge_slave learning off flood off mcast_flood off bcast_flood off",
         ]
-    commands.append(f"ip link set br0 mtu {topology.mtu} up")
-    entries = "\n".join(
+    setup.ip.append(f"link set dev br0 mtu {topology.mtu} up")
+    setup.bridge += [
         f"fdb replace {host.mac} dev {ports.get(host.name, 'uplink')} master static"
         for host in topology.hosts
-    )
-    commands.append(f"bridge -batch - <<'END'\n{entries}\nEND")
+    ]
     for host in topology.building(building).hosts:
-        commands += shape_commands(ports[host.name], nic_shape(host), topology.mtu)
-    return commands
+        setup.tc += shape_commands(ports[host.name], nic_shape(host), topology.mtu)
+    return setup
 
 
-def probe_commands(plan: Plan, building: str) -> list[str]:
+def probe_setup(plan: Plan, building: str) -> Setup:
     """A probe node: one address per WAN link end, routes and neighbours that pin each address to its link."""
-    commands = [*sysctl_commands(HOST_SYSCTLS), *interface_commands("eth0", plan.topology.mtu)]
+    setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(plan.topology)})
+    setup.ip.append("link set dev lo up")
+    setup.add_interface("eth0", plan.topology.mtu)
     for port in plan.wan_ports:
         if port.building != building:
             continue
         mine = probe_address(port.link_index, "a" if port.side == "a" else "b")
         theirs = probe_address(port.link_index, "b" if port.side == "a" else "a")
-        commands += [
-            f"ip address add {mine}/32 dev eth0",
-            f"ip route add {theirs}/32 dev eth0 src {mine}",
-            f"ip neigh replace {theirs} lladdr {plan.probe_mac(port.neighbour)} dev eth0 nud permanent",
+        setup.ip += [
+            f"address add {mine}/32 dev eth0",
+            f"route add {theirs}/32 dev eth0 src {mine}",
+            f"neigh replace {theirs} lladdr {plan.probe_mac(port.neighbour)} dev eth0 nud permanent",
         ]
-    return commands
+    return setup
 
 
-def wan_commands(plan: Plan) -> list[str]:
+def wan_setup(plan: Plan) -> Setup:
     """The WAN namespace: the inner ends of all links, up and silent."""
-    commands = sysctl_commands(HOST_SYSCTLS)
+    setup = Setup(dict(HOST_SYSCTLS))
     for port in plan.wan_ports:
-        commands += interface_commands(port.wan_interface, plan.topology.mtu)
-    return commands
+        setup.add_interface(port.wan_interface, plan.topology.mtu)
+    return setup
 
 
-def edge_commands(plan: Plan) -> list[str]:
+def edge_setup(plan: Plan) -> Setup:
     """The edges' ports in the root namespace: silent and up."""
-    commands = []
+    setup = Setup()
     for edge in plan.edges:
         for interface in edge.interfaces:
-            commands += sysctl_commands({f"net.ipv6.conf.{interface}.disable_ipv6": "1"})
-            commands += interface_commands(interface, plan.topology.mtu)
-    return commands
+            setup.sysctls[f"net.ipv6.conf.{interface}.disable_ipv6"] = "1"
+            setup.add_interface(interface, plan.topology.mtu)
+    return setup
 
 
-def wan_shape_commands(plan: Plan) -> list[str]:
+def wan_shape_setup(plan: Plan) -> Setup:
     """Rates and queues of the WAN links; on edges to be set once the ports are Open vSwitch's, which clears them."""
-    return [
-        command
-        for port in plan.wan_ports
-        for command in shape_commands(plan.shaper(port), port.shape, plan.topology.mtu)
-    ]
+    setup = Setup()
+    for port in plan.wan_ports:
+        setup.tc += shape_commands(plan.shaper(port), port.shape, plan.topology.mtu)
+    return setup
 
 
 def _impairment(direction: Direction) -> Impairment:

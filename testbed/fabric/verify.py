@@ -9,17 +9,9 @@ from pyroute2 import IPRoute
 from testbed.fabric import plan as planning
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
-from testbed.links.command import run_script
+from testbed.links.offload import switched_on
+from testbed.links.setup import known_sysctls, read_sysctl
 from testbed.links.shaping import Shape, verify_shape
-
-# what `ethtool -k` calls the offloads that `ethtool -K` knows by short names
-_OFFLOAD_NAMES = (
-    "tx-checksumming",
-    "scatter-gather",
-    "tcp-segmentation-offload",
-    "generic-segmentation-offload",
-    "generic-receive-offload",
-)
 
 
 def verify(plan: Plan, pids: dict[str, int]) -> None:
@@ -41,28 +33,24 @@ def verify(plan: Plan, pids: dict[str, int]) -> None:
 
 
 def _verify(plan: Plan, where: str, pid: int | None, interfaces: list[str], shapes: dict[str, Shape]) -> None:
+    settings: dict[str, str] = {}
+    if pid is not None:
+        settings = known_sysctls(planning.HOST_SYSCTLS)
+        if where in {host.name for host in plan.topology.hosts}:
+            settings |= planning.buffer_sysctls(plan.topology)
     with network_namespace(pid), IPRoute() as ipr:
         for interface, shape in shapes.items():
             verify_shape(ipr, interface, shape)
         mtus = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_MTU") for link in ipr.get_links()}
-    for interface in interfaces:
-        if mtus.get(interface) != plan.topology.mtu:
-            raise SettingMismatch(f"{where}: {interface}", "mtu", plan.topology.mtu, mtus.get(interface))
-    # one shell for all: `ethtool -k` begins each interface's list with its name
-    settings = {} if pid is None else planning.known_sysctls(planning.HOST_SYSCTLS)
-    said = run_script(
-        pid, [*(f"ethtool -k {name}" for name in interfaces), *(f"sysctl {key}" for key in settings)]
-    )
-    interface = ""
-    for line in said.splitlines():
-        name, _, value = line.partition(":")
-        if line.startswith("Features for "):
-            interface = line.removeprefix("Features for ").rstrip(":")
-        elif name in _OFFLOAD_NAMES and not value.strip().startswith("off"):
-            raise SettingMismatch(f"{where}: {interface}", name, "off", value.strip())
-        key, _, value = line.partition(" = ")
-        if key in settings and value != settings[key]:
-            raise SettingMismatch(where, key, settings[key], value)
+        for interface in interfaces:
+            if mtus.get(interface) != plan.topology.mtu:
+                asked = plan.topology.mtu
+                raise SettingMismatch(f"{where}: {interface}", "mtu", asked, mtus.get(interface))
+            if on := switched_on(interface):
+                raise SettingMismatch(f"{where}: {interface}", on[0], "off", "on")
+        for key, value in settings.items():
+            if (found := read_sysctl(key)) != value:
+                raise SettingMismatch(where, key, value, found)
 
 
 def _verify_bridge_ports(where: str, pid: int, ports: Iterable[str]) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.setup import Setup
 from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
 
 SMALLEST_FRAME_BYTES = 64
-TIME_TOLERANCE_S = 1e-6
+TIME_TOLERANCE_S = 1.5e-6  # tc shows microseconds, cut off
 LOSS_TOLERANCE = 1e-6
 
 
@@ -45,26 +46,25 @@ class NetemEngine:
 
     def start(self) -> None:
         """Make the bridges and qdiscs, then read every setting back."""
-        commands: list[str] = []
+        setup = Setup()
         for number, wire in enumerate(self._wires):
             bridge = f"br{number}"
-            commands += [
-                f"ip link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
-                f"ip link set {wire.interface_a} master {bridge}",
-                f"ip link set {wire.interface_b} master {bridge}",
-                f"ip link set {wire.interface_a} type bridge_slave learning off",
-                f"ip link set {wire.interface_b} type bridge_slave learning off",
-                f"ip link set {bridge} up",
-            ]
+            setup.ip.append(f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
+            for port in (wire.interface_a, wire.interface_b):
+                setup.ip += [
+                    f"link set dev {port} master {bridge}",
+                    f"link set dev {port} type bridge_slave learning off",
+                ]
+            setup.ip.append(f"link set dev {bridge} up")
         for name, _way, interface, asked in self._ports():
             held_s = asked.delay_s + asked.jitter_s + 0.1
             limit = max(1000, math.ceil(self._rates_bps[name] / 8 / SMALLEST_FRAME_BYTES * held_s))
-            commands.append(
-                f"tc qdisc add dev {interface} root netem limit {limit} delay {asked.delay_s * 1e6:.3f}us"
+            setup.tc.append(
+                f"qdisc add dev {interface} root netem limit {limit} delay {asked.delay_s * 1e6:.3f}us"
                 + (f" {asked.jitter_s * 1e6:.3f}us" if asked.jitter_s else "")
                 + (f" loss random {asked.loss * 100:.8f}%" if asked.loss else "")
             )
-        run_script(self._pid, commands)
+        setup.apply(self._pid)
         found = self.settings()
         for name, way, _interface, asked in self._ports():
             _compare(f"link {name} {way}", asked, found[name, way])

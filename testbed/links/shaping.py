@@ -43,17 +43,17 @@ def burst_bytes(rate_bps: float, mtu: int) -> int:
 
 
 def shape_commands(interface: str, shape: Shape, mtu: int) -> list[str]:
-    """The `tc` commands that give `interface` its rate and queue."""
+    """The commands, for `tc`, that give `interface` its rate and queue."""
     frame = mtu + ETHERNET_HEADER_BYTES
     rate_bytes = max(1, round(shape.rate_bps / 8))
     burst = burst_bytes(shape.rate_bps, mtu)
     quantum = min(max(frame, rate_bytes // 1000), MAX_QUANTUM_BYTES)
     # `bps` is tc's word for bytes per second, the unit in which the kernel keeps it
     return [
-        f"tc qdisc add dev {interface} root handle 1: htb default 1",
-        f"tc class add dev {interface} parent 1: classid 1:1 htb rate {rate_bytes}bps ceil {rate_bytes}bps"
+        f"qdisc add dev {interface} root handle 1: htb default 1",
+        f"class add dev {interface} parent 1: classid 1:1 htb rate {rate_bytes}bps ceil {rate_bytes}bps"
         f" burst {burst} cburst {burst} quantum {quantum}",
-        f"tc qdisc add dev {interface} parent 1:1 handle 10: bfifo limit {shape.queue_bytes}",
+        f"qdisc add dev {interface} parent 1:1 handle 10: bfifo limit {shape.queue_bytes}",
     ]
 
 

@@ -18,6 +18,7 @@ from testbed.config import Building, Direction, Topology, WanLink, probe_address
 from testbed.fidelity import LinkMeasurement, MonitorProcess, MonitorWindow, measure_links, read_windows
 from testbed.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
 from testbed.links.command import run_script
+from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, shape_commands
 from tests.net.namespaces import namespaces
 
@@ -44,9 +45,10 @@ def probed(asked: tuple[Direction, Direction], set_bps: tuple[float, float]) -> 
                 "ethtool -K eth0 tx off tso off gso off gro off",
                 f"ip address add {here} peer {there} dev eth0",
                 "ip link set eth0 up",
-                *shape_commands("eth0", Shape(rate_bps, asked[0].queue_bytes), MTU),
             ]
             run_script(end.pid, commands)
+            shape = Shape(rate_bps, asked[0].queue_bytes)
+            Setup(tc=shape_commands("eth0", shape, MTU)).apply(end.pid)
         return measure_links(topology, {"left": left.pid, "right": right.pid})
 
 

@@ -16,6 +16,7 @@ import pytest
 from testbed.links import LinkEngine, LinkError, LinkWire
 from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
+from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, read_counters, shape_commands, verify_shape
 from testbed.links.userspace import UserspaceEngine
 from testbed.links.wire import Impairment
@@ -121,7 +122,7 @@ def test_tcp_through_a_shaped_and_delayed_link_gets_the_goodput_that_headers_all
 ) -> None:
     left, right, middle = line
     shape = Shape(rate_bps=50e6, queue_bytes=300_000)
-    run_script(left.pid, shape_commands("eth0", shape, MTU))
+    Setup(tc=shape_commands("eth0", shape, MTU)).apply(left.pid)
     wire = LinkWire("l", "wa", "wb", Impairment(0.002), Impairment(0.002))
     engine = make_engine(engine_kind, middle, wire, tmp_path)
     engine.start()

@@ -7,11 +7,11 @@ from pathlib import Path
 from testbed.config import load_topology
 from testbed.fabric.plan import (
     FIRST_WAN_PORT,
-    host_commands,
-    interface_commands,
-    leaf_commands,
+    buffer_sysctls,
+    host_setup,
+    leaf_setup,
     make_plan,
-    probe_commands,
+    probe_setup,
 )
 from testbed.links.shaping import Shape, shape_commands
 
@@ -49,20 +49,22 @@ def test_every_link_end_has_a_port_and_leaves_with_the_rate_of_its_own_direction
 def test_every_host_knows_every_other_and_the_leaf_knows_all() -> None:
     plan = plan_of("two-buildings.yaml", 4000)
     hosts = plan.topology.hosts
-    commands = "\n".join(host_commands(plan.topology, hosts[0]))
+    commands = "\n".join(host_setup(plan.topology, hosts[0]).ip)
     assert commands.count("neigh replace") == len(hosts) - 1
     assert f"lladdr {hosts[0].mac}" not in commands
-    leaf = "\n".join(leaf_commands(plan, "east"))
-    assert leaf.count("fdb replace") == len(hosts)
-    assert f"fdb replace {hosts[0].mac} dev p0 " in leaf
-    assert f"fdb replace {hosts[-1].mac} dev uplink " in leaf
-    assert leaf.count("learning off flood off") == len(plan.topology.building("east").hosts) + 1
+    leaf = leaf_setup(plan, "east")
+    entries = "\n".join(leaf.bridge)
+    assert entries.count("fdb replace") == len(hosts)
+    assert f"fdb replace {hosts[0].mac} dev p0 " in entries
+    assert f"fdb replace {hosts[-1].mac} dev uplink " in entries
+    ports = len(plan.topology.building("east").hosts) + 1
+    assert "\n".join(leaf.ip).count("learning off flood off") == len(leaf.plain) == ports
 
 
 def test_probe_addresses_are_pinned_to_their_links() -> None:
-    commands = probe_commands(plan_of("two-buildings.yaml", 4000), "west")
-    assert "ip address add 10.254.1.2/32 dev eth0" in commands
-    assert "ip route add 10.254.1.1/32 dev eth0 src 10.254.1.2" in commands
+    commands = probe_setup(plan_of("two-buildings.yaml", 4000), "west").ip
+    assert "address add 10.254.1.2/32 dev eth0" in commands
+    assert "route add 10.254.1.1/32 dev eth0 src 10.254.1.2" in commands
 
 
 def test_a_shape_is_given_with_quantum_and_burst_for_its_rate() -> None:
@@ -73,8 +75,11 @@ def test_a_shape_is_given_with_quantum_and_burst_for_its_rate() -> None:
     assert "rate 500000000bps ceil 500000000bps burst 1000000 cburst 1000000 quantum 200000" in fast
 
 
-def test_offloads_are_switched_off_before_an_interface_is_up() -> None:
-    commands = interface_commands("eth0", 9000)
-    assert commands.index("ethtool -K eth0 tx off tso off gso off gro off sg off") < commands.index(
-        "ip link set eth0 up"
+def test_buffers_cover_the_longest_path_and_are_never_less_than_the_default() -> None:
+    small = buffer_sysctls(plan_of("two-buildings.yaml", 4000).topology)
+    assert small["net.ipv4.tcp_rmem"] == "4096 131072 6291456"
+    real = buffer_sysctls(plan_of("two-buildings.yaml").topology)
+    product = 400e9 / 8 * 5e-3
+    assert (
+        int(real["net.ipv4.tcp_rmem"].split()[2]) == int(real["net.ipv4.tcp_wmem"].split()[2]) == 4 * product
     )

@@ -1,0 +1,175 @@
+"""Commands of the virtual clock: build its kernel, run a program under it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from testbed.config import ConfigError, Problem
+from testbed.config.units import parse_duration, parse_size
+from testbed.virtual import CpuTime, Ended, Guest, GuestSettings, find_image
+from testbed.virtual.build import build as build_kernel
+from testbed.virtual.guest import DEFAULT_MEMORY_BYTES, STALL_TIMEOUT_S
+
+MemoryOption = Annotated[
+    str | None, typer.Option("--memory", help="Memory of the virtual clock's guest, such as '4 GiB'.")
+]
+CpuTimeOption = Annotated[
+    str,
+    typer.Option(
+        "--cpu-time",
+        help="free: computing takes no virtual time; counted: what it takes here, for programs that spin.",
+    ),
+]
+StallOption = Annotated[
+    str, typer.Option("--stall-timeout", help="Give up when the virtual clock stands still for so long.")
+]
+virtual_app = typer.Typer(
+    name="virtual",
+    help="The virtual clock: a Linux kernel as a process, whose time moves only when all in it is idle.",
+    no_args_is_help=True,
+)
+
+
+def add_virtual_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    virtual_app.command()(build)
+    virtual_app.command(
+        name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+    )(execute)
+    app.add_typer(virtual_app)
+
+
+def build(
+    source: Annotated[
+        Path | None,
+        typer.Option(help="A kernel source tree or archive [default: the distribution's, in /usr/src]."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Build even when there is one.")] = False,
+) -> None:
+    """Build the virtual clock's kernel, try every feature of it, and keep it. About four minutes on two cores."""
+    console = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("looking for a kernel source", total=None)
+        told = -1
+
+        def progress(line: str, share: float | None) -> None:
+            nonlocal told
+            bar.update(task, description=line, completed=share or 0, total=None if share is None else 1)
+            quarter = -1 if share is None else int(share * 4)
+            if share is None or (not console.is_terminal and quarter > told):
+                console.print(f"  {line}" + (f" {quarter * 25} %" if share is not None else ""))
+            told = quarter
+
+        image, built = build_kernel(source, again, progress)
+    console.print(
+        f"{'built' if built else 'there already'}: Linux {image.version} in {image.folder}, "
+        f"{len(image.checked)} features tried",
+        soft_wrap=True,
+    )
+
+
+def execute(
+    context: typer.Context,
+    memory: MemoryOption = None,
+    cpu_time: CpuTimeOption = "free",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the kernel's randomness.")] = 1,
+    writable: Annotated[
+        list[Path] | None, typer.Option(help="A folder of this machine that the program may change.")
+    ] = None,
+    open_vswitch: Annotated[bool, typer.Option(help="Start Open vSwitch first.")] = True,
+    stall_timeout: StallOption = f"{STALL_TIMEOUT_S:g} s",
+    timeout: Annotated[str | None, typer.Option(help="Wall time at most.")] = None,
+) -> None:
+    """Run a program as root of a guest: testbed virtual exec -- ping -c 3 127.0.0.1
+
+    It sees this machine's files, may change them in the guest's memory only, and ends with all it started.
+    """
+    if not context.args:
+        raise ConfigError(
+            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
+        )
+    settings = guest_settings(
+        memory, cpu_time, seed, stall_timeout, timeout, writable or [], open_vswitch=open_vswitch
+    )
+    guest = Guest(find_image(), settings)
+    ended = guest.run(
+        context.args, Path.cwd(), {key: os.environ[key] for key in ("TERM",) if key in os.environ}, out, err
+    )
+    err(f"{summary_line(ended)}\n" if sys.stderr.isatty() else "")
+    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
+
+
+def guest_settings(
+    memory: str | None,
+    cpu_time: str,
+    seed: int,
+    stall_timeout: str,
+    timeout: str | None,
+    writable: list[Path],
+    *,
+    open_vswitch: bool = True,
+    default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    core: int | None = None,
+) -> GuestSettings:
+    """From a command line's words. ConfigError names the option that is wrong."""
+    modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
+    if cpu_time not in modes:
+        raise ConfigError([Problem("command line", None, "--cpu-time", cpu_time, "free or counted")])
+    for folder in writable:
+        if not folder.is_dir():
+            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a folder")])
+    return GuestSettings(
+        memory_bytes=_size("--memory", memory) if memory else default_memory_bytes,
+        cpu_time=modes[cpu_time],
+        seed=seed,
+        core=core,
+        stall_timeout_s=_duration("--stall-timeout", stall_timeout),
+        timeout_s=_duration("--timeout", timeout) if timeout else None,
+        writable=tuple(writable),
+        open_vswitch=open_vswitch,
+    )
+
+
+def summary_line(ended: Ended) -> str:
+    """How much virtual time passed in how much wall time."""
+    return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
+
+
+def out(text: str) -> None:
+    """To standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def err(text: str) -> None:
+    """To standard error, at once."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _size(option: str, value: str) -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None
+
+
+def _duration(option: str, value: str) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None

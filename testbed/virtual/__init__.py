@@ -1,0 +1,18 @@
+"""The virtual clock: a Linux kernel as an ordinary process, whose time moves only when all in it is idle."""
+
+from testbed.virtual.clock import CpuTime, clock_here
+from testbed.virtual.errors import NoKernelError, VirtualClockError
+from testbed.virtual.guest import Ended, Guest, GuestSettings
+from testbed.virtual.image import KernelImage, find_image
+
+__all__ = [
+    "CpuTime",
+    "Ended",
+    "Guest",
+    "GuestSettings",
+    "KernelImage",
+    "NoKernelError",
+    "VirtualClockError",
+    "clock_here",
+    "find_image",
+]

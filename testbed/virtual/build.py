@@ -1,0 +1,172 @@
+"""Makes the guest's kernel: configure, compile, look where its clock is, boot it and try every feature."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from testbed.virtual.errors import VirtualClockError
+from testbed.virtual.features import try_features
+from testbed.virtual.image import KernelImage, cache_to_write, recipe, recipe_text
+from testbed.virtual.source import Source, find_source, missing_tools, unpack, version_of
+
+CLOCK_SYMBOL = "time_travel_time"
+LOG_LINES = 15
+NEEDED_BYTES = 3 << 30
+
+# progress(what is done now, share of it from 0 to 1 or None where that is not known)
+Progress = Callable[[str, float | None], None]
+
+
+def build(given: Path | None, again: bool, progress: Progress) -> tuple[KernelImage, bool]:
+    """The image for a source (None: the distribution's), and whether it was built now. VirtualClockError.
+
+    An image of the same source version and recipe is used as it is, unless `again`.
+    """
+    if lacking := missing_tools():
+        raise VirtualClockError(
+            f"building the kernel needs: {' '.join(lacking)} (names of Debian's packages)"
+        )
+    source = find_source(given)
+    cache = cache_to_write()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VirtualClockError(f"{cache}: {error.strerror}; TESTBED_KERNELS names another place") from error
+    if not again and (known := _known(source, cache)):
+        return known, False
+    if shutil.disk_usage(cache).free < NEEDED_BYTES:
+        raise VirtualClockError(f"{cache}: building needs {NEEDED_BYTES >> 30} GiB of free space there")
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
+        return _build(source, Path(scratch), cache, again, progress)
+
+
+def _build(
+    source: Source, scratch: Path, cache: Path, again: bool, progress: Progress
+) -> tuple[KernelImage, bool]:
+    objects, result = scratch / "objects", scratch / "result"
+    objects.mkdir()
+    result.mkdir()
+    progress(f"unpacking {source.path.name}", None)
+    tree = unpack(source, scratch)
+    version = version_of(tree)
+    folder = cache / f"{version}-{recipe()}"
+    if not again and (known := KernelImage.read(folder)):
+        return known, False
+    progress(f"configuring Linux {version}", None)
+    configure(tree, objects)
+    _compile(tree, objects, progress)
+    shutil.copy2(objects / "linux", result / "linux")
+    subprocess.run(["strip", "--strip-debug", str(result / "linux")], check=False, capture_output=True)
+    shutil.copy2(objects / ".config", result / "config")
+    code = scratch / "seeded_random.c"
+    code.write_text(recipe_text("seeded_random.c"))
+    _run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(result / "seeded_random.so"), str(code)], "compiling")
+    address = clock_address(objects / "linux")
+    progress("booting it, trying every feature", None)
+    checked = try_features(KernelImage(result, version, recipe(), address, ()))
+    shutil.rmtree(folder, ignore_errors=True)
+    result.chmod(0o755)
+    result.rename(folder)
+    _note_source(source, folder)
+    image = KernelImage(folder, version, recipe(), address, checked)
+    image.write()
+    return image, True
+
+
+def configure(tree: Path, objects: Path) -> None:
+    """Write `.config`; VirtualClockError names every promised option that this source cannot give."""
+    wanted = [line for line in recipe_text("kernel.config").splitlines() if line.startswith("CONFIG_")]
+    seed = objects.parent / "wanted.config"
+    seed.write_text("".join(f"{line.replace('=?', '=y')}\n" for line in wanted))
+    _run([*_make(tree, objects), "-s", f"KCONFIG_ALLCONFIG={seed}", "allnoconfig"], "configuring")
+    got = set((objects / ".config").read_text().splitlines())
+    lacking = [line for line in wanted if not line.endswith(("=?", "=n")) and line not in got]
+    if lacking:
+        raise VirtualClockError(
+            f"{tree}: this kernel source cannot be configured with: {', '.join(lacking)}\n"
+            "give another: testbed virtual build --source PATH"
+        )
+
+
+def _compile(tree: Path, objects: Path, progress: Progress) -> None:
+    """Run make, telling how far it is by the objects it names; their number is known from a run that does nothing."""
+    progress("compiling", 0.0)
+    jobs = f"-j{len(os.sched_getaffinity(0))}"
+    began_s, seen, lines = time.monotonic(), 0, []
+    expected = 1250  # of Linux 6.1 with this recipe; it only paces the bar
+    with subprocess.Popen(
+        [*_make(tree, objects), jobs, "linux"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                if re.match(r"\s+(CC|AS|LD|AR)\s", line):
+                    seen += 1
+                    progress("compiling", min(0.99, seen / expected))
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode != 0:
+        errors = [line for line in lines if "rror" in line] or lines
+        raise VirtualClockError(
+            "the kernel does not compile:\n" + "".join(errors[-LOG_LINES:] + lines[-LOG_LINES:]).rstrip()
+        )
+    progress(f"compiled in {time.monotonic() - began_s:.0f} s", 1.0)
+
+
+def clock_address(kernel: Path) -> int:
+    """Where the kernel's process holds its virtual time."""
+    for line in _run(["nm", str(kernel)], "reading symbols").splitlines():
+        fields = line.split()
+        if fields[-1] == CLOCK_SYMBOL:
+            return int(fields[0], 16)
+    raise VirtualClockError(f"{kernel}: has no symbol {CLOCK_SYMBOL}; was it built with time travel?")
+
+
+def _make(tree: Path, objects: Path) -> list[str]:
+    return ["make", "-C", str(tree), "ARCH=um", f"O={objects}", "KBUILD_BUILD_TIMESTAMP=0"]
+
+
+def _run(command: list[str], doing: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, stdin=subprocess.DEVNULL
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-LOG_LINES:]
+        raise VirtualClockError(f"{doing} failed: {' '.join(command[:2])} ...\n" + "\n".join(said))
+    return done.stdout
+
+
+# An archive's version is inside it, and unpacking takes longer than a start should: what it was is noted beside the
+# image, by the archive's path, size and time.
+def _stamp(source: Source) -> str:
+    status = source.path.stat()
+    return f"{source.path} {status.st_size} {status.st_mtime_ns}"
+
+
+def _note_source(source: Source, folder: Path) -> None:
+    if not source.is_tree:
+        (folder / "source").write_text(_stamp(source))
+
+
+def _known(source: Source, cache: Path) -> KernelImage | None:
+    if source.is_tree:
+        return KernelImage.read(cache / f"{version_of(source.path)}-{recipe()}")
+    for note in cache.glob("*/source"):
+        image = KernelImage.read(note.parent)
+        if image is not None and image.recipe == recipe() and note.read_text() == _stamp(source):
+            return image
+    return None

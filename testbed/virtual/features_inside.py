@@ -1,0 +1,155 @@
+"""Runs in a guest: tries every feature, prints {feature: "" or why not} as JSON. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import socket
+import subprocess
+import time
+
+QDISCS = {
+    "netem": "delay 5ms loss 1%",
+    "htb": "",
+    "hfsc": "",
+    "tbf": "rate 1mbit burst 10k latency 10ms",
+    "prio": "",
+    "red": "limit 400000 min 30000 max 90000 avpkt 1000 ecn",
+    "choke": "limit 1000 bandwidth 10Mbit ecn",
+    "sfb": "",
+    "sfq": "",
+    "drr": "",
+    "qfq": "",
+    "ets": "bands 3",
+    "fq": "",
+    "fq_codel": "ecn",
+    "codel": "ecn",
+    "pie": "ecn",
+    "fq_pie": "ecn",
+    "cake": "",
+    "skbprio": "",
+    "plug": "",
+    "pfifo": "limit 10",
+    "bfifo": "limit 10000",
+}
+CONGESTION_CONTROLS = ("reno", "cubic", "bbr", "dctcp")
+LINKS = ("dummy", "ifb", "veth", "bridge", "macvlan link lo", "vlan", "vxlan", "bond", "vrf", "tun")
+FILTERS = ("matchall", "u32 match u32 0 0", "flower", "basic")
+ACTIONS = ("mirred egress redirect dev lo", "police rate 1mbit burst 10k", "skbedit priority 1", "gact drop")
+
+
+def tried(*command: str) -> str:
+    """Empty when it works, else what it says."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    except FileNotFoundError:
+        return f"{command[0]} is not installed"
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"status {done.returncode}")
+
+
+def link(kind: str) -> str:
+    """Make and remove a network device."""
+    if kind == "tun":
+        return tried("ip", "tuntap", "add", "try0", "mode", "tap") or tried("ip", "link", "del", "try0")
+    words = {
+        "macvlan link lo": ["add", "link", "d0", "try0", "type", "macvlan"],
+        "vlan": ["add", "link", "d0", "try0", "type", "vlan", "id", "5"],
+        "vxlan": ["add", "try0", "type", "vxlan", "id", "5", "dev", "d0", "dstport", "4789"],
+        "vrf": ["add", "try0", "type", "vrf", "table", "10"],
+    }.get(kind, ["add", "try0", "type", kind])
+    return tried("ip", "link", *words) or tried("ip", "link", "del", "try0")
+
+
+def qdisc(kind: str, options: str) -> str:
+    """Put it on a device and take it off again."""
+    return tried("tc", "qdisc", "add", "dev", "d0", "root", kind, *options.split()) or tried(
+        "tc", "qdisc", "del", "dev", "d0", "root"
+    )
+
+
+def filtering(words: str, action: str) -> str:
+    """A filter with an action on the way in."""
+    parent = ("dev", "d0", "parent", "ffff:")
+    return tried(
+        "tc",
+        "filter",
+        "add",
+        *parent,
+        "protocol",
+        "all",
+        "prio",
+        "1",
+        *words.split(),
+        "action",
+        *action.split(),
+    ) or tried("tc", "filter", "del", *parent)
+
+
+def clock() -> str:
+    """Sleeping takes exactly its time, computing none (and reading the clock a quarter of a microsecond)."""
+    began = time.monotonic_ns()
+    sum(range(2_000_000))
+    computed = time.monotonic_ns() - began
+    began = time.monotonic_ns()
+    time.sleep(0.02)
+    slept = time.monotonic_ns() - began
+    if computed > 1000:
+        return f"computing took {computed} ns of virtual time"
+    return "" if abs(slept - 20_000_000) <= 1000 else f"a sleep of 20 ms took {slept} ns"
+
+
+def multipath_tcp() -> str:
+    """A socket can be made."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def namespaces() -> str:
+    """A process can have a network, mounts and process numbers of its own."""
+    return tried("unshare", "--net", "--mount", "--pid", "--fork", "true")
+
+
+def open_vswitch() -> str:
+    """The kernel's datapath makes a switch, if its tool is installed; else only its configuration is known."""
+    if shutil.which("ovs-dpctl") is None:
+        return ""
+    return tried("ovs-dpctl", "add-dp", "try0") or tried("ovs-dpctl", "del-dp", "try0")
+
+
+def no_network() -> str:
+    """There is no way to the host's network."""
+    others = [name for _, name in socket.if_nameindex() if name not in ("lo", "d0")]
+    return f"there are {others}" if any(name.startswith(("eth", "vec", "ens")) for name in others) else ""
+
+
+def main() -> None:
+    """Try them all."""
+    ctypes.CDLL(None).prctl(29, 1)
+    with open("/proc/sys/net/ipv4/tcp_available_congestion_control") as file:
+        available = file.read().split()
+    found = {"virtual clock": clock(), "namespaces": namespaces(), "no way out": no_network()}
+    found["dummy"] = tried("ip", "link", "add", "d0", "type", "dummy") or tried(
+        "ip", "link", "set", "d0", "up"
+    )
+    for kind in LINKS:
+        found[kind.split()[0]] = link(kind)
+    for kind, options in QDISCS.items():
+        found[kind] = qdisc(kind, options)
+    found["ingress"] = tried("tc", "qdisc", "add", "dev", "d0", "ingress")
+    for words in FILTERS:
+        found[words.split()[0]] = filtering(words, ACTIONS[0])
+    for action in ACTIONS:
+        found[action.split()[0]] = filtering(FILTERS[0], action)
+    for name in CONGESTION_CONTROLS:
+        found[name] = "" if name in available else f"not among {' '.join(available)}"
+    found["Open vSwitch"] = open_vswitch()
+    found["MPTCP"] = multipath_tcp()
+    found["socket diagnostics"] = tried("ss", "-tin")
+    print(json.dumps(found))
+
+
+main()

@@ -1,0 +1,106 @@
+"""Kernel sources: found where the distribution's package puts them, or at a path; unpacked; asked for their version."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.virtual.errors import VirtualClockError
+
+PACKAGED = Path("/usr/src")
+OLDEST = (6, 1)  # time travel is older, but nothing older was tried
+# What building needs: a program, and the package of Debian and Ubuntu that has it.
+TOOLS = {
+    "make": "make",
+    "gcc": "gcc",
+    "ld": "binutils",
+    "nm": "binutils",
+    "flex": "flex",
+    "bison": "bison",
+    "bc": "bc",
+    "tar": "tar",
+    "xz": "xz-utils",
+    "bzip2": "bzip2",
+}
+GET_SOURCE = (
+    "apt install linux-source, or give a kernel source tree or archive: testbed virtual build --source PATH"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source tree, or an archive of one."""
+
+    path: Path
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it needs no unpacking."""
+        return self.path.is_dir()
+
+
+def missing_tools() -> list[str]:
+    """Packages (by Debian's names) of the programs that are not on PATH."""
+    return sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+
+
+def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
+    """The source given, or the newest that the distribution's packages put here. VirtualClockError."""
+    if given is not None:
+        if given.is_dir() and not (given / "arch/um/Kconfig").exists():
+            raise VirtualClockError(f"{given}: not a kernel source tree (it has no arch/um/Kconfig)")
+        if not given.exists():
+            raise VirtualClockError(f"{given}: no such kernel source tree or archive")
+        return Source(given.resolve())
+    found = [path for path in packaged.glob("linux-source-*.tar.*") if _numbers(path.name) >= OLDEST]
+    if not found:
+        raise VirtualClockError(
+            f"no kernel source of Linux {_dotted(OLDEST)} or newer in {packaged}: {GET_SOURCE}"
+        )
+    return Source(max(found, key=lambda path: _numbers(path.name)).resolve())
+
+
+def unpack(source: Source, folder: Path) -> Path:
+    """The tree, unpacked into `folder` if need be."""
+    if source.is_tree:
+        return source.path
+    command = ["tar", "-xf", str(source.path), "-C", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise VirtualClockError(f"{source.path}: cannot be unpacked: {done.stderr.strip()[-500:]}")
+    trees = [entry for entry in folder.iterdir() if (entry / "arch/um/Kconfig").exists()]
+    if not trees:
+        raise VirtualClockError(
+            f"{source.path}: holds no kernel source tree (no arch/um/Kconfig one level down)"
+        )
+    return trees[0]
+
+
+def version_of(tree: Path) -> str:
+    """As `make kernelversion` says it, read from the top Makefile. VirtualClockError for too old a tree."""
+    makefile = (tree / "Makefile").read_text()
+    parts = {
+        key: value.strip()
+        for key, value in re.findall(
+            r"^(VERSION|PATCHLEVEL|SUBLEVEL|EXTRAVERSION) =(.*)$", makefile, re.MULTILINE
+        )
+    }
+    version = f"{parts['VERSION']}.{parts['PATCHLEVEL']}.{parts.get('SUBLEVEL') or 0}{parts.get('EXTRAVERSION', '')}"
+    if (int(parts["VERSION"]), int(parts["PATCHLEVEL"])) < OLDEST:
+        raise VirtualClockError(
+            f"{tree}: Linux {version}; the virtual clock needs {_dotted(OLDEST)} or newer"
+        )
+    return version
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    found = re.search(r"(\d+(?:\.\d+)+)", name)
+    return tuple(map(int, found.group(1).split("."))) if found else ()
+
+
+def _dotted(numbers: Sequence[int]) -> str:
+    return ".".join(map(str, numbers))
