@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +15,26 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.cli.fabric import DatapathOption, EngineOption, JsonOption
-from testbed.cli.scale import choose_scale, choose_stack
-from testbed.config import load_scenario
+from testbed.cli.scale import choose_guest_memory, choose_scale, choose_stack, choose_virtual_scale
+from testbed.cli.virtual import (
+    DEFAULT_STALL_TIMEOUT,
+    CpuTimeOption,
+    MemoryOption,
+    StallOption,
+    guest_settings,
+)
+from testbed.config import ConfigError, Problem, load_scenario
+from testbed.config.units import format_size
 from testbed.harness.directory import default_path, hand_over
+from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
 from testbed.harness.run import Run
+from testbed.harness.virtual_run import VirtualRun
 from testbed.report import print_summary, write_report
+from testbed.virtual import find_image
 
 EXIT_UNTRUSTED = 3
+CLOCKS = ("real", "virtual")
 
 
 def add_run_commands(app: typer.Typer) -> None:
@@ -42,21 +57,57 @@ def run(
             help="Change a value of the scenario, such as topology.wan.0.delay='5 ms'.",
         ),
     ] = None,
+    clock: Annotated[
+        str,
+        typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),
+    ] = "real",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Virtual clock: how many guests at once [default: one for each core]."),
+    ] = None,
+    memory: MemoryOption = None,
+    cpu_time: CpuTimeOption = "free",
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
+    if clock not in CLOCKS:
+        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
-    stack = choose_stack(link_engine, datapath)
-    scale = choose_scale(loaded.topology.resolve, loaded.scale.size_scale, stack, loaded.ranks, str(scenario))
-    console = Console(stderr=True, highlight=False)
     target = output if output is not None else default_path(loaded.name)
+    make: Callable[[RunProgress], Run | VirtualRun]
+    if clock == "virtual":
+        if link_engine not in (None, "netem") or datapath not in (None, "system"):
+            asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
+            raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
+        image = find_image()
+        scale = choose_virtual_scale(loaded)
+        jobs = min(jobs or len(os.sched_getaffinity(0)), len(cut(loaded)))
+        settings = guest_settings(memory, cpu_time, loaded.seed, stall_timeout, None, [])
+        asked_bytes = settings.memory_bytes if memory else None
+        settings = replace(settings, memory_bytes=choose_guest_memory(loaded, scale, jobs, asked_bytes))
+        parts = f"virtual clock, {jobs} at once, {format_size(settings.memory_bytes)} each"
+
+        def make(progress: RunProgress) -> Run | VirtualRun:
+            return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
+
+    else:
+        stack = choose_stack(link_engine, datapath)
+        scale = choose_scale(
+            loaded.topology.resolve, loaded.scale.size_scale, stack, loaded.ranks, str(scenario)
+        )
+        parts = f"link engine {stack.link_engine}, datapath {stack.datapath}"
+
+        def make(progress: RunProgress) -> Run | VirtualRun:
+            return Run(loaded, stack, scale, target, progress)
+
+    console = Console(stderr=True, highlight=False)
     console.print(
         f"{loaded.name}: {loaded.ranks} ranks, {', '.join(loaded.algorithms)}, policy {loaded.policy}; "
-        f"link engine {stack.link_engine}, datapath {stack.datapath}"
-        + (f"; rates and sizes divided by {scale:g}" if scale != 1 else "")
+        f"{parts}" + (f"; rates and sizes divided by {scale:g}" if scale != 1 else "")
     )
     with Progress(
         TextColumn("{task.description}"),
@@ -77,7 +128,7 @@ def run(
             if not console.is_terminal and done % max(1, total // 4) == 0:
                 console.print(f"  step {done + 1} of {total}")
 
-        summary = Run(loaded, stack, scale, target, RunProgress(phase, step)).execute()
+        summary = make(RunProgress(phase, step)).execute()
     report = write_report(target)
     hand_over(target)
     if as_json:

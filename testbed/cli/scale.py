@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from testbed import doctor
-from testbed.config import ConfigError, Problem, Topology
+from testbed.config import ConfigError, Problem, Scenario, Topology
+from testbed.config.units import format_size
 from testbed.fabric.errors import FabricError
-from testbed.fidelity.capacity import HostCapacity, Stack, memory_shortage, overload, smallest_scale
+from testbed.fidelity.capacity import (
+    HostCapacity,
+    Stack,
+    guest_memory,
+    memory_shortage,
+    overload,
+    smallest_scale,
+    virtual_scale,
+)
+from testbed.workload import AllReduce, training_step
 
 LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
@@ -33,6 +43,34 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
         if value in ("netem", "system") and not has[name].status:
             raise FabricError(f"{value} was asked for, but this host does not offer it: {has[name].evidence}")
     return Stack(link_engine or choice.link_engine, datapath or choice.datapath)
+
+
+def choose_virtual_scale(scenario: Scenario) -> float:
+    """The size scale to use under the virtual clock, which carries anything: what was asked for, or by the wait."""
+    wanted = scenario.scale.size_scale
+    if wanted != "auto":
+        return float(wanted)
+    steps = scenario.trials + scenario.warmup
+    return virtual_scale(2 * (scenario.ranks - 1) * gradient_bytes(scenario) * steps)
+
+
+def choose_guest_memory(scenario: Scenario, scale: float, guests: int, asked_bytes: int | None) -> int:
+    """Memory of each guest; ConfigError when so many at once do not fit this machine."""
+    topology = scenario.topology.resolve(scale)
+    needed = asked_bytes or guest_memory(topology, scenario.ranks, gradient_bytes(scenario) / scale)
+    free = doctor.host_facts().memory_available_bytes
+    if guests * needed > free:
+        found = f"{guests} guests of {format_size(needed)} each, {format_size(free)} are free"
+        advice = "fewer --jobs, a larger scale.size_scale, or --memory where you know better"
+        raise ConfigError([Problem("command line", None, "memory", found, advice)])
+    return needed
+
+
+def gradient_bytes(scenario: Scenario) -> float:
+    """Real bytes that each rank reduces in a step."""
+    itemsize = {"float32": 4, "float64": 8}[scenario.workload.gradient_dtype]
+    program = training_step(scenario.workload, 1.0)
+    return float(sum(action.numel for action in program if isinstance(action, AllReduce)) * itemsize)
 
 
 def choose_scale(

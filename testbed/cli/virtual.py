@@ -30,6 +30,7 @@ CpuTimeOption = Annotated[
 StallOption = Annotated[
     str, typer.Option("--stall-timeout", help="Give up when the virtual clock stands still for so long.")
 ]
+DEFAULT_STALL_TIMEOUT = f"{STALL_TIMEOUT_S:g} s"
 virtual_app = typer.Typer(
     name="virtual",
     help="The virtual clock: a Linux kernel as a process, whose time moves only when all in it is idle.",
@@ -91,7 +92,7 @@ def execute(
         list[Path] | None, typer.Option(help="A folder of this machine that the program may change.")
     ] = None,
     open_vswitch: Annotated[bool, typer.Option(help="Start Open vSwitch first.")] = True,
-    stall_timeout: StallOption = f"{STALL_TIMEOUT_S:g} s",
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
     timeout: Annotated[str | None, typer.Option(help="Wall time at most.")] = None,
 ) -> None:
     """Run a program as root of a guest: testbed virtual exec -- ping -c 3 127.0.0.1

@@ -95,7 +95,7 @@ class Work:
         while not task.done:
             if engine.failure is not None:
                 raise engine.failure
-            left_s = deadline_s - time.monotonic()
+            left_s = deadline_s - engine.transport.now_s
             if left_s <= 0:
                 raise self._timeout(timeout_s)
             engine.progress(left_s)

@@ -49,7 +49,8 @@ class Task:
 
     def __init__(self, engine: Engine, name: str, steps: Steps) -> None:
         self.name = name
-        self.start_s = time.monotonic()
+        # a part of another task has no name, and nobody asks how long it took
+        self.start_s = time.monotonic() if name else float("nan")
         self.end_s = float("nan")
         self.done = False
         self.error: TransportError | None = None
@@ -110,7 +111,8 @@ class Task:
             if isinstance(error, PeerLost):
                 error = PeerLost(error.rank, error.peer, error.reason, self.name)
             self._engine.failure = self._engine.failure or error
-        self.end_s = time.monotonic()
+        if self.name:
+            self.end_s = time.monotonic()
         self.error = error
         self.done = True
         self._steps.close()
@@ -143,7 +145,9 @@ class Engine:
     def sleep(self, seconds: float) -> None:
         """Keep everything moving for this long. Raises the error of a task that fails meanwhile, or has failed."""
         deadline_s = time.monotonic() + seconds
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        left_s = seconds
+        while left_s > 0:
             if self.failure is not None:
                 raise self.failure
             self.progress(left_s)
+            left_s = deadline_s - self.transport.now_s

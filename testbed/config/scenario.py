@@ -14,6 +14,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.forms import (
     Count,
     CountOrZero,
+    Duration,
     Factor,
     FlopRate,
     Name,
@@ -91,6 +92,22 @@ class WorkloadSpec(Strict):
     flops_utilisation: Share = Field(default=0.4, description="Share of the peak that training reaches.")
 
 
+class SoftwareCostSpec(Strict):
+    """What messages cost the software of a real host, paid at both ends under the virtual clock only.
+
+    There computing takes no time of its own; under the real clock the ranks' own software costs what it costs.
+    The defaults: half of the 9.6 us that NCCL's own tuning model gives for one hop of a ring over a network with its
+    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100).
+    """
+
+    per_message_s: Duration = Field(
+        default=4.8e-6, alias="per_message", description="For every message, whatever its size."
+    )
+    per_gigabyte_s: Duration = Field(
+        default=2.2e-3, alias="per_gigabyte", description="For every 10^9 real bytes of a message."
+    )
+
+
 class TransportSpec(Strict):
     """How ranks talk to each other."""
 
@@ -101,6 +118,9 @@ class TransportSpec(Strict):
         ),
     ] = Field(default="cubic", description="TCP congestion control of every connection.")
     timeout_s: Timeout = Field(default=30.0, alias="timeout", description="How long to wait for a peer.")
+    software_cost: SoftwareCostSpec = Field(
+        default=SoftwareCostSpec(), description="What messages cost their hosts under the virtual clock."
+    )
 
 
 class ScaleSpec(Strict):

@@ -20,6 +20,10 @@ RANK_BYTES = 60 * 1024 * 1024
 MEMORY_SHARE = 0.7
 HEADROOM = 2.0  # `auto` leaves half of the capacity free
 LARGEST_SCALE = 1e7
+GUEST_BYTES, GUEST_STEP_BYTES = 512 << 20, 256 << 20
+GUEST_HOST_BYTES = 6 << 20
+GUEST_RANK_BYTES = 16 << 20  # forked from one parent, so most of it is shared
+VIRTUAL_BYTES = 2e9  # a gigabyte takes some ten seconds
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,34 @@ def memory_shortage(topology: Topology, ranks: int, host: HostCapacity) -> str |
         f"{len(topology.hosts)} hosts and {ranks} ranks need about {needed / gib:.1f} GiB of memory,"
         f" {host.memory_bytes * MEMORY_SHARE / gib:.1f} GiB may be used here"
     )
+
+
+def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
+    """Bytes of memory for a guest of the virtual clock that carries `topology` (emulated) and its ranks.
+
+    `gradient_bytes`: emulated, of each rank; it holds them, what it compares them with, and messages on their way. What
+    is in flight fills at most the senders' and receivers' windows: twice each link's bandwidth-delay product and queue.
+    """
+    flying = sum(
+        way.rate_bps / 8 * way.delay_s + min(way.queue_bytes, way.rate_bps / 8 * way.delay_s)
+        for link in topology.wan
+        for way in (link.a_to_b, link.b_to_a)
+    )
+    needed = GUEST_BYTES + len(topology.hosts) * GUEST_HOST_BYTES + ranks * GUEST_RANK_BYTES
+    needed += int(4 * ranks * gradient_bytes + 6 * flying)
+    return -(-needed // GUEST_STEP_BYTES) * GUEST_STEP_BYTES
+
+
+def virtual_scale(traffic_bytes: float) -> float:
+    """The size scale for `auto` under the virtual clock: the smallest of 1, 2, 5, 10, ... for which moving so much
+    (real bytes, all ranks and steps of a variant) takes no longer than a coffee: some `VIRTUAL_BYTES`.
+    """
+    power = 1.0
+    while True:
+        for step in (1.0, 2.0, 5.0):
+            if traffic_bytes / (step * power) <= VIRTUAL_BYTES:
+                return step * power
+        power *= 10
 
 
 def smallest_scale(resolve: Callable[[float], Topology], host: HostCapacity, stack: Stack) -> float | None:

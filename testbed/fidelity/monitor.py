@@ -65,6 +65,13 @@ class MonitorProcess:
         self.path = path
         self._process: subprocess.Popen[bytes] | None = None
 
+    def __enter__(self) -> MonitorProcess:
+        self.start()
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.stop()
+
     def start(self) -> None:
         """Start it; returns once it watches."""
         self._process = subprocess.Popen(

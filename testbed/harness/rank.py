@@ -16,7 +16,7 @@ import numpy as np
 
 from testbed.collectives import Communicator, Work, count_wrong, fill
 from testbed.harness.spec import JobSpec, Step
-from testbed.transport import TcpTransport
+from testbed.transport import CostedTransport, TcpTransport, Transport
 from testbed.workload import AllReduce, Compute, WaitAll
 
 SOURCE_PORT_BASE = 33_000
@@ -53,7 +53,10 @@ class Rank:
             source_port=lambda rank, peer: SOURCE_PORT_BASE + (offset + rank * self.size + peer) % 20_000,
             bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         )
-        self.communicator = Communicator(self.transport, self.buildings, timeout_s=job.timeout_s)
+        transport: Transport = self.transport
+        if job.per_message_s or job.per_byte_s:
+            transport = CostedTransport(self.transport, job.per_message_s, job.per_byte_s)
+        self.communicator = Communicator(transport, self.buildings, timeout_s=job.timeout_s)
         try:
             self.communicator.barrier()
             for index, step in enumerate(job.steps):
@@ -65,7 +68,7 @@ class Rank:
             sockets = self.transport.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
         finally:
-            self.transport.close()
+            transport.close()
         lines = [*self.samples, {"rank": self.rank, "operation": "sockets", "sockets": sockets}]
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

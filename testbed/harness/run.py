@@ -22,16 +22,15 @@ from testbed.harness.spec import JobSpec, RankPlace, plan_steps
 from testbed.harness.summary import (
     CounterSeries,
     StepResult,
-    distribution,
     gather_steps,
-    limited_by,
-    nic_use,
+    summarise_variant,
     wan_payload,
-    wan_use,
 )
+from testbed.virtual import clock_here
 from testbed.workload import AllReduce, training_step
 
 LISTEN_PORT = 29_500
+MONITOR_FILE = "monitor.jsonl"
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Run:
         self.size_scale = size_scale
         self.output = output
         self.progress = progress
+        self.clock = clock_here()
         self.topology: Topology = scenario.topology.resolve(size_scale)
         self.program = training_step(scenario.workload, size_scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
@@ -87,23 +87,19 @@ class Run:
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
-            monitor = MonitorProcess(directory.partial / "monitor.jsonl")
-            monitor.start()
-            try:
-                job = Job(
-                    fabric,
-                    spec,
-                    on_step=lambda index: self.progress.step(index, len(spec.steps)),
-                    watch_also=lambda: None if monitor.alive() else "the monitor's process ended",
-                )
+            job = Job(fabric, spec, on_step=lambda index: self.progress.step(index, len(spec.steps)))
+            if self.clock == "free":
                 job.run()
-            finally:
-                monitor.stop()
+            else:
+                with MonitorProcess(directory.partial / MONITOR_FILE) as monitor:
+                    job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
+                    job.run()
         self.progress.phase("judging the figures")
         return self._write(directory, job, measurements, shown)
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
+        cost = scenario.transport.software_cost
         return JobSpec(
             token=secrets.token_hex(8),
             ranks=tuple(
@@ -118,6 +114,8 @@ class Run:
             program=self.program,
             steps=plan_steps(tuple(scenario.algorithms), scenario.trials, scenario.warmup),
             output=str(directory.partial.resolve()),
+            per_message_s=cost.per_message_s if self.clock == "free" else 0.0,
+            per_byte_s=cost.per_gigabyte_s / 1e9 * self.size_scale if self.clock == "free" else 0.0,
         )
 
     def _write(
@@ -134,7 +132,7 @@ class Run:
             topology=self.topology,
             measurements=measurements,
             links=job.samples,
-            monitor_file=directory.partial / "monitor.jsonl",
+            monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
             shaped_after=LINK_ENGINES[self.stack.link_engine].shaped_after,
         )
         steps = gather_steps(samples, len(self.hosts))
@@ -146,7 +144,7 @@ class Run:
             "schema": 1,
             "scenario": self.scenario.name,
             "run_dir": str(self.output),
-            "clock": "real",
+            "clock": "real" if self.clock is None else "virtual",
             "scale": {"size_scale": self.size_scale, "time_dilation": 1.0},
             "status": worst([variant["verdict"]["status"] for variant in variants]),
             "variants": variants,
@@ -155,6 +153,7 @@ class Run:
             "schema": 1,
             **surroundings(),
             "seed": self.scenario.seed,
+            "clock": {"kind": summary["clock"], "cpu_time": self.clock or "real"},
             "scale": summary["scale"],
             "link_engine": self.stack.link_engine,
             "datapath": self.stack.datapath,
@@ -176,30 +175,19 @@ class Run:
         series: dict[tuple[str, str], CounterSeries],
         evidence: Evidence,
     ) -> dict[str, Any]:
-        times = distribution([step.step_time_s for step in steps])
-        compute_s = distribution([step.compute_s for step in steps])["median"]
-        exposed_s = distribution([step.step_time_s - step.compute_s for step in steps])["median"]
-        wan = wan_use(self.topology, series, steps, self.size_scale)
-        nic = nic_use(self.topology, steps, [host.name for host in self.hosts])
         expected = self._expected_wan_bytes(algorithm)
         observed = [wan_payload(step.sent_bytes, self.buildings) for step in steps]
-        verdict = assess(evidence, steps, expected, observed)
-        return {
-            "name": algorithm,
-            "algorithm": algorithm,
-            "policy": self.scenario.policy,
-            "ranks": len(self.hosts),
-            "step_time_s": times,
-            "compute_s": compute_s,
-            "exposed_comm_s": exposed_s,
-            "wan_bytes": {
-                "expected": round(expected * self.size_scale),
-                "observed": round(distribution(observed)["median"] * self.size_scale),
-            },
-            "wan_links": wan,
-            "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
-            "verdict": verdict.to_dict(),
-        }
+        return summarise_variant(
+            self.topology,
+            self.size_scale,
+            name=algorithm,
+            policy=self.scenario.policy,
+            ranks=len(self.hosts),
+            steps=steps,
+            series=series,
+            expected_wan_bytes=expected,
+            verdict=assess(evidence, steps, expected, observed).to_dict(),
+        )
 
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""

@@ -47,6 +47,9 @@ class JobSpec:
     program: tuple[Action, ...]
     steps: tuple[Step, ...]
     output: str
+    # modelled cost of software, emulated bytes: zero where software costs what it costs
+    per_message_s: float = 0.0
+    per_byte_s: float = 0.0
 
     def to_json(self) -> str:
         """One line of JSON."""

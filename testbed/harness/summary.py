@@ -196,3 +196,42 @@ def limited_by(
         )
     most = "no WAN link" if busiest is None else f"the busiest WAN link only {wan_share:.0%}"
     return f"latency and message turns: {most}, the busiest NIC {nic[1]:.0%} of the step"
+
+
+def summarise_variant(
+    topology: Topology,
+    size_scale: float,
+    *,
+    name: str,
+    policy: str,
+    ranks: int,
+    steps: Sequence[StepResult],
+    series: Mapping[tuple[str, str], CounterSeries],
+    expected_wan_bytes: float,
+    verdict: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One variant's entry in a summary, in real units; `topology`, steps and `expected_wan_bytes` are emulated."""
+    hosts = topology.hosts[:ranks]
+    buildings = [topology.building(host.building).index for host in hosts]
+    times = distribution([step.step_time_s for step in steps])
+    compute_s = distribution([step.compute_s for step in steps])["median"]
+    exposed_s = distribution([step.step_time_s - step.compute_s for step in steps])["median"]
+    wan = wan_use(topology, series, steps, size_scale)
+    nic = nic_use(topology, steps, [host.name for host in hosts])
+    observed = [wan_payload(step.sent_bytes, buildings) for step in steps]
+    return {
+        "name": name,
+        "algorithm": name,
+        "policy": policy,
+        "ranks": ranks,
+        "step_time_s": times,
+        "compute_s": compute_s,
+        "exposed_comm_s": exposed_s,
+        "wan_bytes": {
+            "expected": round(expected_wan_bytes * size_scale),
+            "observed": round(distribution(observed)["median"] * size_scale),
+        },
+        "wan_links": wan,
+        "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
+        "verdict": dict(verdict),
+    }

@@ -12,8 +12,11 @@ import math
 import time
 from collections.abc import Mapping
 
+from pyroute2 import IPRoute
+
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.netns import network_namespace
 from testbed.links.setup import Setup
 from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
 
@@ -32,6 +35,7 @@ class NetemEngine:
         self._pid = pid
         self._wires = wires
         self._rates_bps = rates_bps
+        self._ipr: IPRoute | None = None
 
     def _ports(self) -> list[tuple[str, str, str, Impairment]]:
         """(link, way, interface out of which that way leaves, impairment) of every direction."""
@@ -96,19 +100,30 @@ class NetemEngine:
 
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike, so all drops count as `lost`."""
-        qdiscs = self._qdiscs()
+        if self._ipr is None:
+            with network_namespace(self._pid):
+                self._ipr = IPRoute()
+        indices = {link["index"]: link.get_attr("IFLA_IFNAME") for link in self._ipr.get_links()}
+        qdiscs = {
+            indices[message["index"]]: message.get_attr("TCA_STATS2")
+            for message in self._ipr.get_qdiscs()
+            if message.get_attr("TCA_KIND") == "netem"
+        }
         directions = {}
         for name, way, interface, _asked in self._ports():
-            item = qdiscs[interface]
-            counted = {key: int(str(item[key])) for key in ("packets", "bytes", "drops", "qlen")}
+            stats = qdiscs.get(interface)
+            if stats is None:
+                raise LinkError(f"link {name} {way}: netem is gone from {interface}")
+            basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
+            sent, dropped, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
             directions[name, way] = DirectionAccount(
-                in_packets=counted["packets"] + counted["drops"] + counted["qlen"],
-                in_bytes=counted["bytes"],
-                out_packets=counted["packets"],
-                out_bytes=counted["bytes"],
-                lost=counted["drops"],
+                in_packets=sent + dropped + held,
+                in_bytes=int(basic["bytes"]),
+                out_packets=sent,
+                out_bytes=int(basic["bytes"]),
+                lost=dropped,
                 overrun=0,
-                held=counted["qlen"],
+                held=held,
             )
         return EngineAccount(time_s=time.monotonic(), directions=directions)
 
@@ -117,7 +132,10 @@ class NetemEngine:
         return None
 
     def stop(self) -> None:
-        """Nothing to do: bridges and qdiscs go with their namespace."""
+        """Bridges and qdiscs go with their namespace."""
+        if self._ipr is not None:
+            self._ipr.close()
+            self._ipr = None
 
 
 def _compare(where: str, asked: Impairment, found: Impairment) -> None:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pyroute2 import IPRoute
 
 from testbed.links.errors import LinkError, SettingMismatch
+from testbed.virtual import clock_here
 
 ETHERNET_HEADER_BYTES = 14
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
+EXACT_BURST_S = 2e-6  # under the virtual clock no timer is late; its kernel's finest is 0.5 us
 MAX_QUANTUM_BYTES = 200_000
 
 
@@ -38,8 +40,9 @@ class ShapeCounters:
 
 
 def burst_bytes(rate_bps: float, mtu: int) -> int:
-    """Bytes that an idle shaper lets through at once: two frames, or BURST_S at the rate."""
-    return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * BURST_S))
+    """Bytes that an idle shaper lets through at once: two frames, or what the rate gives while a timer is late."""
+    late_s = EXACT_BURST_S if clock_here() == "free" else BURST_S
+    return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * late_s))
 
 
 def shape_commands(interface: str, shape: Shape, mtu: int) -> list[str]:

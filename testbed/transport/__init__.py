@@ -10,11 +10,13 @@ from testbed.transport.base import (
     TransportTimeout,
     wait_all,
 )
+from testbed.transport.cost import CostedTransport
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
 from testbed.transport.tcp import TcpTransport
 
 __all__ = [
     "MAX_TAG",
+    "CostedTransport",
     "MemoryNetwork",
     "MemoryTransport",
     "PeerCounters",

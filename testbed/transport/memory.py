@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import Literal
 
@@ -35,6 +36,7 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
+        self.now_s = time.monotonic()
         self.counters = {peer: PeerCounters() for peer in range(size) if peer != rank}
         self._network = network
         self._mailboxes = {peer: Mailbox() for peer in self.counters}
@@ -74,6 +76,7 @@ class MemoryTransport:
         with self._news:
             if not self._arrived and timeout_s != 0.0:
                 self._news.wait(timeout_s)
+        self.now_s = time.monotonic()
         while self._arrived:
             peer, tag, payload = self._arrived.popleft()
             if tag == _CLOSED:

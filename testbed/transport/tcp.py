@@ -73,6 +73,7 @@ class TcpTransport:
             raise ValueError(f"rank: got {rank}, expected 0 to {len(addresses) - 1}, as there are addresses")
         self.rank = rank
         self.size = len(addresses)
+        self.now_s = time.monotonic()
         self.refused = 0  # connections from elsewhere
         self._addresses = list(addresses)
         self._token = token
@@ -127,11 +128,14 @@ class TcpTransport:
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
         if self._epoll.closed:
+            self.now_s = time.monotonic()
             return
         if self._deadlines_s or self._handshakes:
             timeout_s = self._tend(timeout_s)
         handlers = self._handlers
-        for descriptor, mask in self._poll(timeout_s):
+        events = self._poll(timeout_s)
+        self.now_s = time.monotonic()
+        for descriptor, mask in events:
             handler = handlers.get(descriptor)
             if handler is not None:
                 handler(mask)

@@ -152,10 +152,10 @@ class Guest:
             str(control / "task.json"),
         ]
         core = settings.core if settings.core is not None else idlest_cores()[0]
+        launcher = [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid())]
         with (control / "console").open("ab") as console:
             return subprocess.Popen(
-                [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid()), str(self.image.kernel)]
-                + " ".join(arguments).split(),
+                [*launcher, str(self.image.kernel), *" ".join(arguments).split()],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,

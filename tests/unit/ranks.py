@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from testbed.transport import MemoryNetwork, TcpTransport, Transport
+from testbed.transport import CostedTransport, MemoryNetwork, TcpTransport, Transport
 
 Program = Callable[[Any], Any]
 TOKEN = "test"
@@ -51,6 +51,12 @@ class Places:
 def in_memory(size: int, program: Program) -> list[Any]:
     """What the program returns on each rank; the first error of any is raised."""
     return _threads(size, MemoryNetwork(size).transports.__getitem__, program)
+
+
+def with_cost(size: int, program: Program) -> list[Any]:
+    """Like `in_memory`, where each message costs its ranks a little."""
+    transports = MemoryNetwork(size).transports
+    return _threads(size, lambda rank: CostedTransport(transports[rank], 1e-4, 1e-9), program)
 
 
 def over_tcp(size: int, program: Program, **options: Any) -> list[Any]:

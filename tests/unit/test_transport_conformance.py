@@ -19,12 +19,12 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from tests.unit.ranks import in_memory, over_tcp
+from tests.unit.ranks import in_memory, over_tcp, with_cost
 
 Runner = Callable[..., list[Any]]
 
 
-@pytest.fixture(params=[in_memory, over_tcp], ids=["memory", "tcp"])
+@pytest.fixture(params=[in_memory, over_tcp, with_cost], ids=["memory", "tcp", "cost"])
 def run(request: pytest.FixtureRequest) -> Runner:
     return request.param  # type: ignore[no-any-return]
 

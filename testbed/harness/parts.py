@@ -1,0 +1,147 @@
+"""A run cut into parts that can be measured apart, and their results put together again. Pure.
+
+Each part is one variant and at most `TRIALS` of its trials, in a network of its own. How a run is cut depends on the
+scenario alone, so that the results are the same however many parts run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.config import Scenario, Topology
+from testbed.fidelity import worst
+from testbed.harness.summary import CounterSeries, gather_steps, summarise_variant
+
+TRIALS = 10
+GAP_S = 0.1  # between the parts, where they are shown one after the other
+SEED_STEP = 1_000_003
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One variant, so many trials from `first_trial` on, with a seed of its own."""
+
+    number: int
+    algorithm: str
+    first_trial: int
+    trials: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.algorithm + (f", trials from {self.first_trial}" if self.first_trial else "")
+
+    def scenario(self, whole: Scenario) -> Scenario:
+        """What this part runs."""
+        changes = {"algorithms": (self.algorithm,), "trials": self.trials, "seed": self.seed}
+        return whole.model_copy(update=changes)
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What a part's run directory holds."""
+
+    part: Part
+    summary: Record
+    manifest: Record
+    samples: Sequence[Record]
+    links: Sequence[Record]
+
+
+def cut(scenario: Scenario) -> list[Part]:
+    """All parts, those of one variant one after the other."""
+    parts: list[Part] = []
+    for algorithm in scenario.algorithms:
+        for block, first in enumerate(range(0, scenario.trials, TRIALS)):
+            trials = min(TRIALS, scenario.trials - first)
+            parts.append(Part(len(parts), algorithm, first, trials, scenario.seed + block * SEED_STEP))
+    return parts
+
+
+def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Record]]:
+    """(samples, links) of the whole run: the parts one after the other in time, steps and trials numbered through."""
+    samples: list[Record] = []
+    links: list[Record] = []
+    shift_s, steps = 0.0, 0
+    carried: dict[tuple[str, ...], int] = {}
+    for result in results:
+        end_s = max(sample["end_s"] for sample in result.samples)
+        begin_s = min([0.0, *(link["time_s"] for link in result.links)])
+        offset_s = shift_s - begin_s
+        for sample in result.samples:
+            samples.append(
+                {
+                    **sample,
+                    "trial": sample["trial"] + result.part.first_trial,
+                    "step": sample["step"] + steps,
+                    "start_s": sample["start_s"] + offset_s,
+                    "end_s": sample["end_s"] + offset_s,
+                }
+            )
+        last: dict[tuple[str, ...], int] = {}
+        for link in result.links:
+            moved = {**link, "time_s": link["time_s"] + offset_s}
+            for counter in ("bytes", "packets", "drops"):
+                key = (*_link(link), counter)
+                moved[counter] = link[counter] + carried.get(key, 0)
+                last[key] = moved[counter]
+            links.append(moved)
+        carried |= last
+        steps += 1 + max(sample["step"] for sample in result.samples)
+        shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
+    return samples, links
+
+
+def merge_summaries(
+    scenario: Scenario,
+    topology: Topology,
+    size_scale: float,
+    results: Sequence[PartResult],
+    samples: Sequence[Record],
+    links: Sequence[Record],
+) -> list[Record]:
+    """The variants' entries; `samples` and `links` as `merge_records` gives them."""
+    series: dict[tuple[str, str], CounterSeries] = {}
+    for link in links:
+        key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
+        series.setdefault(key, CounterSeries()).add(link["time_s"], link["bytes"])
+    variants = []
+    for algorithm in scenario.algorithms:
+        own = [result for result in results if result.part.algorithm == algorithm]
+        steps = gather_steps([sample for sample in samples if sample["variant"] == algorithm], scenario.ranks)
+        expected = own[0].summary["variants"][0]["wan_bytes"]["expected"]
+        variants.append(
+            summarise_variant(
+                topology,
+                size_scale,
+                name=algorithm,
+                policy=scenario.policy,
+                ranks=scenario.ranks,
+                steps=steps,
+                series=series,
+                expected_wan_bytes=expected / size_scale,
+                verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
+            )
+        )
+    return variants
+
+
+def merge_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> Record:
+    """As bad as the worst; each invariant as in the part where it held least."""
+    rows: dict[str, Record] = {}
+    by_badness = sorted(
+        verdicts, key=lambda verdict: verdict["status"] != worst([v["status"] for v in verdicts])
+    )
+    for verdict in by_badness:
+        for row in verdict["invariants"]:
+            if row["name"] not in rows or (row["ok"] is False and rows[row["name"]]["ok"] is not False):
+                rows[row["name"]] = dict(row)
+    return {"status": worst([verdict["status"] for verdict in verdicts]), "invariants": list(rows.values())}
+
+
+def _link(record: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(str(record[key]) for key in ("a", "b", "plane", "direction"))

@@ -1,0 +1,118 @@
+"""What messages cost the host that sends and receives them, where computing itself takes no time.
+
+Under the virtual clock software runs in no time at all, so that its cost has to be put in on purpose. A rank here works
+on one message after another: each costs it a fixed time, and a time per byte, before it is handed to the network and
+after it has come from there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from testbed.transport.base import PeerCounters, Request, Transport
+
+
+class CostedTransport:
+    """A transport whose messages cost their rank time, at both ends; otherwise the one that it wraps."""
+
+    def __init__(self, inner: Transport, per_message_s: float, per_byte_s: float) -> None:
+        self.inner = inner
+        self._per_message_s = per_message_s
+        self._per_byte_s = per_byte_s
+        self._busy_until_s = 0.0
+        # what comes next when its time has come: times only grow, for the rank does one thing after another
+        self._due: deque[tuple[float, Callable[[], None]]] = deque()
+
+    @property
+    def rank(self) -> int:
+        """See Transport."""
+        return self.inner.rank
+
+    @property
+    def size(self) -> int:
+        """See Transport."""
+        return self.inner.size
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """See Transport."""
+        return self.inner.counters
+
+    @property
+    def now_s(self) -> float:
+        """See Transport."""
+        return self.inner.now_s
+
+    def isend(self, peer: int, tag: int, view: memoryview) -> Request:
+        """See Transport; the message leaves once the rank has paid for it."""
+        request = Request("send", peer, tag, view)
+        if not self._valid(peer, tag):
+            return self.inner.isend(peer, tag, view)  # which says what is wrong
+
+        def hand_over() -> None:
+            _follow(request, self.inner.isend(peer, tag, view))
+
+        self._after(len(view), hand_over)
+        return request
+
+    def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
+        """See Transport; the message is there once the rank has paid for it."""
+        request = Request("recv", peer, tag, view)
+        inner = self.inner.irecv(peer, tag, view)
+
+        def arrived(_: Request) -> None:
+            if inner.error is not None:
+                request.fail(inner.error)
+            else:
+                self._after(len(view), request.complete)
+
+        if inner.done:
+            arrived(inner)
+        else:
+            inner.on_done = arrived
+        return request
+
+    def progress(self, timeout_s: float | None = 0.0) -> None:
+        """See Transport."""
+        self._do_due()
+        if self._due:
+            left_s = max(0.0, self._due[0][0] - self.inner.now_s)
+            timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+        self.inner.progress(timeout_s)
+        self._do_due()
+
+    def close(self) -> None:
+        """See Transport; what is paid for already still leaves."""
+        while self._due:
+            self.progress(None)
+        self.inner.close()
+
+    def _valid(self, peer: int, tag: int) -> bool:
+        return peer in self.inner.counters and tag >= 0
+
+    def _after(self, size_bytes: int, action: Callable[[], None]) -> None:
+        """Do `action` when the rank has worked off this message, after all before it."""
+        cost_s = self._per_message_s + size_bytes * self._per_byte_s
+        self._busy_until_s = max(self._busy_until_s, self.inner.now_s) + cost_s
+        self._due.append((self._busy_until_s, action))
+
+    def _do_due(self) -> None:
+        due = self._due
+        while due and due[0][0] <= self.inner.now_s:
+            due.popleft()[1]()
+
+
+def _follow(request: Request, inner: Request) -> None:
+    """The request ends as the inner one does."""
+
+    def ended(_: Request) -> None:
+        if inner.error is not None:
+            request.fail(inner.error)
+        else:
+            request.complete()
+
+    if inner.done:
+        ended(inner)
+    else:
+        inner.on_done = ended
