@@ -15,7 +15,7 @@ HASH := \#
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test setup environment lint unit net lock build clean-env
+.PHONY: help demo test setup environment virtual lint unit net test-virtual lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -28,13 +28,17 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 
 test: setup ## install what is missing, run all checks and tests
 	@tools/bootstrap ryu
-	@$(MAKE) --no-print-directory --keep-going lint unit net
+	@$(MAKE) --no-print-directory --keep-going lint unit net test-virtual
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
 	@tools/bootstrap system switch environment
 
 environment: ## .venv alone; needs no root
 	@tools/bootstrap environment
+
+virtual: environment ## the virtual clock's kernel, built once (about four minutes); as root it serves all users
+	@tools/bootstrap system kernel
+	$(AS_ROOT) $(BIN)/testbed virtual build
 
 lint: environment ## ruff and mypy
 	$(AS_OWNER) $(BIN)/ruff check .
@@ -46,6 +50,14 @@ unit: environment ## tests that need no root
 
 net: setup ## tests on real namespaces and Open vSwitch, as root
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/net
+
+ifeq ($(shell uname -m),x86_64)
+test-virtual: virtual ## tests under the virtual clock, as an ordinary user where that can be
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/virtual
+else
+test-virtual:
+	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'
+endif
 
 lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
 	@tools/lock $(if $(UPGRADE),--upgrade)

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, load_all
+from testbed.virtual import clock_here
 
 # The kernel removes a dead namespace's interfaces a little after its last process.
 PATIENCE_S = 5.0
@@ -31,7 +32,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the net lane, with the reason, where it cannot run."""
+    """Skip, with the reason, the net lane where it cannot run, and what the virtual clock has no meaning for."""
+    if clock_here() is not None:
+        for item in items:
+            if marker := item.get_closest_marker("real_clock"):
+                item.add_marker(pytest.mark.skip(reason=f"not under the virtual clock: {marker.args[0]}"))
     net = [item for item in items if item.get_closest_marker("net")]
     reason = _obstacle() if net else None
     if reason:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-import networkx
-
 from testbed.config.topology import Topology, host_address, probe_address
 from testbed.controller.errors import ControllerError, NoPathError
 from testbed.controller.rules import MAX_SEED, Ecmp, Match, Output, Rule
@@ -114,6 +112,8 @@ def next_hops(topology: Topology) -> dict[str, dict[str, str]]:
     with fewer links wins, then the next building that stands first in the topology. Every hop brings a packet
     strictly closer to its destination, so there are no loops, whatever the delays (zero included).
     """
+    import networkx  # noqa: PLC0415 (a quarter of a second, which few commands need)
+
     towards = networkx.DiGraph()  # edges turned round, since the trees grow from the destination
     towards.add_nodes_from(building.name for building in topology.buildings)
     for link in topology.wan:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from testbed.doctor.capability import Capability
 from testbed.doctor.capacity import HostFacts
 from testbed.doctor.commands import Outcome
+from testbed.virtual import KernelImage
 
 ROOT_HINT = "run it as root, for example through sudo"
 # Bits of the effective capability set (capabilities(7)) that building a network takes.
@@ -194,3 +195,19 @@ def clock(resolution_s: float, source: str, lateness_s: Sequence[float]) -> Capa
             "clock", False, evidence, "the machine is busy or its timers coarse: try again when idle"
         )
     return Capability("clock", True, evidence)
+
+
+def virtual_clock(
+    machine: str, image: KernelImage | None, why_none: str, missing: Sequence[str]
+) -> Capability:
+    """`image` is the kernel built for it, if any; `missing` are programs of this host that its guests run."""
+    name = "virtual clock"
+    if machine != "x86_64":
+        return Capability(name, False, f"its kernel runs on x86-64 only, this is {machine}")
+    if image is None:
+        return Capability(name, False, why_none, "make virtual builds it, once, in about four minutes")
+    if missing:
+        return Capability(name, False, f"its guests need {', '.join(missing)}", "make setup installs them")
+    return Capability(
+        name, True, f"Linux {image.version}, {len(image.checked)} features tried; needs no root"
+    )

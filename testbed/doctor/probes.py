@@ -7,6 +7,7 @@ trace that may stay is a kernel module that trying a feature loaded.
 from __future__ import annotations
 
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from testbed.doctor.capability import Capability
 from testbed.doctor.capacity import host_facts
 from testbed.doctor.commands import Outcome, locate, run
 from testbed.doctor.throwaway import inside, remove_abandoned_bridges, throwaway_bridges, throwaway_namespace
+from testbed.virtual import GUEST_PROGRAMS, KernelImage, NoKernelError, clock_here, find_image
 
 PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
 TOOLS = ("ping", "iperf3", "tcpdump")
@@ -61,6 +63,7 @@ def probe_all() -> list[Capability]:
             *_guarded(["cgroups"], lambda: [evidence.cgroups(Path("/proc/self/mounts").read_text())]),
             *_guarded(["cores", "free memory"], _size),
             *_guarded(["clock"], _clock),
+            *_guarded(["virtual clock"], _virtual_clock),
         ]
     finally:
         importing.kill()
@@ -210,6 +213,18 @@ def _mptcp() -> list[Capability]:
     except OSError as error:
         return [evidence.mptcp(error.strerror, "")]
     return [evidence.mptcp(None, switch.read_text() if switch.exists() else "")]
+
+
+def _virtual_clock() -> list[Capability]:
+    if clock_here() is not None:
+        return [Capability("virtual clock", True, "this is a guest under it")]
+    try:
+        image: KernelImage | None = find_image()
+        message = ""
+    except NoKernelError as error:
+        image, message = None, str(error).splitlines()[0]
+    missing = [name for name in GUEST_PROGRAMS if locate(name) is None]
+    return [evidence.virtual_clock(platform.machine(), image, message, missing)]
 
 
 def _size() -> list[Capability]:

@@ -57,10 +57,14 @@ def print_table(capabilities: Sequence[Capability], choice: Choice, console: Con
             said.append(f"\n{capability.hint}", style="italic")
         table.add_row(capability.name, Text(word, style=style), said)
     console.print(table)
+    virtual = any(entry.name == "virtual clock" and entry.status for entry in capabilities)
     if choice.run_possible:
         used = f"A run here uses the {choice.link_engine} link engine and the {choice.datapath} datapath."
         console.print(Text(used, "bold"))
     else:
-        console.print(Text("No run is possible here:", "bold red"))
+        under = " under the real clock" if virtual else ""
+        console.print(Text(f"No run is possible here{under}:", "bold red"))
         for reason in choice.reasons:
             console.print(Text(f"  {reason}"))
+    if virtual:
+        console.print(Text("With --clock virtual: exact results, whatever else this machine does.", "bold"))

@@ -78,8 +78,8 @@ def memory_shortage(topology: Topology, ranks: int, host: HostCapacity) -> str |
 def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
     """Bytes of memory for a guest of the virtual clock that carries `topology` (emulated) and its ranks.
 
-    `gradient_bytes`: emulated, of each rank; it holds them, what it compares them with, and messages on their way. What
-    is in flight fills at most the senders' and receivers' windows: twice each link's bandwidth-delay product and queue.
+    `gradient_bytes`: emulated, of each rank, which holds them and as much again in messages. On their way are at most
+    all of them, and at most what the links and their queues hold; the kernel counts a packet at twice its size.
     """
     flying = sum(
         way.rate_bps / 8 * way.delay_s + min(way.queue_bytes, way.rate_bps / 8 * way.delay_s)
@@ -87,7 +87,7 @@ def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
         for way in (link.a_to_b, link.b_to_a)
     )
     needed = GUEST_BYTES + len(topology.hosts) * GUEST_HOST_BYTES + ranks * GUEST_RANK_BYTES
-    needed += int(4 * ranks * gradient_bytes + 6 * flying)
+    needed += int(2 * ranks * gradient_bytes + 2 * min(flying, ranks * gradient_bytes))
     return -(-needed // GUEST_STEP_BYTES) * GUEST_STEP_BYTES
 
 

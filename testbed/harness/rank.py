@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from testbed.collectives import Communicator, Work, count_wrong, fill
+from testbed.collectives.algorithms import Array
 from testbed.harness.spec import JobSpec, Step
 from testbed.transport import CostedTransport, TcpTransport, Transport
+from testbed.virtual.memory import private_memory
 from testbed.workload import AllReduce, Compute, WaitAll
 
 SOURCE_PORT_BASE = 33_000
@@ -33,7 +35,7 @@ class Rank:
         self.size = len(job.ranks)
         self.buildings = [place.building for place in job.ranks]
         self.buckets = {
-            action.bucket: np.zeros(action.numel, dtype=job.dtype)
+            action.bucket: _zeros(action.numel, job.dtype)
             for action in job.program
             if isinstance(action, AllReduce)
         }
@@ -147,3 +149,7 @@ class Rank:
     def _sent(self) -> dict[int, int]:
         """Payload bytes sent so far per peer."""
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
+
+
+def _zeros(numel: int, dtype: str) -> Array:
+    return np.frombuffer(private_memory(numel * np.dtype(dtype).itemsize), dtype=dtype, count=numel)

@@ -20,22 +20,10 @@ from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.errors import RunError
 from testbed.harness.parts import Part, PartResult, cut, merge_records, merge_summaries
 from testbed.harness.run import Progress
-from testbed.virtual import Ended, Guest, GuestSettings, KernelImage, VirtualClockError
+from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
 
 LINK_ENGINE, DATAPATH = "netem", "system"
-# What a guest runs comes from this machine.
-PROGRAMS = (
-    "ovsdb-tool",
-    "ovsdb-server",
-    "ovs-vsctl",
-    "ovs-vswitchd",
-    "mnexec",
-    "ip",
-    "tc",
-    "bridge",
-    "mount",
-)
 CHECKOUT = Path(__file__).parents[2]
 POLL_S = 0.1
 
@@ -78,7 +66,7 @@ class VirtualRun:
 
     def execute(self) -> dict[str, Any]:
         """Do everything; returns the summary that stands in the run directory. RunError, VirtualClockError."""
-        if missing := [name for name in PROGRAMS if shutil.which(name, path=_search_path()) is None]:
+        if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=_search_path()) is None]:
             raise RunError(f"not installed here, and a guest needs them: {', '.join(missing)} (make setup)")
         directory = RunDirectory(self.output)
         try:

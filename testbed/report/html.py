@@ -6,8 +6,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
 from testbed.report.charts import (
     TIMELINE_RANKS,
     median_step,
@@ -43,6 +41,8 @@ def write_report(run_dir: Path) -> Path:
 
 def render_report(data: RunData) -> str:
     """The report's HTML."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # noqa: PLC0415 (slow)
+
     environment = Environment(
         loader=PackageLoader("testbed.report"),
         autoescape=select_autoescape(("j2", "html")),

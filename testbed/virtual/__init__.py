@@ -2,10 +2,11 @@
 
 from testbed.virtual.clock import CpuTime, clock_here
 from testbed.virtual.errors import NoKernelError, VirtualClockError
-from testbed.virtual.guest import Ended, Guest, GuestSettings
+from testbed.virtual.guest import GUEST_PROGRAMS, Ended, Guest, GuestSettings
 from testbed.virtual.image import KernelImage, find_image
 
 __all__ = [
+    "GUEST_PROGRAMS",
     "CpuTime",
     "Ended",
     "Guest",

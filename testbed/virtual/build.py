@@ -44,12 +44,10 @@ def build(given: Path | None, again: bool, progress: Progress) -> tuple[KernelIm
     if shutil.disk_usage(cache).free < NEEDED_BYTES:
         raise VirtualClockError(f"{cache}: building needs {NEEDED_BYTES >> 30} GiB of free space there")
     with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
-        return _build(source, Path(scratch), cache, again, progress)
+        return _build(source, Path(scratch), cache, progress), True
 
 
-def _build(
-    source: Source, scratch: Path, cache: Path, again: bool, progress: Progress
-) -> tuple[KernelImage, bool]:
+def _build(source: Source, scratch: Path, cache: Path, progress: Progress) -> KernelImage:
     objects, result = scratch / "objects", scratch / "result"
     objects.mkdir()
     result.mkdir()
@@ -57,8 +55,6 @@ def _build(
     tree = unpack(source, scratch)
     version = version_of(tree)
     folder = cache / f"{version}-{recipe()}"
-    if not again and (known := KernelImage.read(folder)):
-        return known, False
     progress(f"configuring Linux {version}", None)
     configure(tree, objects)
     _compile(tree, objects, progress)
@@ -77,7 +73,7 @@ def _build(
     _note_source(source, folder)
     image = KernelImage(folder, version, recipe(), address, checked)
     image.write()
-    return image, True
+    return image
 
 
 def configure(tree: Path, objects: Path) -> None:

@@ -27,6 +27,18 @@ BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init
 # The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
 EPOCH_NS = 1_767_225_600 * 10**9  # 2026-01-01
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What a guest runs of this machine's, besides Python.
+GUEST_PROGRAMS = (
+    "ovsdb-tool",
+    "ovsdb-server",
+    "ovs-vsctl",
+    "ovs-vswitchd",
+    "mnexec",
+    "ip",
+    "tc",
+    "bridge",
+    "mount",
+)
 POLL_S = 0.05
 TAIL_LINES = 12
 TAIL_BYTES = 8192
@@ -121,6 +133,9 @@ class Guest:
                 "LANG": "C.UTF-8",
                 "PYTHONHASHSEED": "0",
                 "PYTHONDONTWRITEBYTECODE": "1",
+                # the first touch of a page is dear: what was given back is kept for the next who asks
+                "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+                "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
                 # OpenBLAS would start threads for a machine that it takes to be the host
                 "OPENBLAS_NUM_THREADS": "1",
                 CLOCK_VARIABLE: settings.cpu_time,

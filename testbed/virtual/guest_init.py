@@ -28,6 +28,16 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 RLIMIT_FILES = 65_536
 WORK = "/mnt"  # a folder that every root file system has, hidden under memory for the moment
 OVS_SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
+SETTINGS = {
+    "vm/panic_on_oom": "1",
+    # The first frames of a flow wait in a socket of Open vSwitch's until their rule is known. At hundreds of Gbit/s
+    # many come at the same instant, and a socket of the usual size would drop some.
+    "net/core/rmem_default": str(64 << 20),
+    "net/core/rmem_max": str(1 << 30),
+    "net/core/wmem_max": str(1 << 30),
+    # pages: TCP holds itself back only where the guest's memory ends
+    "net/ipv4/tcp_mem": f"{1 << 24} {1 << 24} {1 << 24}",
+}
 # A bridge of Open vSwitch made in the first ten seconds of a kernel's life can drop every packet.
 OVS_AGE_S = 10.0
 
@@ -112,8 +122,9 @@ def prepare(task: dict[str, Any]) -> None:
     check(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0), "timer slack")  # sleeps end when they should
     loopback_up()
     socket.sethostname("guest")
-    with open("/proc/sys/vm/panic_on_oom", "w") as setting:
-        setting.write("1")
+    for setting, value in SETTINGS.items():
+        with open(f"/proc/sys/{setting}", "w") as file:
+            file.write(value)
     if task["open_vswitch"]:
         start_open_vswitch()
 

@@ -67,7 +67,7 @@ def recipe_text(name: str) -> str:
 
 def recipe() -> str:
     """What identifies the recipe: a kernel of another one does not fit."""
-    parts = (recipe_text("kernel.config"), recipe_text("seeded_random.c"))
+    parts = tuple(recipe_text(name) for name in ("kernel.config", "seeded_random.c", "changes.py"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testbed.virtual.changes import CHANGES, HEADER
 from testbed.virtual.errors import VirtualClockError
 
 PACKAGED = Path("/usr/src")
@@ -65,9 +66,31 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
 
 
 def unpack(source: Source, folder: Path) -> Path:
-    """The tree, unpacked into `folder` if need be."""
-    if source.is_tree:
-        return source.path
+    """The tree, unpacked or copied into `folder`, with the changes that the virtual clock needs."""
+    tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
+    text = (tree / HEADER).read_text() if (tree / HEADER).exists() else ""
+    for pattern, line in CHANGES.items():
+        text, count = re.subn(pattern, line, text)
+        if count != 1:
+            raise VirtualClockError(
+                f"{source.path}: {HEADER} has no line `{line.rsplit(' ', 1)[0]} ...` to change"
+            )
+    (tree / HEADER).unlink()  # in a copy it may be the same file as in the tree it was copied from
+    (tree / HEADER).write_text(text)
+    return tree
+
+
+def _copy(tree: Path, target: Path) -> Path:
+    """A tree of hard links where that works, which takes a second; else of copies."""
+    for how in ("-al", "-a"):
+        command = ["cp", how, str(tree), str(target)]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return target
+        shutil.rmtree(target, ignore_errors=True)
+    raise VirtualClockError(f"{tree}: cannot be copied to {target.parent}")
+
+
+def _unpack(source: Source, folder: Path) -> Path:
     command = ["tar", "-xf", str(source.path), "-C", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -9,12 +9,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from testbed.config import ModelSpec
+if TYPE_CHECKING:  # ranks import this room, and the files' models would take half of their memory
+    from testbed.config import ModelSpec
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer of the Llama 3 kind; the same dimensions as a scenario's `ModelSpec`."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    vocab_size: int
+
 
 ARCHITECTURES = {
-    "llama3-8b": ModelSpec(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=14336, vocab_size=128256),
-    "llama3-70b": ModelSpec(
+    "llama3-8b": Architecture(
+        dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=14336, vocab_size=128256
+    ),
+    "llama3-70b": Architecture(
         dim=8192, n_layers=80, n_heads=64, n_kv_heads=8, ffn_dim=28672, vocab_size=128256
     ),
 }
@@ -34,7 +51,7 @@ class Parameter:
         return math.prod(self.shape)
 
 
-def parameters(model: str | ModelSpec) -> tuple[Parameter, ...]:
+def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
     """All parameters in the order of registration. KeyError for a model that is not known."""
     spec = ARCHITECTURES[model] if isinstance(model, str) else model
     dim, ffn = spec.dim, spec.ffn_dim

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from testbed.config import WorkloadSpec
 from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
+
+if TYPE_CHECKING:
+    from testbed.config import WorkloadSpec
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def test_a_broken_part_is_shown(fabric_id: str) -> None:
         deadline = time.monotonic() + 10
         while (shown := json.loads(call("inspect", "--fabric", second, "--json").stdout))["phase"] == "up":
             assert time.monotonic() < deadline
+            time.sleep(0.05)
         assert shown["phase"] == "failed"
         assert "controller" in shown["failure"]
         assert json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)["phase"] == "up"

@@ -125,6 +125,7 @@ def watched(path: Path, own_hogs: int, foreign_hogs: int) -> MonitorWindow:
     return read_windows(path, [(from_s, to_s)])
 
 
+@pytest.mark.real_clock("a program that spins is no load where computing takes no time")
 def test_the_watcher_tells_somebody_elses_work_from_the_runs(tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     foreign = watched(tmp_path / "foreign.jsonl", own_hogs=0, foreign_hogs=cores)

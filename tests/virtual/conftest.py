@@ -1,0 +1,103 @@
+"""The virtual lane: whoever runs it, guests are started by an ordinary user where this machine lets one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from testbed.virtual import NoKernelError, clock_here, find_image
+
+REPOSITORY = Path(__file__).parents[2]
+TESTBED = Path(sys.executable).with_name("testbed")
+NOBODY = 65_534
+WALL_S = 300
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody who calls `testbed`: through `prefix`, from a folder of their own."""
+
+    prefix: tuple[str, ...]
+    home: Path
+
+    def call(self, *arguments: str, timeout_s: float = WALL_S) -> subprocess.CompletedProcess[str]:
+        """Run `testbed ARGUMENTS` to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_s,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start `testbed ARGUMENTS`."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            self.command(*arguments), cwd=self.home, stdout=pipe, stderr=pipe, text=True, bufsize=1
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        """The whole command line."""
+        return [*self.prefix, str(TESTBED), *arguments]
+
+    def inside(self, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        """Run a command in a guest without Open vSwitch."""
+        return self.call("virtual", "exec", "--no-open-vswitch", *options, "--", *command)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip this lane, with the reason, where there is no kernel for it."""
+    lane = [item for item in items if item.get_closest_marker("virtual")]
+    reason = "a guest cannot run guests" if clock_here() else ""
+    try:
+        find_image()
+    except NoKernelError as error:
+        reason = str(error).splitlines()[0]
+    for item in lane if reason else []:
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Person:
+    """An ordinary user: whoever runs the tests, or nobody in place of root where nobody can read the checkout."""
+    home = tmp_path / "home"
+    home.mkdir()
+    if os.geteuid() != 0:
+        return Person((), home)
+    ids = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    prefix = ("setpriv", *ids, "env", f"HOME={home}", "TMPDIR=/tmp", "PATH=/usr/bin:/bin")
+    for folder in (home, *home.parents):
+        if folder.stat().st_uid == 0 and folder != Path("/") and folder.is_relative_to("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    tried = subprocess.run([*prefix, str(TESTBED), "--help"], capture_output=True, check=False)
+    if tried.returncode != 0:
+        return Person((), home)  # a checkout in root's own home, say
+    os.chown(home, NOBODY, NOBODY)
+    return Person(prefix, home)
+
+
+@pytest.fixture(autouse=True)
+def leftovers() -> Iterator[None]:
+    """Fail a test that leaves a guest's process or folder behind."""
+    before = _survey()
+    yield
+    left = _survey() - before
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def _survey() -> set[str]:
+    guests = {
+        f"process {process.pid}"
+        for process in psutil.process_iter(["cmdline"])
+        if any("time-travel" in word for word in process.info["cmdline"] or ())
+    }
+    return guests | {str(path) for path in Path("/tmp").glob("testbed-guest-*")}
