@@ -2,16 +2,39 @@
 
 Reading the clock advances it by one count of its counter, so that a program that waits for the time to change does not
 wait for ever; as it comes, the counter counts 256 ns. All ranks share one clock: 64 of them, each reading it some
-hundred times in a step, made the step ten milliseconds longer. And the timers' smallest step was 500 ns.
+hundred times in a step, made the step ten milliseconds longer. So here the counter counts nanoseconds. Where computing
+is counted, reading the clock advances it by what has passed on the host since it was read last (a second at most, for
+a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for hours.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-HEADER = Path("arch/um/include/linux/time-internal.h")
-# pattern of the line, and the line in its place
+# per file: pattern of each line, and what comes in its place
 CHANGES = {
-    r"#define TIMER_MULTIPLIER\s+256\b": "#define TIMER_MULTIPLIER 1",
-    r"#define TIMER_MIN_DELTA\s+500\b": "#define TIMER_MIN_DELTA 1",
+    Path("arch/um/include/linux/time-internal.h"): {
+        r"#define TIMER_MULTIPLIER\s+256\b": "#define TIMER_MULTIPLIER 1",
+    },
+    Path("arch/um/kernel/time.c"): {
+        r"time_travel_update_time(_rel)?\((time_travel_time \+ )?TIMER_MULTIPLIER(, false)?\);": (
+            r"time_travel_update_time\1(\2time_since_read()\3);"
+        ),
+        r"(?m)^static u64 timer_read\(": (
+            "static u64 time_since_read(void)\n"
+            "{\n"
+            "\tstatic u64 last;\n"
+            "\tu64 now, gone;\n"
+            "\n"
+            "\tif (time_travel_mode != TT_MODE_BASIC)\n"
+            "\t\treturn 1;\n"
+            "\tnow = os_nsecs();\n"
+            "\tgone = now - last;\n"
+            "\tlast = now;\n"
+            "\treturn gone > 0 && gone < NSEC_PER_SEC ? gone : 1;\n"
+            "}\n"
+            "\n"
+            "static u64 timer_read("
+        ),
+    },
 }

@@ -158,13 +158,12 @@ class Guest:
             "con=null ssl=null con0=null,fd:2 console=tty0",
             "norandmaps random.trust_cpu=on random.trust_bootloader=on",
             "printk.devkmsg=on loglevel=4 panic=-1 oops=panic",
-            f"uml_dir={control}/uml",
+            "uml_dir=uml",
             f"init={sys.executable}",
             "--",
             "-S",
             "-E",
             str(INIT),
-            str(control / "task.json"),
         ]
         core = settings.core if settings.core is not None else idlest_cores()[0]
         launcher = [sys.executable, "-S", "-E", str(BOOT), str(core), str(os.getpid())]
@@ -174,6 +173,9 @@ class Guest:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
+                # The kernel mixes its command line into its randomness, so nothing on it may differ from run to run:
+                # the first process asks this machine for the kernel's working folder instead.
+                cwd=control,
                 start_new_session=True,
                 env={
                     "PATH": SYSTEM_PATH,

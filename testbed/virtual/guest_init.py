@@ -1,6 +1,6 @@
 """The first process of a guest: makes the host's read-only root writable in memory, runs one command, switches off.
 
-Standard library only, and without `site`: it is started by the guest's kernel with a task file as its only argument.
+Standard library only, and without `site`. The task is in the folder in which the host runs this guest's kernel.
 Nothing that it or the command does reaches the host, save what is written into the task's writable folders.
 """
 
@@ -15,7 +15,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 import traceback
 from typing import Any
@@ -156,11 +155,10 @@ def run(task: dict[str, Any], folder: str) -> int:
 
 def main() -> None:
     """Do the task; the switch goes off whatever happens."""
-    path = sys.argv[1]
-    folder = os.path.dirname(path)
+    folder = os.readlink("/proc/self/cwd")  # /proc is the host's own as yet, and its "self" is the kernel
     outcome: dict[str, Any] = {}
     try:
-        with open(path) as file:
+        with open(f"{folder}/task.json") as file:
             task = json.load(file)
         os.environ.clear()
         os.environ.update(task["environment"])

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.virtual.changes import CHANGES, HEADER
+from testbed.virtual.changes import CHANGES
 from testbed.virtual.errors import VirtualClockError
 
 PACKAGED = Path("/usr/src")
@@ -68,15 +68,17 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
 def unpack(source: Source, folder: Path) -> Path:
     """The tree, unpacked or copied into `folder`, with the changes that the virtual clock needs."""
     tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
-    text = (tree / HEADER).read_text() if (tree / HEADER).exists() else ""
-    for pattern, line in CHANGES.items():
-        text, count = re.subn(pattern, line, text)
-        if count != 1:
-            raise VirtualClockError(
-                f"{source.path}: {HEADER} has no line `{line.rsplit(' ', 1)[0]} ...` to change"
-            )
-    (tree / HEADER).unlink()  # in a copy it may be the same file as in the tree it was copied from
-    (tree / HEADER).write_text(text)
+    for name, changes in CHANGES.items():
+        file = tree / name
+        text = file.read_text() if file.exists() else ""
+        for pattern, line in changes.items():
+            text, count = re.subn(pattern, line, text)
+            if count != 1:
+                raise VirtualClockError(
+                    f"{source.path}: {name}: {count} places look like `{pattern}`, expected one"
+                )
+        file.unlink()  # in a copy it may be the same file as in the tree it was copied from
+        file.write_text(text)
     return tree
 
 

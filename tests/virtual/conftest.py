@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -26,24 +27,27 @@ class Person:
 
     prefix: tuple[str, ...]
     home: Path
+    started: list[int] = field(default_factory=list)
 
     def call(self, *arguments: str, timeout_s: float = WALL_S) -> subprocess.CompletedProcess[str]:
         """Run `testbed ARGUMENTS` to its end."""
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout_s,
-        )
+        running = self.start(*arguments)
+        try:
+            said, complaints = running.communicate(timeout=timeout_s)
+        except BaseException:
+            running.terminate()
+            running.communicate(timeout=20)
+            raise
+        return subprocess.CompletedProcess(running.args, running.returncode, said, complaints)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `testbed ARGUMENTS`."""
         pipe = subprocess.PIPE
-        return subprocess.Popen(
+        running = subprocess.Popen(
             self.command(*arguments), cwd=self.home, stdout=pipe, stderr=pipe, text=True, bufsize=1
         )
+        self.started.append(running.pid)
+        return running
 
     def command(self, *arguments: str) -> list[str]:
         """The whole command line."""
@@ -86,18 +90,15 @@ def person(tmp_path: Path) -> Person:
 
 
 @pytest.fixture(autouse=True)
-def leftovers() -> Iterator[None]:
-    """Fail a test that leaves a guest's process or folder behind."""
-    before = _survey()
+def leftovers(person: Person) -> Iterator[None]:
+    """Fail a test whose guests leave a process or a folder behind."""
     yield
-    left = _survey() - before
-    assert not left, f"left behind: {sorted(left)}"
-
-
-def _survey() -> set[str]:
-    guests = {
-        f"process {process.pid}"
-        for process in psutil.process_iter(["cmdline"])
-        if any("time-travel" in word for word in process.info["cmdline"] or ())
-    }
-    return guests | {str(path) for path in Path("/tmp").glob("testbed-guest-*")}
+    guests = tuple(f"/tmp/testbed-guest-{pid}-" for pid in person.started)
+    left = [
+        f"{path}" for path in Path("/tmp").glob("testbed-guest-*") if str(path).startswith(guests or ("-",))
+    ]
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if "linux" in process.name() and process.cwd().startswith(guests or ("-",)):
+                left.append(f"process {process.pid}")
+    assert not left, f"left behind: {left}"

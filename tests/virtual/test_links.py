@@ -1,0 +1,29 @@
+"""What a link under the virtual clock is worth: the benchmark's own measurement, with the bounds that it publishes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.virtual.conftest import REPOSITORY, WALL_S
+
+pytestmark = pytest.mark.virtual
+
+
+@pytest.mark.parametrize("rate", ["1 Mbit/s", "1 Gbit/s", "400 Gbit/s"])
+@pytest.mark.timeout(WALL_S)
+def test_round_trip_within_a_microsecond_and_goodput_within_a_thousandth(rate: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks/virtual_links.py"), rate],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WALL_S,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith(f"| {rate} ")]
+    _, _, round_trip, _, _, goodput, _, _ = (cell.strip() for cell in row.split("|"))
+    assert abs(float(round_trip.removesuffix(" us"))) < 1
+    assert abs(float(goodput.removesuffix("%"))) < 0.1

@@ -1,0 +1,31 @@
+"""The network tests of the `net` lane, unmodified, in guests: netem and the kernel's own Open vSwitch datapath."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.virtual.conftest import REPOSITORY, Person
+
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(1200)]
+
+# The others try what processes and terminals of this machine do, in its own time.
+PARTS = (
+    ("test_fabric.py", "test_links_engines.py", "test_topologies_mininet.py", "test_fidelity_probe.py"),
+    ("test_controller_switches.py",),
+)
+
+
+@pytest.mark.parametrize("files", PARTS, ids=lambda files: files[0].removesuffix(".py"))
+def test_the_net_lane_passes_under_the_virtual_clock(files: tuple[str, ...], person: Person) -> None:
+    done = person.call(
+        *("virtual", "exec", "--memory", "3 GiB", "--timeout", "1100 s", "--"),
+        *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(REPOSITORY)),
+        *(str(REPOSITORY / "tests/net" / name) for name in files),
+        timeout_s=1150,
+    )
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    assert done.returncode == 0
+    assert re.search(r"\d+ passed", done.stdout)
