@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from testbed.transport.base import PeerCounters, Request, Transport
+from testbed.transport.base import PeerCounters, PeerLost, Request, Transport, TransportError
 
 
 class CostedTransport:
@@ -21,6 +21,7 @@ class CostedTransport:
         self._per_message_s = per_message_s
         self._per_byte_s = per_byte_s
         self._busy_until_s = 0.0
+        self._lost: dict[int, TransportError] = {}
         # what comes next when its time has come: times only grow, for the rank does one thing after another
         self._due: deque[tuple[float, Callable[[], None]]] = deque()
 
@@ -50,10 +51,10 @@ class CostedTransport:
         if not self._valid(peer, tag):
             return self.inner.isend(peer, tag, view)  # which says what is wrong
 
-        def hand_over() -> None:
-            _follow(request, self.inner.isend(peer, tag, view))
-
-        self._after(len(view), hand_over)
+        if peer in self._lost:
+            request.fail(self._lost[peer])
+            return request
+        self._after(len(view), lambda: self._follow(request, self.inner.isend(peer, tag, view)))
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
@@ -63,7 +64,7 @@ class CostedTransport:
 
         def arrived(_: Request) -> None:
             if inner.error is not None:
-                request.fail(inner.error)
+                self._fail(request, inner.error)
             else:
                 self._after(len(view), request.complete)
 
@@ -102,17 +103,21 @@ class CostedTransport:
         while due and due[0][0] <= self.inner.now_s:
             due.popleft()[1]()
 
+    def _follow(self, request: Request, inner: Request) -> None:
+        """The request ends as the inner one does."""
 
-def _follow(request: Request, inner: Request) -> None:
-    """The request ends as the inner one does."""
+        def ended(_: Request) -> None:
+            if inner.error is not None:
+                self._fail(request, inner.error)
+            else:
+                request.complete()
 
-    def ended(_: Request) -> None:
-        if inner.error is not None:
-            request.fail(inner.error)
+        if inner.done:
+            ended(inner)
         else:
-            request.complete()
+            inner.on_done = ended
 
-    if inner.done:
-        ended(inner)
-    else:
-        inner.on_done = ended
+    def _fail(self, request: Request, error: TransportError) -> None:
+        if isinstance(error, PeerLost):
+            self._lost.setdefault(request.peer, error)
+        request.fail(error)

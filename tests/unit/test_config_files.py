@@ -27,6 +27,11 @@ from testbed.config.__main__ import main
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
+TRANSPORT = {
+    "congestion_control": "cubic",
+    "timeout": "30 s",
+    "software_cost": {"per_message": "4.8 us", "per_gigabyte": "2.2 ms"},
+}
 FILES = [QUICKSTART, *sorted((REPOSITORY / "topologies").glob("*.yaml"))]
 
 
@@ -129,7 +134,7 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
         "flops_utilisation": "40 %",
     }
     assert shown["algorithms"] == ["ring"]
-    assert shown["transport"] == {"congestion_control": "cubic", "timeout": "30 s"}
+    assert shown["transport"] == TRANSPORT
     assert shown["scale"] == {"size_scale": "auto"}
 
 
@@ -194,7 +199,7 @@ def test_schemas_describe_files_as_people_write_them() -> None:
     schema = json_schema("scenario")
     assert schema["required"] == ["name", "topology", "workload"]
     assert schema["properties"]["topology"]["anyOf"][0]["type"] == "string"
-    assert schema["properties"]["transport"]["default"] == {"congestion_control": "cubic", "timeout": "30 s"}
+    assert schema["properties"]["transport"]["default"] == TRANSPORT
     assert "default" not in schema["properties"]["ranks"]
     wan = json_schema("topology")["$defs"]["WanSpec"]
     assert wan["additionalProperties"] is False
@@ -212,7 +217,10 @@ def test_the_reference_in_docs_is_current(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_kinds_are_told_by_their_keys() -> None:
-    assert [describe_kind(file) for file in FILES] == ["scenario", "topology", "topology"]
+    kinds = {file.name: describe_kind(file) for file in FILES}
+    assert kinds["quickstart.yaml"] == "scenario"
+    assert kinds["two-buildings.yaml"] == kinds["three-buildings.yaml"] == "topology"
+    assert set(kinds.values()) == {"scenario", "topology"}
 
 
 def test_the_small_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.config import load_topology
-from testbed.fidelity.capacity import HostCapacity, Stack, memory_shortage, overload, smallest_scale
+from testbed.fidelity.capacity import (
+    GUEST_STEP_BYTES,
+    VIRTUAL_BYTES,
+    HostCapacity,
+    Stack,
+    guest_memory,
+    memory_shortage,
+    overload,
+    smallest_scale,
+    virtual_scale,
+)
 
 TWO_BUILDINGS = load_topology(Path(__file__).parents[2] / "topologies" / "two-buildings.yaml")
 LAPTOP = HostCapacity(cores=2, memory_bytes=8 * 1024**3)
@@ -42,3 +52,17 @@ def test_memory_is_not_mended_by_scale() -> None:
     sentence = memory_shortage(TWO_BUILDINGS.resolve(4000), 8, small)
     assert sentence is not None
     assert sentence.startswith("8 hosts and 8 ranks need about 0.6 GiB")
+
+
+def test_the_virtual_clocks_scale_follows_from_the_wait_alone() -> None:
+    assert virtual_scale(1e9) == 1
+    assert virtual_scale(VIRTUAL_BYTES * 1.5) == 2
+    assert virtual_scale(VIRTUAL_BYTES * 4000) == 5000
+
+
+def test_a_guests_memory_grows_with_ranks_and_gradients_but_not_with_empty_pipes() -> None:
+    slow, fast = (TWO_BUILDINGS.resolve(scale) for scale in (4000, 1))
+    few = guest_memory(slow, 2, 1e6)
+    assert few % GUEST_STEP_BYTES == 0
+    assert guest_memory(fast, 2, 1e6) - few <= GUEST_STEP_BYTES
+    assert guest_memory(fast, 2, 1e9) > guest_memory(fast, 2, 1e6) + 4e9

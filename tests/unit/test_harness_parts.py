@@ -1,0 +1,111 @@
+"""How a run is cut into parts, and what comes of putting their results together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from testbed.config import Scenario, TopologySpec
+from testbed.harness.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
+
+TOPOLOGY: dict[str, Any] = {
+    "name": "pair",
+    "buildings": {
+        "east": {"hosts": 1, "nic": {"rate": "1 Gbit/s"}},
+        "west": {"hosts": 1, "nic": {"rate": "1 Gbit/s"}},
+    },
+    "wan": [{"a": "east", "b": "west", "rate": "1 Gbit/s", "delay": "1 ms"}],
+}
+
+
+def scenario(trials: int, *algorithms: str) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": "s",
+            "topology": TOPOLOGY,
+            "workload": {"model": "llama3-8b", "peak_flops": "1 Tflop/s"},
+            "algorithms": list(algorithms),
+            "trials": trials,
+            "seed": 5,
+        }
+    )
+
+
+def result(part: Any, step_times: list[float], status: str = "trusted") -> PartResult:
+    """A part whose steps begin every two seconds; the link carries 1000 bytes in each."""
+    samples, links = [], [{"time_s": -0.5, "bytes": 0}]
+    for trial, step_time in enumerate(step_times):
+        start = 2.0 * trial
+        for rank in (0, 1):
+            sample = {"variant": part.algorithm, "trial": trial, "step": trial + 1, "rank": rank}
+            sample |= {
+                "operation": "step",
+                "name": part.algorithm,
+                "start_s": start,
+                "end_s": start + step_time,
+            }
+            sample |= {"bytes": 10, "sent_bytes": {str(1 - rank): 10}, "wrong": 0, "checked": 4}
+            samples.append(sample)
+        links.append({"time_s": start + 1.5, "bytes": 1000 * (trial + 1)})
+    wan = {"a": "east", "b": "west", "plane": 0}
+    rows = [
+        {**wan, "direction": way, "packets": 0, "drops": 0, **link}
+        for link in links
+        for way in ("a_to_b", "b_to_a")
+    ]
+    verdict = {
+        "status": status,
+        "invariants": [{"name": "conservation", "ok": status == "trusted", "measured": status}],
+    }
+    summary = {"variants": [{"wan_bytes": {"expected": 200}, "verdict": verdict}]}
+    return PartResult(part, summary, {}, samples, rows)
+
+
+def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
+    parts = cut(scenario(12, "ring", "hierarchical"))
+    assert [(part.algorithm, part.first_trial, part.trials) for part in parts] == [
+        ("ring", 0, 10),
+        ("ring", 10, 2),
+        ("hierarchical", 0, 10),
+        ("hierarchical", 10, 2),
+    ]
+    assert parts[0].seed == parts[2].seed == 5
+    assert parts[1].seed == parts[3].seed != 5
+    own = parts[1].scenario(scenario(12, "ring", "hierarchical"))
+    assert (own.algorithms, own.trials, own.seed) == (("ring",), 2, parts[1].seed)
+
+
+def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
+    first, second = cut(scenario(12, "ring"))
+    samples, links = merge_records([result(first, [1.0, 1.0]), result(second, [1.5])])
+    starts = sorted({sample["start_s"] for sample in samples})
+    # a part begins with its first record of a link, half a second before its first step
+    assert starts[:2] == [0.5, 2.5]
+    assert starts[2] == 0.5 + 3.5 + GAP_S + 0.5
+    assert sorted({sample["trial"] for sample in samples}) == [0, 1, 10]
+    assert len({sample["step"] for sample in samples}) == 3
+    counted = [link["bytes"] for link in links if link["direction"] == "a_to_b"]
+    assert counted == [0, 1000, 2000, 2000, 3000]
+    assert [link["time_s"] for link in links] == sorted(link["time_s"] for link in links)
+
+
+def test_the_summary_is_that_of_all_trials() -> None:
+    whole = scenario(12, "ring")
+    first, second = cut(whole)
+    results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
+    samples, links = merge_records(results)
+    topology = TopologySpec.model_validate(TOPOLOGY).resolve(10)
+    (variant,) = merge_summaries(whole, topology, 10.0, results, samples, links)
+    times = variant["step_time_s"]
+    assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
+    assert variant["wan_bytes"] == {"expected": 200, "observed": 200}
+    assert variant["verdict"]["status"] == "caution"
+    assert 0 < variant["wan_links"][0]["bytes"] <= 10_000
+
+
+def test_of_each_invariant_the_worst_is_kept() -> None:
+    good = {"status": "trusted", "invariants": [{"name": "a", "ok": True}, {"name": "b", "ok": None}]}
+    bad = {"status": "untrusted", "invariants": [{"name": "a", "ok": False}, {"name": "b", "ok": None}]}
+    for verdicts in ((good, bad), (bad, good)):
+        merged = merge_verdicts(verdicts)
+        assert merged["status"] == "untrusted"
+        assert merged["invariants"] == [{"name": "a", "ok": False}, {"name": "b", "ok": None}]

@@ -1,0 +1,135 @@
+"""Where a kernel's source comes from, what is changed in it, and which built kernel fits."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from testbed.virtual import NoKernelError, VirtualClockError, find_image
+from testbed.virtual.build import build
+from testbed.virtual.changes import CHANGES
+from testbed.virtual.image import KernelImage, recipe, recipe_text
+from testbed.virtual.source import Source, find_source, unpack, version_of
+
+LINES = {
+    "arch/um/Kconfig": "",
+    "Makefile": "VERSION = 6\nPATCHLEVEL = 1\nSUBLEVEL = 9\nEXTRAVERSION =\nNAME = x\n",
+    "arch/um/include/linux/time-internal.h": "#define TIMER_MULTIPLIER 256\n#define TIMER_MIN_DELTA  500\n",
+    "arch/um/kernel/time.c": "static u64 timer_read(struct clocksource *cs)\n{\n"
+    "\ttime_travel_update_time_rel(TIMER_MULTIPLIER);\n}\n",
+}
+
+
+def tree(folder: Path) -> Path:
+    for name, text in LINES.items():
+        path = folder / "linux-6.1.9" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "linux-6.1.9"
+
+
+def image(folder: Path, version: str, recipe_id: str) -> KernelImage:
+    folder.mkdir(parents=True)
+    (folder / "linux").write_text("")
+    (folder / "linux").chmod(0o755)
+    (folder / "seeded_random.so").write_text("")
+    made = KernelImage(folder, version, recipe_id, 0x1234, ("netem",))
+    made.write()
+    return made
+
+
+def test_the_newest_packaged_source_is_taken_and_old_ones_are_not(tmp_path: Path) -> None:
+    for name in ("linux-source-5.10.tar.xz", "linux-source-6.1.tar.xz", "linux-source-6.12.tar.bz2"):
+        (tmp_path / name).write_text("")
+    assert find_source(None, tmp_path).path.name == "linux-source-6.12.tar.bz2"
+    for name in ("linux-source-6.1.tar.xz", "linux-source-6.12.tar.bz2"):
+        (tmp_path / name).unlink()
+    with pytest.raises(
+        VirtualClockError, match=r"no kernel source of Linux 6\.1 or newer .*apt install linux-source"
+    ):
+        find_source(None, tmp_path)
+
+
+def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(VirtualClockError, match="no such kernel source"):
+        find_source(tmp_path / "nothing")
+    with pytest.raises(VirtualClockError, match="not a kernel source tree"):
+        find_source(tmp_path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
+    original = tree(tmp_path)
+    given = original
+    if packed:
+        given = tmp_path / "source.tar.xz"
+        with tarfile.open(given, "w:xz") as archive:
+            archive.add(original, original.name)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    copy = unpack(Source(given), scratch)
+    assert version_of(copy) == "6.1.9"
+    assert "#define TIMER_MULTIPLIER 1\n" in (copy / "arch/um/include/linux/time-internal.h").read_text()
+    code = (copy / "arch/um/kernel/time.c").read_text()
+    assert "time_travel_update_time_rel(time_since_read());" in code
+    assert code.index("time_since_read(void)") < code.index("timer_read(")
+    for name, text in LINES.items():
+        assert (original / name).read_text() == text
+
+
+def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path) -> None:
+    original = tree(tmp_path)
+    (original / "arch/um/kernel/time.c").write_text("nothing\n")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.raises(VirtualClockError, match=r"arch/um/kernel/time\.c: 0 places look like"):
+        unpack(Source(original), scratch)
+
+
+def test_older_kernels_lines_are_found_too() -> None:
+    (pattern, line), _ = CHANGES[Path("arch/um/kernel/time.c")].items()
+    old = "time_travel_update_time(time_travel_time + TIMER_MULTIPLIER, false);"
+    assert (
+        re.sub(pattern, line, old) == "time_travel_update_time(time_travel_time + time_since_read(), false);"
+    )
+
+
+def test_too_old_a_tree_is_refused(tmp_path: Path) -> None:
+    original = tree(tmp_path)
+    (original / "Makefile").write_text("VERSION = 5\nPATCHLEVEL = 10\nSUBLEVEL = 1\nEXTRAVERSION = -x\n")
+    with pytest.raises(VirtualClockError, match=r"Linux 5\.10\.1-x; the virtual clock needs 6\.1 or newer"):
+        version_of(original)
+
+
+def test_the_newest_image_of_todays_recipe_is_found(tmp_path: Path) -> None:
+    image(tmp_path / "a", "6.1.192", recipe())
+    image(tmp_path / "b", "6.12.3", recipe())
+    image(tmp_path / "c", "6.15.0", "of another recipe")
+    (tmp_path / "half").mkdir()
+    found = find_image([tmp_path])
+    assert (found.version, found.clock_address, found.checked) == ("6.12.3", 0x1234, ("netem",))
+    (tmp_path / "b/linux").unlink()
+    assert find_image([tmp_path]).version == "6.1.192"
+    with pytest.raises(NoKernelError, match="make virtual"):
+        find_image([tmp_path / "c"])
+
+
+def test_an_image_that_is_there_is_not_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESTBED_KERNELS", str(tmp_path / "cache"))
+    monkeypatch.setattr("testbed.virtual.build.missing_tools", list)
+    made = image(tmp_path / "cache" / f"6.1.9-{recipe()}", "6.1.9", recipe())
+    assert build(tree(tmp_path), again=False, progress=lambda line, share: None) == (made, False)
+
+
+def test_tools_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("testbed.virtual.source.shutil.which", lambda name: None)
+    with pytest.raises(VirtualClockError, match="bc binutils bison bzip2 flex gcc make tar xz-utils"):
+        build(None, again=False, progress=lambda line, share: None)
+
+
+def test_the_configuration_promises_every_option_once() -> None:
+    names = re.findall(r"^(CONFIG_\w+)=", recipe_text("kernel.config"), re.MULTILINE)
+    assert len(names) == len(set(names)) > 100
