@@ -39,7 +39,10 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
     capabilities = doctor.probe_all()
     choice = doctor.choose(capabilities)
     if choice.link_engine is None or choice.datapath is None:
-        raise FabricError(f"no network can be built here: {'; '.join(choice.reasons)}\nsee: testbed doctor")
+        raise FabricError(
+            f"no network can be built here: {'; '.join(choice.reasons)}\n"
+            "see: testbed doctor; a run with --clock virtual needs neither root nor the kernel's modules"
+        )
     has = {capability.name: capability for capability in capabilities}
     for value, name in ((link_engine, "netem"), (datapath, "system datapath")):
         if value in ("netem", "system") and not has[name].status:
@@ -110,5 +113,6 @@ def choose_scale(
         raise ConfigError([Problem(file, None, "size_scale", str(wanted), "auto or a number of at least 1")])
     if too_much := overload(resolve(scale), host, stack):
         advice = f"size_scale of at least {fitting:g}, or auto" if fitting else "lower rates or fewer hosts"
+        advice += "; or --clock virtual, which carries anything"
         raise ConfigError([Problem(file, None, "size_scale", f"{scale:g}: {'; '.join(too_much)}", advice)])
     return scale

@@ -22,6 +22,7 @@ from testbed.doctor.capacity import (
 from testbed.doctor.commands import Outcome, run
 from testbed.doctor.report import as_json, print_table
 from testbed.doctor.throwaway import abandoned_bridges
+from testbed.virtual import KernelImage
 
 GIB = 1 << 30
 ALL_CAPABILITIES = 0x1FFFFFFFFFF
@@ -294,3 +295,14 @@ def test_json_says_the_same() -> None:
     assert data["run_possible"] is True
     assert data["choice"]["link_engine"] == "userspace"
     assert {item["name"]: item["status"] for item in data["capabilities"]}["netem"] is None
+
+
+def test_the_virtual_clock_needs_its_kernel_and_the_programs_of_its_guests(tmp_path: Path) -> None:
+    image = KernelImage(tmp_path, "6.1.192", "recipe", 1, ("netem", "htb"))
+    found = evidence.virtual_clock("x86_64", image, "", [])
+    assert (found.status, found.evidence) == (True, "Linux 6.1.192, 2 features tried; needs no root")
+    none = evidence.virtual_clock("x86_64", None, "not built yet", [])
+    assert (none.status, none.evidence) == (False, "not built yet")
+    assert none.hint.startswith("make virtual")
+    assert evidence.virtual_clock("aarch64", image, "", []).status is False
+    assert "mnexec" in evidence.virtual_clock("x86_64", image, "", ["mnexec"]).evidence
