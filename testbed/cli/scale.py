@@ -63,7 +63,7 @@ def choose_guest_memory(scenario: Scenario, scale: float, guests: int, asked_byt
     """Memory of each guest; ConfigError when so many at once do not fit this machine."""
     topology = scenario.topology.resolve(scale)
     needed = asked_bytes or guest_memory(topology, scenario.ranks, gradient_bytes(scenario) / scale)
-    free = doctor.host_facts().memory_available_bytes
+    free = doctor.host_facts().memory_available_bytes >> 20 << 20  # a readable figure
     if guests * needed > free:
         found = f"{guests} guests of {format_size(needed)} each, {format_size(free)} are free"
         advice = "fewer --jobs, a larger scale.size_scale, or --memory where you know better"

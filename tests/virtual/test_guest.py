@@ -41,6 +41,16 @@ print(computed - began, slept - computed)
     assert time.monotonic() - began_s < 60
 
 
+def test_who_spins_until_a_moment_comes_gets_there(person: Person) -> None:
+    code = """
+import time
+end = time.monotonic_ns() + 20_000_000
+while (now := time.monotonic_ns()) < end: pass
+print(now - end)
+"""
+    assert 0 <= int(person.inside(*python(code)).stdout) <= 1000
+
+
 def test_computing_takes_time_where_it_is_counted_and_spinning_does_no_harm(person: Person) -> None:
     code = """
 import time
