@@ -12,15 +12,14 @@ from testbed.config.scenario import (
 )
 from testbed.config.topology import (
     Building,
-    Direction,
     Host,
     Topology,
     TopologySpec,
-    WanLink,
     load_topology,
     mac_address,
     probe_address,
 )
+from testbed.config.wan import Direction, LossBursts, WanLink
 
 __all__ = [
     "Building",
@@ -28,6 +27,7 @@ __all__ = [
     "Direction",
     "Host",
     "Kind",
+    "LossBursts",
     "ModelSpec",
     "Problem",
     "ScaleSpec",

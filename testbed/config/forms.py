@@ -86,6 +86,8 @@ def _positive(parse: Callable[[object], float], expected: str) -> Callable[[obje
 
 _RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
 _DURATION = Form(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
+_DELAY = Form(units.parse_delay, _text("500 km", units.DELAY_EXPECTED), units.format_duration)
+_DISTRIBUTION = choice("a distribution", ("uniform", "normal", "pareto"))
 _SIZE = Form(
     _positive(units.parse_size, "a size above 0"), _text("64 MiB", units.SIZE_EXPECTED), units.format_size
 )
@@ -114,8 +116,12 @@ Rate = Annotated[float, _RATE]
 RateOrNone = Annotated[float | None, _RATE]
 Duration = Annotated[float, _DURATION]
 DurationOrNone = Annotated[float | None, _DURATION]
+DelayOrNone = Annotated[float | None, _DELAY]
+Distribution = Annotated[str, _DISTRIBUTION]
+DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
 Timeout = Annotated[float, _TIMEOUT]
 Size = Annotated[int, _SIZE]
+SizeOrNone = Annotated[int | None, _SIZE]
 Fraction = Annotated[float, _FRACTION]
 FractionOrNone = Annotated[float | None, _FRACTION]
 Share = Annotated[float, _SHARE]
@@ -130,4 +136,5 @@ BuildingName = Annotated[
     str, pattern(r"[a-z][a-z0-9]{0,11}", "a lower-case letter, then up to 11 lower-case letters or digits")
 ]
 Count = Annotated[int, whole(1)]
+CountOrNone = Annotated[int | None, whole(1)]
 CountOrZero = Annotated[int, whole(0)]

@@ -11,43 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from testbed.config.errors import ConfigError
-from testbed.config.forms import (
-    BuildingName,
-    Count,
-    Duration,
-    DurationOrNone,
-    Fraction,
-    FractionOrNone,
-    Name,
-    Queue,
-    QueueOrNone,
-    Rate,
-    RateOrNone,
-    whole,
-)
+from testbed.config.forms import BuildingName, Name, Queue, Rate, whole
 from testbed.config.loading import Document, Location, did_you_mean, read_document, show
 from testbed.config.model import Finding, Strict, look, validate
-from testbed.config.units import format_duration, format_size
+from testbed.config.units import format_size
+from testbed.config.wan import WanLink, WanSpec, first, queue_size
 
 MAX_BUILDINGS = 200
 MAX_HOSTS_PER_BUILDING = 2000
 MAX_WAN_LINKS = 256  # each has a probe subnet of its own, 10.254.<link>.0/24
-# Buffers below this would drop ordinary bursts: switches are not built with less.
-MIN_AUTO_QUEUE_PACKETS = 64
-MIN_QUEUE_PACKETS = 4
 # Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
 NIC_AUTO_QUEUE_S = 1e-3
-
-
-@dataclass(frozen=True)
-class Direction:
-    """One way of a WAN link: bit/s, seconds one way, seconds, share of packets lost (0 to 1), bytes."""
-
-    rate_bps: float
-    delay_s: float
-    jitter_s: float
-    loss: float
-    queue_bytes: int
 
 
 @dataclass(frozen=True)
@@ -70,22 +44,6 @@ class Building:
     name: str
     index: int
     hosts: tuple[Host, ...]
-
-
-@dataclass(frozen=True)
-class WanLink:
-    """One link between two buildings; `plane` counts parallel links of the same pair from 0."""
-
-    a: str
-    b: str
-    plane: int
-    a_to_b: Direction
-    b_to_a: Direction
-
-    @property
-    def name(self) -> str:
-        """Unique within the topology."""
-        return f"{self.a}-{self.b}-{self.plane}"
 
 
 @dataclass(frozen=True)
@@ -148,70 +106,6 @@ class BuildingSpec(Strict):
     nic: NicSpec = Field(description="Network card of each host.")
 
 
-class DirectionSpec(Strict):
-    """One direction of a WAN link, where it differs from the link's own settings."""
-
-    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
-    delay_s: DurationOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
-    jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
-    loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
-    queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
-
-
-class WanSpec(Strict):
-    """One or more parallel WAN links between two buildings. What `a_to_b` or `b_to_a` set wins in that direction."""
-
-    a: str = Field(description="A building.")
-    b: str = Field(description="Another building.")
-    planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
-    rate_bps: RateOrNone = Field(
-        default=None,
-        alias="rate",
-        description="Rate of each link, in each direction. May be left out where both directions have their own.",
-    )
-    delay_s: DurationOrNone = Field(
-        default=None, alias="delay", description="Propagation delay, one way. May be left out like `rate`."
-    )
-    jitter_s: Duration = Field(
-        default=0.0, alias="jitter", description="Variation of the delay, at most the delay."
-    )
-    loss: Fraction = Field(default=0.0, description="Share of packets lost at random.")
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
-    )
-    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
-    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
-
-    def checks(self) -> Iterator[Finding]:
-        """Rate and delay are given for both directions; no packet overtakes light."""
-        for key, what in (("rate", "a rate"), ("delay", "a delay")):
-            if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
-                yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
-        for way, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
-            delay_s, jitter_s = _first(own.delay_s, self.delay_s), _first(own.jitter_s, self.jitter_s)
-            if delay_s is not None and jitter_s > delay_s:
-                location = ("jitter",) if own.jitter_s is None else (way, "jitter")
-                shown = f"{format_duration(jitter_s)} with a delay of {format_duration(delay_s)}"
-                yield Finding(location, shown, "jitter of at most the delay")
-                return
-
-    def direction(self, own: DirectionSpec, mtu: int, size_scale: float) -> Direction:
-        """The final figures of one direction."""
-        rate_bps = _first(own.rate_bps, self.rate_bps) / size_scale
-        delay_s = _first(own.delay_s, self.delay_s)
-        return Direction(
-            rate_bps,
-            delay_s,
-            _first(own.jitter_s, self.jitter_s),
-            _first(own.loss, self.loss),
-            _queue_bytes(
-                _first(own.queue_bytes, self.queue_bytes), rate_bps * 2 * delay_s / 8, mtu, size_scale
-            ),
-        )
-
-
 class TopologySpec(Strict):
     """A topology as written in a file."""
 
@@ -258,7 +152,7 @@ class TopologySpec(Strict):
         for number, link in enumerate(self.wan):
             queues.append((("wan", number, "queue"), link.queue_bytes))
             for way, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
-                queues.append((("wan", number, way, "queue"), _first(own.queue_bytes, "auto")))
+                queues.append((("wan", number, way, "queue"), first(own.queue_bytes, "auto")))
         for location, queue in queues:
             if queue != "auto" and queue < self.mtu:
                 expected = f"auto, or at least the mtu ({self.mtu} B)"
@@ -270,7 +164,7 @@ class TopologySpec(Strict):
         first = 0
         for index, (name, spec) in enumerate(self.buildings.items()):
             rate = spec.nic.rate_bps / size_scale
-            queue = _queue_bytes(spec.nic.queue_bytes, rate * NIC_AUTO_QUEUE_S / 8, self.mtu, size_scale)
+            queue = queue_size(spec.nic.queue_bytes, rate * NIC_AUTO_QUEUE_S / 8, self.mtu, size_scale)
             addresses = [host_address(index, number) for number in range(spec.hosts)]
             hosts = tuple(
                 Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), rate, queue)
@@ -287,17 +181,6 @@ class TopologySpec(Strict):
                 links.append(WanLink(link.a, link.b, planes[pair], *ways))
                 planes[pair] += 1
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
-
-
-def _first(own: Any, common: Any) -> Any:
-    return common if own is None else own
-
-
-def _queue_bytes(queue: int | Literal["auto"], auto_bytes: float, mtu: int, size_scale: float) -> int:
-    """A queue in bytes. The scale does not shrink packets, so a few of them must fit whatever the scale."""
-    if queue == "auto":
-        return max(round(auto_bytes), MIN_AUTO_QUEUE_PACKETS * mtu)
-    return max(round(queue / size_scale), MIN_QUEUE_PACKETS * mtu)
 
 
 def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -38,6 +38,8 @@ _FLOP_UNITS = _spellings(_FLOP_RATES, "FLOP/s", "flops", "FLOPS")
 _DURATIONS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 _MICRO_SIGNS = {"\N{MICRO SIGN}s": Decimal("1e-6"), "\N{GREEK SMALL LETTER MU}s": Decimal("1e-6")}
 _DURATION_UNITS = _DURATIONS | _MICRO_SIGNS
+# Light in fibre: 4.9 us per kilometre (a refractive index of 1.468).
+_DELAY_UNITS = _DURATION_UNITS | {"km": Decimal("4.9e-6"), "m": Decimal("4.9e-9")}
 _SIZES = _units("kMGT", "B")
 _BINARY_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE_UNITS = _SIZES | {unit: Decimal(size) for unit, size in _BINARY_SIZES.items()}
@@ -49,6 +51,7 @@ FLOP_RATE_EXPECTED = (
     "a computing speed with its unit, such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)"
 )
 DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
+DELAY_EXPECTED = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 SIZE_EXPECTED = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
 FRACTION_EXPECTED = "a share from 0 % to 100 %, such as 0.1 % or 0.001"
 
@@ -82,6 +85,14 @@ def parse_duration(value: object) -> float:
     if duration_s < 0:
         raise ValueError("a duration of 0 or more")
     return abs(duration_s)
+
+
+def parse_delay(value: object) -> float:
+    """Seconds, not negative; a length is what light needs for it in fibre."""
+    delay_s = float(_parse(value, _DELAY_UNITS, DELAY_EXPECTED))
+    if delay_s < 0:
+        raise ValueError("a delay of 0 or more")
+    return abs(delay_s)
 
 
 def parse_size(value: object) -> int:

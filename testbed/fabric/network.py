@@ -29,7 +29,6 @@ from testbed.links.netem import NetemEngine
 from testbed.links.userspace import UserspaceEngine
 
 CONTROLLER_TIMEOUT_S = 30.0
-LINK_ENGINES: dict[str, type[LinkEngine]] = {"userspace": UserspaceEngine, "netem": NetemEngine}
 
 
 class Fabric:
@@ -91,9 +90,7 @@ class Fabric:
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(
-            self.topology, self._state.prefix, LINK_ENGINES[self.link_engine].shaped_after
-        )
+        self._plan = planning.make_plan(self.topology, self._state.prefix)
         try:
             with _marked(self._state.id):
                 self._build()
@@ -111,6 +108,7 @@ class Fabric:
             "link_engine": self.link_engine,
             "datapath": self.datapath,
             "policy": self.policy,
+            "seed": self.seed,
             "size_scale": self.size_scale,
         }
         state.save()
@@ -122,11 +120,11 @@ class Fabric:
         state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
         state.save()
         self._configure()
-        self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
-        self.engine = self._start_engine()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
-        planning.wan_shape_setup(plan).apply(self._shapers_pid())
+        # after the switches: Open vSwitch clears the queues of the ports that it takes
+        self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
+        self.engine = self._start_engine()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         verify(plan, state.pids)
         self._progress("trying TCP across every WAN link")
@@ -214,17 +212,12 @@ class Fabric:
         wires, wan_pid = self.plan.wires(), self.state.pids[planning.WAN_NODE]
         engine: LinkEngine
         if self.link_engine == "netem":
-            rates = {link.name: max(link.a_to_b.rate_bps, link.b_to_a.rate_bps) for link in self.topology.wan}
-            engine = NetemEngine(wan_pid, wires, rates)
+            engine = NetemEngine(wan_pid, None, wires, self.topology.mtu, self.seed)
         else:
             engine = UserspaceEngine(wan_pid, wires, self.state.folder / CONTROL_SOCKET, self.seed)
         self.engine = engine  # before it starts, so that a start that fails is also stopped
         engine.start()
         return engine
-
-    def _shapers_pid(self) -> int | None:
-        """A process in the namespace of the WAN links' shapers; None for the root namespace."""
-        return self.state.pids[planning.WAN_NODE] if self.plan.shaped_after else None
 
     def inspect(self) -> dict[str, Any]:
         """Hosts and WAN links with every setting as read back now."""

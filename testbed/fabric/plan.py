@@ -5,9 +5,9 @@ edge switch (Open vSwitch, where the policy acts) with one port to the leaf, one
 All WAN links pass through one more namespace, where the link engine carries the frames:
 
     host eth0 ---- leaf ---- edge ---- [ wan: link engine ] ---- edge ---- leaf ---- host
-       shaped     shaped           shaped             shaped
+       shaped     shaped
 
-A WAN direction is shaped right before or right after the engine, as the engine needs it.
+All that a WAN direction is asked to be, rate and queue included, is the link engine's business.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from testbed.config import Direction, Host, Topology, WanLink, probe_address
+from testbed.config import Host, Topology, WanLink, probe_address
 from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, shape_commands
-from testbed.links.wire import Impairment, LinkWire
+from testbed.links.wire import LinkWire
 
 LOCAL_PORT, PROBE_PORT, FIRST_WAN_PORT = 1, 2, 3
 WAN_NODE = "wan"
@@ -36,10 +36,7 @@ LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
 
 @dataclass(frozen=True)
 class WanPort:
-    """One end of a WAN link: interfaces of edge and WAN namespace, OpenFlow port, shape of what leaves here.
-
-    `far_interface` is where what leaves here comes out of the engine.
-    """
+    """One end of a WAN link: interfaces of edge and WAN namespace, OpenFlow port."""
 
     link: WanLink
     link_index: int
@@ -48,9 +45,7 @@ class WanPort:
     neighbour: str
     edge_interface: str
     wan_interface: str
-    far_interface: str
     port: int
-    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -77,11 +72,6 @@ class Plan:
     topology: Topology
     prefix: str
     edges: tuple[EdgePlan, ...]
-    shaped_after: bool
-
-    def shaper(self, port: WanPort) -> str:
-        """The interface that shapes what leaves at `port`: in the WAN namespace if `shaped_after`, else in the root."""
-        return port.far_interface if self.shaped_after else port.edge_interface
 
     def leaf(self, building: str) -> str:
         """Name of a building's leaf switch."""
@@ -106,28 +96,23 @@ class Plan:
 
     def wires(self) -> list[LinkWire]:
         """The WAN links as a link engine takes them."""
-        return [
-            LinkWire(
-                link.name, f"w{index}a", f"w{index}b", _impairment(link.a_to_b), _impairment(link.b_to_a)
-            )
-            for index, link in enumerate(self.topology.wan)
-        ]
+        ends = {(port.link_index, port.side): port for port in self.wan_ports}
+        wires = []
+        for index, link in enumerate(self.topology.wan):
+            a, b = ends[index, "a"], ends[index, "b"]
+            inner, outer = (a.wan_interface, b.wan_interface), (a.edge_interface, b.edge_interface)
+            wires.append(LinkWire(link.name, *inner, *outer, link.a_to_b, link.b_to_a))
+        return wires
 
 
-def make_plan(topology: Topology, prefix: str, shaped_after: bool = False) -> Plan:
-    """Lay out all names and ports; `shaped_after` as the link engine has it.
-
-    Names in the root namespace begin with `prefix` and keep to 15 characters.
-    """
+def make_plan(topology: Topology, prefix: str) -> Plan:
+    """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
     edges = []
     for building in topology.buildings:
         bridge = f"{prefix}e{building.index}"
         ports: list[WanPort] = []
         for index, link in enumerate(topology.wan):
-            for side, here, there, out in (
-                ("a", link.a, link.b, link.a_to_b),
-                ("b", link.b, link.a, link.b_to_a),
-            ):
+            for side, here, there in (("a", link.a, link.b), ("b", link.b, link.a)):
                 if here == building.name:
                     number = FIRST_WAN_PORT + len(ports)
                     ports.append(
@@ -139,9 +124,7 @@ def make_plan(topology: Topology, prefix: str, shaped_after: bool = False) -> Pl
                             there,
                             edge_interface=f"{bridge}p{number}",
                             wan_interface=f"w{index}{side}",
-                            far_interface=f"w{index}{'b' if side == 'a' else 'a'}",
                             port=number,
-                            shape=Shape(out.rate_bps, out.queue_bytes),
                         )
                     )
         edges.append(
@@ -154,7 +137,7 @@ def make_plan(topology: Topology, prefix: str, shaped_after: bool = False) -> Pl
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges), shaped_after)
+    return Plan(topology, prefix, tuple(edges))
 
 
 def host_setup(topology: Topology, host: Host) -> Setup:
@@ -248,15 +231,3 @@ def edge_setup(plan: Plan) -> Setup:
             setup.sysctls[f"net.ipv6.conf.{interface}.disable_ipv6"] = "1"
             setup.add_interface(interface, plan.topology.mtu)
     return setup
-
-
-def wan_shape_setup(plan: Plan) -> Setup:
-    """Rates and queues of the WAN links; on edges to be set once the ports are Open vSwitch's, which clears them."""
-    setup = Setup()
-    for port in plan.wan_ports:
-        setup.tc += shape_commands(plan.shaper(port), port.shape, plan.topology.mtu)
-    return setup
-
-
-def _impairment(direction: Direction) -> Impairment:
-    return Impairment(direction.delay_s, direction.jitter_s, direction.loss)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from testbed.config import Direction
 from testbed.fabric.plan import Plan
 from testbed.fabric.state import FabricState
-from testbed.links import network_namespace
 from testbed.links.netem import NetemEngine
-from testbed.links.shaping import ShapeCounters, read_counters, read_shape
-from testbed.links.userspace import read_settings
-from testbed.links.wire import Impairment, LinkWire
+from testbed.links.userspace import change_settings, read_settings
+from testbed.links.wire import direction_to_json, wire_from_json, wire_to_json
 
 CONTROL_SOCKET = "links.sock"
 
@@ -31,44 +31,43 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "b": link.b,
                 "plane": link.plane,
                 "name": link.name,
-                "shapers": {
-                    port.side: plan.shaper(port) for port in plan.wan_ports if port.link_index == index
-                },
+                "wire": wire_to_json(wire),
             }
-            for index, link in enumerate(plan.topology.wan)
+            for link, wire in zip(plan.topology.wan, plan.wires(), strict=True)
         ],
         "mtu": plan.topology.mtu,
-        "shaped_after": plan.shaped_after,
     }
 
 
-def engine_settings(state: FabricState) -> dict[tuple[str, str], Impairment]:
-    """Delay, jitter and loss of every WAN direction, as the link engine says now."""
+def engine_settings(state: FabricState) -> dict[tuple[str, str], Direction]:
+    """What every WAN direction is set to, as the link engine says now."""
     if state.details["link_engine"] == "userspace":
         return read_settings(state.folder / CONTROL_SOCKET)
-    wires = [_bare_wire(index, link["name"]) for index, link in enumerate(state.details["wan"])]
-    return NetemEngine(state.pids["wan"], wires, {}).settings()
+    return _netem(state).settings()
+
+
+def change_engine_settings(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
+    """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
+    if state.details["link_engine"] == "userspace":
+        change_settings(state.folder / CONTROL_SOCKET, asked)
+    else:
+        _netem(state).change(asked)
+
+
+def _netem(state: FabricState) -> NetemEngine:
+    wires = [wire_from_json(link["wire"]) for link in state.details["wan"]]
+    return NetemEngine(state.pids["wan"], None, wires, state.details["mtu"], state.details["seed"])
 
 
 def inspect(state: FabricState) -> dict[str, Any]:
     """Hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
-    impairments = engine_settings(state)
+    settings = engine_settings(state)
     wan = []
-    where = state.pids["wan"] if state.details["shaped_after"] else None
-    with network_namespace(where), IPRoute() as ipr:
-        for link in state.details["wan"]:
-            entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}
-            for way, side in (("a_to_b", "a"), ("b_to_a", "b")):
-                shape = read_shape(ipr, link["shapers"][side])
-                impairment = impairments[link["name"], way]
-                entry[way] = {
-                    "rate_bps": shape.rate_bps,
-                    "delay_s": impairment.delay_s,
-                    "jitter_s": impairment.jitter_s,
-                    "loss": impairment.loss,
-                    "queue_bytes": shape.queue_bytes,
-                }
-            wan.append(entry)
+    for link in state.details["wan"]:
+        entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}
+        for way in ("a_to_b", "b_to_a"):
+            entry[way] = direction_to_json(settings[link["name"], way])
+        wan.append(entry)
     kept = ("link_engine", "datapath", "policy", "size_scale", "mtu")
     return {
         "id": state.id,
@@ -83,14 +82,13 @@ def inspect(state: FabricState) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class WanCounters:
-    """Counters of one WAN direction: frames that left the near edge, the shaper's, frames that reached the far edge."""
+    """Counters of one WAN direction's ends: frames that left the near edge, frames that reached the far edge."""
 
     a: str
     b: str
     plane: int
     direction: str
     entered_packets: int
-    shaper: ShapeCounters
     arrived_packets: int
 
 
@@ -105,11 +103,9 @@ class FabricCounters:
 class CounterReader:
     """Reads a running fabric's counters again and again; use as a context manager."""
 
-    def __init__(self, plan: Plan, wan_pid: int) -> None:
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._root = IPRoute()
-        with network_namespace(wan_pid if plan.shaped_after else None):
-            self._shapers = IPRoute()
         self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
 
     def __enter__(self) -> CounterReader:
@@ -117,7 +113,6 @@ class CounterReader:
 
     def __exit__(self, *reason: object) -> None:
         self._root.close()
-        self._shapers.close()
 
     def read(self) -> FabricCounters:
         """All counters now. LinkError or KeyError when a part is gone."""
@@ -138,7 +133,6 @@ class CounterReader:
                         link.plane,
                         direction,
                         entered_packets=int(stats[start.edge_interface]["tx_packets"]),
-                        shaper=read_counters(self._shapers, plan.shaper(start)),
                         arrived_packets=int(stats[end.edge_interface]["rx_packets"]),
                     )
                 )
@@ -150,8 +144,3 @@ class CounterReader:
             for edge in plan.edges
         }
         return FabricCounters(tuple(wan), edges)
-
-
-def _bare_wire(index: int, name: str) -> LinkWire:
-    nothing = Impairment(0.0)
-    return LinkWire(name, f"w{index}a", f"w{index}b", nothing, nothing)

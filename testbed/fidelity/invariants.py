@@ -22,30 +22,33 @@ MISSING_UNTRUSTED = 0.001
 
 @dataclass(frozen=True)
 class Conservation:
-    """One WAN direction's frames over a whole run: left the near edge, taken in by the engine, given out, arrived.
+    """One WAN direction's frames over a whole run.
 
-    `lost` were lost on purpose, `overrun` for want of room in the emulator, `held` are still under way; `dropped` were
-    dropped by the link's own queue, as real ones are; `kept_back` were dropped or wait there, after the engine.
+    They left the near edge (`entered`), crossed into the WAN namespace, were taken in by the link, given out, and
+    arrived at the far edge. `lost` were lost on purpose, `duplicated` made twice, `dropped` by the link's own queue, as
+    real ones are, `overrun` lost for want of room in the emulator; `held` are still under way.
     """
 
     name: str
     entered: int
+    crossed: int
     taken_in: int
     given_out: int
     arrived: int
     lost: int
+    duplicated: int
+    dropped: int
     overrun: int
     held: int
-    dropped: int
-    kept_back: int
 
     @property
     def missing(self) -> int:
         """Frames that nobody accounts for, gone or come from nowhere."""
+        gone = self.lost + self.dropped + self.overrun
         return (
-            abs(self.entered - self.taken_in)
-            + abs(self.taken_in - self.given_out - self.lost - self.overrun - self.held)
-            + abs(self.given_out - self.kept_back - self.arrived)
+            abs(self.entered - self.crossed)
+            + abs(self.taken_in + self.duplicated - self.given_out - gone - self.held)
+            + abs(self.given_out - self.arrived)
         )
 
 

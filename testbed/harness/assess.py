@@ -22,7 +22,6 @@ class Evidence:
     measurements: Sequence[LinkMeasurement]
     links: Sequence[LinkSample]
     monitor_file: Path | None
-    shaped_after: bool
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -44,9 +43,7 @@ def assess(
                 sum(step.wrong for step in steps), sum(step.checked for step in steps)
             ),
             invariants.wan_bytes_as_computed(expected, observed),
-            invariants.conservation(
-                _conservation(evidence.links, evidence.shaped_after), _edges(evidence.links)
-            ),
+            invariants.conservation(_conservation(evidence.links), _edges(evidence.links)),
         ]
     )
 
@@ -88,7 +85,7 @@ def _lateness(
     return totals, bounds_s
 
 
-def _conservation(links: Sequence[LinkSample], shaped_after: bool) -> list[Conservation]:
+def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
     """Frames between the first and the last sample, both taken while nothing was under way."""
     first, last = links[0], links[-1]
     before = {link_key(counters): counters for counters in first.counters.wan}
@@ -96,21 +93,19 @@ def _conservation(links: Sequence[LinkSample], shaped_after: bool) -> list[Conse
     for counters in last.counters.wan:
         key = link_key(counters)
         start, early, late = before[key], first.account.directions[key], last.account.directions[key]
-        dropped = counters.shaper.dropped_packets - start.shaper.dropped_packets
-        waiting = counters.shaper.waiting_packets - start.shaper.waiting_packets
         rows.append(
             Conservation(
                 name=f"{key[0]} {key[1]}",
                 entered=counters.entered_packets - start.entered_packets,
+                crossed=late.crossed_packets - early.crossed_packets,
                 taken_in=late.in_packets - early.in_packets,
                 given_out=late.out_packets - early.out_packets,
                 arrived=counters.arrived_packets - start.arrived_packets,
                 lost=late.lost - early.lost,
+                duplicated=late.duplicated - early.duplicated,
+                dropped=late.dropped - early.dropped,
                 overrun=late.overrun - early.overrun,
                 held=late.held - early.held,
-                dropped=dropped,
-                # a shaper before the engine has dropped its frames before they enter
-                kept_back=dropped + waiting if shaped_after else 0,
             )
         )
     return rows

@@ -79,7 +79,7 @@ class Job:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(self.spec.to_json().encode() + b"\n")
                 self._process.stdin.flush()
-            with CounterReader(self.fabric.plan, self.fabric.state.pids["wan"]) as reader:
+            with CounterReader(self.fabric.plan) as reader:
                 self._watch(reader)
         finally:
             self._stop()

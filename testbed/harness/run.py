@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.collectives import wan_bytes
 from testbed.config import Scenario, Topology
-from testbed.fabric.network import LINK_ENGINES, Fabric
+from testbed.fabric.network import Fabric
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
@@ -133,7 +133,6 @@ class Run:
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
-            shaped_after=LINK_ENGINES[self.stack.link_engine].shaped_after,
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
@@ -219,10 +218,8 @@ def _read_ranks(folder: Path, ranks: int) -> tuple[list[dict[str, Any]], list[di
 def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
     series: dict[tuple[str, str], CounterSeries] = {}
     for sample in samples:
-        for counters in sample.counters.wan:
-            series.setdefault(link_key(counters), CounterSeries()).add(
-                sample.time_s, counters.shaper.sent_bytes
-            )
+        for key, account in sample.account.directions.items():
+            series.setdefault(key, CounterSeries()).add(sample.time_s, account.sent_bytes)
     return series
 
 
@@ -238,12 +235,15 @@ def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, An
             "b": counters.b,
             "plane": counters.plane,
             "direction": counters.direction,
-            "bytes": counters.shaper.sent_bytes,
-            "packets": counters.shaper.sent_packets,
-            "drops": counters.shaper.dropped_packets,
+            "bytes": account.sent_bytes,
+            "packets": account.in_packets - account.dropped,
+            "drops": account.dropped,
+            "marks": account.marked,
+            "queue_bytes": account.queue_bytes,
         }
         for sample in samples[
             :-1
         ]  # the last was taken for the final count, at no interval from the one before
         for counters in sample.counters.wan
+        for account in (sample.account.directions[link_key(counters)],)
     ]

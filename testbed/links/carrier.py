@@ -6,53 +6,69 @@ nanoseconds that the caller hands in.
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_right
 from collections import deque
 
-from testbed.links.wire import DirectionAccount, Impairment
+from testbed.config import Direction
+from testbed.links.fibre import Fibre
+from testbed.links.frames import marked
+from testbed.links.wire import DirectionAccount
 
 LATENESS_BOUNDS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 _LATENESS_BOUNDS_NS = tuple(round(bound * 1e9) for bound in LATENESS_BOUNDS_S)
-HELD_LIMIT_BYTES = 512 * 1024 * 1024  # a runaway guard: rate and queue are the shaper's business, not ours
+QUEUE_PARTS = 64
+HELD_LIMIT_BYTES = 512 * 1024 * 1024  # a runaway guard: the queue is limited by itself
 
 
 class Carrier:
     """Holds the frames of one direction between arrival and release.
 
-    Decisions on loss and jitter come from a generator of this direction's own: the same seed and the same sequence of
-    frames give the same decisions. Frames never overtake each other: a frame whose jitter would let it pass the one
-    before leaves together with it.
+    A frame first waits until those before it are on the wire, then is put on the wire bit by bit, then travels. How
+    long the queue is follows from when the wire will be free, so nothing has to be done when a frame leaves it. Frames
+    never overtake each other unless asked to: one whose jitter would let it pass leaves together with that before it.
     """
 
-    def __init__(self, impairment: Impairment, seed: str) -> None:
-        self._random = random.Random(seed)
+    def __init__(self, settings: Direction, seed: str) -> None:
         self._waiting: deque[tuple[int, bytes]] = deque()
-        self._held_bytes = 0
+        self._overtaking: deque[tuple[int, bytes]] = deque()
+        self._leaving: deque[float] = (
+            deque()
+        )  # when each frame leaves the queue; kept where it is limited in packets
+        self._fibre = Fibre(settings, seed)
+        self._free_ns = 0.0  # when the wire has sent all that came
         self._last_release_ns = 0
+        self._held_bytes = 0
         self._in_packets = self._in_bytes = self._out_packets = self._out_bytes = 0
-        self._lost = self._overrun = 0
+        self._accepted_bytes = self._dropped = self._overrun = self._marked = 0
+        self._queue_peak_bytes = 0.0
+        self._queue_counts = [0] * QUEUE_PARTS
+        self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
+        self._lateness_max_ns = 0
         self.lead_ns = (
             0  # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
         )
-        self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
-        self._lateness_max_ns = 0
-        self.impairment = impairment
+        self.settings = settings
 
     @property
-    def impairment(self) -> Impairment:
-        """The settings in force; assigning new ones acts on the frames that come after."""
-        return self._impairment
+    def settings(self) -> Direction:
+        """What is in force; assigning acts on the frames that come after."""
+        return self._settings
 
-    @impairment.setter
-    def impairment(self, value: Impairment) -> None:
-        self._impairment = value
+    @settings.setter
+    def settings(self, value: Direction) -> None:
+        self._settings = self._fibre.settings = value
+        self._ns_per_byte = 8e9 / value.rate_bps
         self._delay_ns = round(value.delay_s * 1e9)
-        self._jitter_ns = round(value.jitter_s * 1e9)
+        self._queue_bytes = value.queue_bytes
+        self._queue_packets = value.queue_packets
+        self._ecn_bytes = value.ecn_bytes or float("inf")
+        self._queue_part = QUEUE_PARTS / value.queue_bytes
 
     @property
     def next_release_ns(self) -> int | None:
-        """When the frame at the head is due; None when nothing waits."""
+        """When the next frame is due; None when nothing waits."""
+        if self._overtaking and (not self._waiting or self._overtaking[0][0] < self._waiting[0][0]):
+            return self._overtaking[0][0]
         return self._waiting[0][0] if self._waiting else None
 
     def accept(self, frame: bytes, arrival_ns: int) -> None:
@@ -60,23 +76,72 @@ class Carrier:
         size = len(frame)
         self._in_packets += 1
         self._in_bytes += size
-        if self._impairment.loss and self._random.random() < self._impairment.loss:
-            self._lost += 1
-            return
-        if self._held_bytes + size > HELD_LIMIT_BYTES:
+        if self._held_bytes > HELD_LIMIT_BYTES:
             self._overrun += 1
             return
-        release_ns = arrival_ns + max(0, self._delay_ns - self.lead_ns)
-        if self._jitter_ns:
-            release_ns += round(self._random.uniform(-self._jitter_ns, self._jitter_ns))
-        release_ns = max(release_ns, self._last_release_ns)
+        wait_ns = self._free_ns - arrival_ns
+        if wait_ns > 0:
+            queued = wait_ns / self._ns_per_byte
+            if self._full(queued + size, arrival_ns):
+                return
+            self._queue_counts[min(int(queued * self._queue_part), QUEUE_PARTS - 1)] += 1
+            if queued >= self._ecn_bytes:
+                frame, changed = marked(frame)
+                self._marked += changed
+            sent_ns = self._free_ns + size * self._ns_per_byte
+        else:
+            self._queue_counts[0] += 1
+            sent_ns = arrival_ns + size * self._ns_per_byte
+        self._free_ns = sent_ns
+        self._accepted_bytes += size
+        if self._queue_packets:
+            self._leaving.append(sent_ns)
+        if self._fibre.perfect:
+            self._send(
+                frame, max(int(sent_ns) + max(0, self._delay_ns - self.lead_ns), self._last_release_ns)
+            )
+        else:
+            self._send_through_fibre(frame, int(sent_ns))
+
+    def _full(self, bytes_with_it: float, now_ns: int) -> bool:
+        """Whether the queue has no room; then the frame is dropped."""
+        if self._queue_packets:
+            leaving = self._leaving
+            while leaving and leaving[0] <= now_ns:
+                leaving.popleft()
+            full = len(leaving) >= self._queue_packets
+        else:
+            full = bytes_with_it > self._queue_bytes
+        if full:
+            self._dropped += 1
+            self._queue_counts[-1] += 1
+        elif bytes_with_it > self._queue_peak_bytes:
+            self._queue_peak_bytes = bytes_with_it
+        return full
+
+    def _send_through_fibre(self, frame: bytes, sent_ns: int) -> None:
+        if self._fibre.loses():
+            return
+        frame = self._fibre.corrupt(frame)
+        overtakes, twice = self._fibre.overtakes(), self._fibre.duplicates()
+        delay_ns = max(0, self._delay_ns + self._fibre.deviation_ns() - self.lead_ns)
+        for _ in range(1 + twice):
+            if overtakes:
+                self._overtaking.append((sent_ns, frame))
+                self._held_bytes += len(frame)
+            else:
+                self._send(frame, max(sent_ns + delay_ns, self._last_release_ns))
+
+    def _send(self, frame: bytes, release_ns: int) -> None:
         self._last_release_ns = release_ns
         self._waiting.append((release_ns, frame))
-        self._held_bytes += size
+        self._held_bytes += len(frame)
 
     def due(self, now_ns: int) -> bytes | None:
         """The next frame whose time has come, or None. The caller sends it and then calls `sent` or `refused`."""
         waiting = self._waiting
+        if self._overtaking and (not waiting or self._overtaking[0][0] < waiting[0][0]):
+            waiting = self._overtaking
         if not waiting or waiting[0][0] > now_ns:
             return None
         release_ns, frame = waiting.popleft()
@@ -100,17 +165,29 @@ class Carrier:
         self._in_packets += packets
         self._overrun += packets
 
-    def account(self) -> DirectionAccount:
+    def account(self, now_ns: int) -> DirectionAccount:
         """The books; the lateness maximum is since the last call of `account`."""
         max_s, self._lateness_max_ns = self._lateness_max_ns / 1e9, 0
+        fibre = self._fibre
+        queue_bytes = max(0, round((self._free_ns - now_ns) / self._ns_per_byte))
         return DirectionAccount(
             in_packets=self._in_packets,
             in_bytes=self._in_bytes,
+            crossed_packets=self._in_packets,
+            sent_bytes=self._accepted_bytes - queue_bytes,
             out_packets=self._out_packets,
             out_bytes=self._out_bytes,
-            lost=self._lost,
+            lost=fibre.lost,
+            dropped=self._dropped,
             overrun=self._overrun,
-            held=len(self._waiting),
+            held=len(self._waiting) + len(self._overtaking),
+            marked=self._marked,
+            duplicated=fibre.duplicated,
+            reordered=fibre.reordered,
+            corrupted=fibre.corrupted,
+            queue_bytes=queue_bytes,
+            queue_peak_bytes=round(self._queue_peak_bytes),
+            queue_counts=tuple(self._queue_counts),
             lateness_bounds_s=LATENESS_BOUNDS_S,
             lateness_counts=tuple(self._lateness_counts),
             lateness_max_s=max_s,

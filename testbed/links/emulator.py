@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import errno
 import gc
 import json
 import os
@@ -25,18 +24,16 @@ from typing import Any
 
 from testbed.links.carrier import Carrier
 from testbed.links.process import end_with_parent
-from testbed.links.wire import Impairment
+from testbed.links.wire import direction_from_json, direction_to_json
 
 ETH_P_ALL = 3
 SOL_PACKET = 263
 PACKET_STATISTICS = 6
 PACKET_IGNORE_OUTGOING = 23
 SO_TIMESTAMPNS = 35
-SO_SNDBUFFORCE = 32
 SO_RCVBUFFORCE = 33
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
-SEND_BUFFER_BYTES = 512 * 1024 * 1024
 LARGEST_FRAME_BYTES = 65_600
 FRAMES_AT_ONCE = 32  # between looks at what is due
 REALTIME_PRIORITY = 10
@@ -53,23 +50,19 @@ class Port:
         self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
-        # frames that wait in the shaper stay charged to us; its limit must be the one that counts
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
         self.socket.bind((interface, ETH_P_ALL))
 
     def drain(self) -> None:
         """Hand what has arrived to the carrier, a bounded number of frames at a time."""
         receive, accept = self.socket.recvmsg, self.carrier.accept
+        offset_ns = time.monotonic_ns() - time.time_ns()
         for _ in range(FRAMES_AT_ONCE):
             try:
                 frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, _ANCILLARY_BYTES)
             except BlockingIOError:
                 return
-            now_ns = time.monotonic_ns()
-            if ancillary:
-                seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
-                now_ns -= max(0, time.time_ns() - (seconds * 1_000_000_000 + nanoseconds))
-            accept(frame, now_ns)
+            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+            accept(frame, seconds * 1_000_000_000 + nanoseconds + offset_ns)
 
     def missed(self) -> int:
         """Frames that the kernel dropped since the last call because we read too slowly."""
@@ -88,10 +81,10 @@ class Emulator:
         for link in configuration["links"]:
             name = link["name"]
             forth, back = (
-                Carrier(Impairment(**link[way]), seed=f"{configuration['seed']}/{name}/{way}")
+                Carrier(direction_from_json(link[way]), seed=f"{configuration['seed']}/{name}/{way}")
                 for way in ("a_to_b", "b_to_a")
             )
-            port_a, port_b = Port(link["interface_a"], forth), Port(link["interface_b"], back)
+            port_a, port_b = Port(link["inner_a"], forth), Port(link["inner_b"], back)
             self.carriers[name, "a_to_b"], self.carriers[name, "b_to_a"] = forth, back
             self._routes += [(forth, port_a, port_b), (back, port_b, port_a)]
             self._receivers[port_a.socket.fileno()] = port_a
@@ -110,12 +103,10 @@ class Emulator:
             while (frame := carrier.due(time.monotonic_ns())) is not None:
                 try:
                     send(frame)
-                except OSError as error:
-                    if error.errno != errno.ENOBUFS:  # interface down, or no room: gone, and the books say so
-                        carrier.refused()
-                        continue
-                    # the link's own queue is full and dropped it: handed over all the same, and counted there
-                carrier.sent(len(frame))
+                except OSError:  # interface down, or no room: gone, and the books say so
+                    carrier.refused()
+                else:
+                    carrier.sent(len(frame))
             due_ns = carrier.next_release_ns
             if due_ns is not None and (next_ns is None or due_ns < next_ns):
                 next_ns = due_ns
@@ -150,16 +141,20 @@ class Emulator:
                     connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
 
     def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        if request["operation"] == "lead":
-            for name, way, lead_s in request["leads"]:
-                self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
+        for name, way, lead_s in request.get("leads", ()):
+            self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
+        for name, way, settings in request.get("changes", ()):
+            self.carriers[name, way].settings = direction_from_json(settings)
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)
         show: dict[str, Any] = {}
         for (name, way), carrier in self.carriers.items():
-            item = carrier.account() if request["operation"] == "account" else carrier.impairment
-            show.setdefault(name, {})[way] = dataclasses.asdict(item)
+            if request["operation"] == "account":
+                shown = dataclasses.asdict(carrier.account(time.monotonic_ns()))
+            else:
+                shown = direction_to_json(carrier.settings)
+            show.setdefault(name, {})[way] = shown
         return {"time_s": time.monotonic(), "links": show}
 
 

@@ -1,129 +1,182 @@
 """The `netem` link engine: a two-port kernel bridge in the WAN namespace with netem on each port's way out.
 
-netem sits neither on the shaped interface (HTB and netem on one interface hide each other's drops) nor in the sender's
-namespace (loss there would be seen as local and TCP Small Queues would stall). Its packet limit is computed from rate
-and delay: the default of 1000 packets overruns at 1 Gbit/s beyond 12 ms.
+Rate and queue are HTB's, on the edges' ports. netem sits neither on the shaped interface (HTB and netem on one
+interface hide each other's drops) nor in the sender's namespace (loss there would be seen as local and TCP Small Queues
+would stall). Its packet limit is computed from rate and delay: the default of 1000 packets overruns at 1 Gbit/s beyond
+12 ms. netem lets jitter reorder packets.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import subprocess
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pyroute2 import IPRoute
 
+from testbed.config import Direction, LossBursts
 from testbed.links.command import run_script
-from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.errors import LinkError
 from testbed.links.netns import network_namespace
+from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
-from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
+from testbed.links.shaping import Shape, read_counters, read_shape, shape_commands
+from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire
 
 SMALLEST_FRAME_BYTES = 64
-TIME_TOLERANCE_S = 1.5e-6  # tc shows microseconds, cut off
-LOSS_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Where one direction's frames come into the WAN namespace, leave it, and are shaped before."""
+
+    key: tuple[str, str]
+    entry: str
+    exit: str
+    shaper: str
 
 
 class NetemEngine:
-    """Delay, jitter and loss by the kernel; `rates_bps` (largest of both directions per link) sizes netem's limit."""
+    """WAN links by the kernel's own queueing disciplines.
+
+    Process `pid` is in the WAN namespace, `edges_pid` in that of the edges' ports (None: here). `mtu` in bytes.
+    """
 
     name = "netem"
-    shaped_after = False  # netem and HTB on one interface hide each other's drops
 
-    def __init__(self, pid: int, wires: list[LinkWire], rates_bps: dict[str, float]) -> None:
+    def __init__(self, pid: int, edges_pid: int | None, wires: list[LinkWire], mtu: int, seed: int) -> None:
         self._pid = pid
+        self._edges_pid = edges_pid
         self._wires = wires
-        self._rates_bps = rates_bps
-        self._ipr: IPRoute | None = None
+        self._mtu = mtu
+        self._seed = seed
+        self._asked = asked_of(wires)
+        self._wan: IPRoute | None = None
+        self._edges: IPRoute | None = None
 
-    def _ports(self) -> list[tuple[str, str, str, Impairment]]:
-        """(link, way, interface out of which that way leaves, impairment) of every direction."""
-        return [
-            port
-            for wire in self._wires
-            for port in (
-                (wire.name, "a_to_b", wire.interface_b, wire.a_to_b),
-                (wire.name, "b_to_a", wire.interface_a, wire.b_to_a),
-            )
-        ]
+    def _ways(self) -> Iterator[_Way]:
+        for wire in self._wires:
+            yield _Way((wire.name, "a_to_b"), wire.inner_a, wire.inner_b, wire.outer_a)
+            yield _Way((wire.name, "b_to_a"), wire.inner_b, wire.inner_a, wire.outer_b)
 
     def start(self) -> None:
-        """Make the bridges and qdiscs, then read every setting back."""
-        setup = Setup()
+        """Make the bridges and queueing disciplines, then read every setting back."""
+        inner, outer = Setup(), Setup()
         for number, wire in enumerate(self._wires):
             bridge = f"br{number}"
-            setup.ip.append(f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
-            for port in (wire.interface_a, wire.interface_b):
-                setup.ip += [
+            inner.ip.append(f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
+            for port in (wire.inner_a, wire.inner_b):
+                inner.ip += [
                     f"link set dev {port} master {bridge}",
                     f"link set dev {port} type bridge_slave learning off",
                 ]
-            setup.ip.append(f"link set dev {bridge} up")
-        for name, _way, interface, asked in self._ports():
-            held_s = asked.delay_s + asked.jitter_s + 0.1
-            limit = max(1000, math.ceil(self._rates_bps[name] / 8 / SMALLEST_FRAME_BYTES * held_s))
-            setup.tc.append(
-                f"qdisc add dev {interface} root netem limit {limit} delay {asked.delay_s * 1e6:.3f}us"
-                + (f" {asked.jitter_s * 1e6:.3f}us" if asked.jitter_s else "")
-                + (f" loss random {asked.loss * 100:.8f}%" if asked.loss else "")
-            )
-        setup.apply(self._pid)
-        found = self.settings()
-        for name, way, _interface, asked in self._ports():
-            _compare(f"link {name} {way}", asked, found[name, way])
+            inner.ip.append(f"link set dev {bridge} up")
+        for way in self._ways():
+            asked = self._asked[way.key]
+            inner.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, asked)}")
+            outer.tc += shape_commands(way.shaper, Shape.of(asked), self._mtu)
+        inner.apply(self._pid)
+        outer.apply(self._edges_pid)
+        compare_settings(self._asked, self.settings())
 
-    def _qdiscs(self) -> dict[str, dict[str, object]]:
-        shown = json.loads(run_script(self._pid, ["tc -j -s qdisc show"]))
-        return {item["dev"]: item for item in shown if item["kind"] == "netem"}
+    def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
+        """Change the queueing disciplines in place."""
+        inner, outer = Setup(), Setup()
+        before = self.settings()
+        for way in self._ways():
+            if way.key in asked:
+                new, old = asked[way.key], Shape.of(before[way.key])
+                inner.tc.append(f"qdisc change dev {way.exit} root {self._netem(way.key, new)}")
+                outer.tc += shape_commands(way.shaper, Shape.of(new), self._mtu, now=old)
+        inner.apply(self._pid)
+        outer.apply(self._edges_pid)
+        self._asked.update(asked)
+        compare_settings(self._asked, self.settings())
 
-    def settings(self) -> dict[tuple[str, str], Impairment]:
-        """What the kernel's qdiscs hold."""
-        qdiscs = self._qdiscs()
+    def _netem(self, key: tuple[str, str], asked: Direction) -> str:
+        held_s = asked.delay_s + 4 * asked.jitter_s + 0.1
+        limit = max(1000, math.ceil(asked.rate_bps / 8 / SMALLEST_FRAME_BYTES * held_s))
+        words = [f"netem limit {limit} delay {asked.delay_s * 1e6:.3f}us"]
+        if asked.jitter_s:
+            words.append(f"{asked.jitter_s * 1e6:.3f}us {_percent(asked.jitter_correlation)}")
+            if asked.jitter_distribution != "uniform":
+                words.append(f"distribution {asked.jitter_distribution}")
+        if bursts := asked.loss_bursts:
+            shares = (bursts.enter, bursts.leave, bursts.loss, bursts.loss_between)
+            words.append("loss gemodel " + " ".join(map(_percent, shares)))
+        elif asked.loss:
+            words.append(f"loss random {_percent(asked.loss)}")
+        for kind in ("duplicate", "corrupt", "reorder"):
+            if share := getattr(asked, kind):
+                words.append(f"{kind} {_percent(share)}")
+        if tc_takes_seeds():
+            words.append(f"seed {zlib.crc32(f'{self._seed}/{key[0]}/{key[1]}'.encode())}")
+        return " ".join(words)
+
+    def settings(self) -> dict[tuple[str, str], Direction]:
+        """What the kernel's queueing disciplines hold; jitter's distribution, which it does not tell, as asked."""
+        shown = json.loads(run_script(self._pid, ["tc -j qdisc show"]))
+        qdiscs = {item["dev"]: item["options"] for item in shown if item["kind"] == "netem"}
         found = {}
-        for name, way, interface, _asked in self._ports():
-            item = qdiscs.get(interface)
-            if item is None:
-                raise LinkError(f"link {name} {way}: netem is gone from {interface}")
-            options = item["options"]
-            assert isinstance(options, dict)
-            delay, loss = options.get("delay", {}), options.get("loss-random", {})
-            found[name, way] = Impairment(
-                delay_s=float(delay.get("delay", 0.0)),
-                jitter_s=float(delay.get("jitter", 0.0)),
-                loss=float(loss.get("loss", 0.0)),
-            )
+        with network_namespace(self._edges_pid), IPRoute() as edges:
+            for way in self._ways():
+                if way.exit not in qdiscs:
+                    raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
+                shape, asked = read_shape(edges, way.shaper), self._asked[way.key]
+                found[way.key] = replace(
+                    _direction(qdiscs[way.exit], shape), jitter_distribution=asked.jitter_distribution
+                )
+                if asked.queue_packets:  # the kernel keeps no bytes then
+                    found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
         return found
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""
 
     def account(self) -> EngineAccount:
-        """The kernel's counters; netem drops on purpose and for want of room alike, so all drops count as `lost`."""
-        if self._ipr is None:
+        """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
+        if self._wan is None or self._edges is None:
             with network_namespace(self._pid):
-                self._ipr = IPRoute()
-        indices = {link["index"]: link.get_attr("IFLA_IFNAME") for link in self._ipr.get_links()}
+                self._wan = IPRoute()
+            with network_namespace(self._edges_pid):
+                self._edges = IPRoute()
+        links = {link["index"]: link for link in self._wan.get_links()}
+        received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links.values()}
         qdiscs = {
-            indices[message["index"]]: message.get_attr("TCA_STATS2")
-            for message in self._ipr.get_qdiscs()
+            links[message["index"]].get_attr("IFLA_IFNAME"): message.get_attr("TCA_STATS2")
+            for message in self._wan.get_qdiscs()
             if message.get_attr("TCA_KIND") == "netem"
         }
         directions = {}
-        for name, way, interface, _asked in self._ports():
-            stats = qdiscs.get(interface)
+        for way in self._ways():
+            stats = qdiscs.get(way.exit)
             if stats is None:
-                raise LinkError(f"link {name} {way}: netem is gone from {interface}")
+                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
             basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-            sent, dropped, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
-            directions[name, way] = DirectionAccount(
-                in_packets=sent + dropped + held,
-                in_bytes=int(basic["bytes"]),
-                out_packets=sent,
+            shaper = read_counters(self._edges, way.shaper)
+            out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
+            came = int(received[way.entry]["rx_packets"])
+            twice = max(0, out + lost + held - came) if self._asked[way.key].duplicate else 0
+            directions[way.key] = DirectionAccount(
+                in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
+                in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
+                crossed_packets=came,
+                sent_bytes=shaper.sent_bytes,
+                out_packets=out,
                 out_bytes=int(basic["bytes"]),
-                lost=dropped,
+                lost=lost,
+                dropped=shaper.dropped_packets,
                 overrun=0,
-                held=held,
+                held=held + shaper.waiting_packets,
+                marked=shaper.marked_packets,
+                duplicated=twice,
+                queue_bytes=shaper.waiting_bytes,
             )
         return EngineAccount(time_s=time.monotonic(), directions=directions)
 
@@ -132,18 +185,47 @@ class NetemEngine:
         return None
 
     def stop(self) -> None:
-        """Bridges and qdiscs go with their namespace."""
-        if self._ipr is not None:
-            self._ipr.close()
-            self._ipr = None
+        """Bridges and queueing disciplines go with their interfaces."""
+        for netlink in (self._wan, self._edges):
+            if netlink is not None:
+                netlink.close()
+        self._wan = self._edges = None
 
 
-def _compare(where: str, asked: Impairment, found: Impairment) -> None:
-    for setting, tolerance in (
-        ("delay_s", TIME_TOLERANCE_S),
-        ("jitter_s", TIME_TOLERANCE_S),
-        ("loss", LOSS_TOLERANCE),
-    ):
-        wanted, seen = getattr(asked, setting), getattr(found, setting)
-        if abs(wanted - seen) > tolerance:
-            raise SettingMismatch(where, setting, wanted, seen)
+@functools.cache
+def tc_takes_seeds() -> bool:
+    """Whether netem's generators can be given a seed (iproute2 6.6 and Linux 6.6 on; older ones draw their own)."""
+    help_text = subprocess.run(
+        ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "help"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return "seed" in help_text.stdout + help_text.stderr
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.8f}%"
+
+
+def _direction(options: Mapping[str, Any], shape: Shape) -> Direction:
+    """What one netem, as `tc -j` shows it, and the shape before it come to."""
+    delay, bursts = options.get("delay", {}), options.get("loss-gemodel")
+
+    def share(kind: str, name: str) -> float:
+        return float(options.get(kind, {}).get(name, 0.0))
+
+    return Direction(
+        shape.rate_bps,
+        float(delay.get("delay", 0.0)),
+        float(delay.get("jitter", 0.0)),
+        share("loss-random", "loss"),
+        shape.queue_bytes,
+        queue_packets=shape.queue_packets,
+        ecn_bytes=shape.ecn_bytes,
+        jitter_correlation=float(delay.get("correlation", 0.0)),
+        loss_bursts=LossBursts(bursts["p"], bursts["r"], bursts["1-h"], bursts["1-k"]) if bursts else None,
+        duplicate=share("duplicate", "duplicate"),
+        reorder=share("reorder", "reorder"),
+        corrupt=share("corrupt", "corrupt"),
+    )

@@ -1,4 +1,4 @@
-"""Rate and queue of one sending interface: HTB with computed quantum and burst over a byte-limited FIFO.
+"""Rate and queue of one sending interface: HTB with computed quantum and burst over a FIFO, or over a RED that marks.
 
 HTB counts Ethernet frames without preamble and checksum. Its defaults lose several percent above 1 Gbit/s, so quantum,
 burst and cburst are always given. Set with `tc`, read back over netlink: two independent ways to the same setting.
@@ -7,36 +7,64 @@ burst and cburst are always given. Set with `tc`, read back over netlink: two in
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
+from typing import Any
 
 from pyroute2 import IPRoute
 
+from testbed.config import Direction
+from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.links.errors import LinkError, SettingMismatch
 from testbed.virtual import clock_here
 
-ETHERNET_HEADER_BYTES = 14
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
 EXACT_BURST_S = 2e-6  # under the virtual clock no timer is late; its kernel's finest is 0.5 us
 MAX_QUANTUM_BYTES = 200_000
+_HTB_CLASS = 0x00010001
+_FIFO = struct.Struct("=I")  # struct tc_fifo_qopt: limit
+_RED = struct.Struct("=II")  # the beginning of struct tc_red_qopt: limit, qth_min
+_RED_COUNTERS = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
+_NETLINK_HEADER_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Rate in bit/s of Ethernet frames and queue limit in bytes of one sending interface."""
+    """Rate in bit/s of Ethernet frames and queue of one sending interface.
+
+    The queue is limited in bytes, or in packets where those are given; ECN-capable packets that meet `ecn_bytes` or
+    more are marked.
+    """
 
     rate_bps: float
     queue_bytes: int
+    queue_packets: int | None = None
+    ecn_bytes: int | None = None
+
+    @classmethod
+    def of(cls, direction: Direction) -> Shape:
+        """What a WAN direction asks of the interface that sends into it."""
+        return cls(direction.rate_bps, direction.queue_bytes, direction.queue_packets, direction.ecn_bytes)
+
+    def same(self, other: Shape) -> bool:
+        """Whether the kernel would keep both alike: it keeps whole bytes per second, and one limit."""
+        if abs(self.rate_bps - other.rate_bps) > max(8.0, self.rate_bps * 1e-6):
+            return False
+        if self.queue_packets is None and self.queue_bytes != other.queue_bytes:
+            return False
+        return (self.queue_packets, self.ecn_bytes) == (other.queue_packets, other.ecn_bytes)
 
 
 @dataclass(frozen=True)
 class ShapeCounters:
-    """Counters of one shaped interface since it was set up: frames and bytes sent, frames dropped, bytes waiting."""
+    """Counters of one shaped interface since it was set up, in frames and bytes. `waiting_...` are in the queue now."""
 
     sent_bytes: int
     sent_packets: int
     dropped_packets: int
     waiting_bytes: int
     waiting_packets: int
+    marked_packets: int = 0
 
 
 def burst_bytes(rate_bps: float, mtu: int) -> int:
@@ -45,62 +73,98 @@ def burst_bytes(rate_bps: float, mtu: int) -> int:
     return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * late_s))
 
 
-def shape_commands(interface: str, shape: Shape, mtu: int) -> list[str]:
-    """The commands, for `tc`, that give `interface` its rate and queue."""
+def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = None) -> list[str]:
+    """The commands, for `tc`, that give `interface` its rate and queue, or change in place what they are now."""
     frame = mtu + ETHERNET_HEADER_BYTES
     rate_bytes = max(1, round(shape.rate_bps / 8))
     burst = burst_bytes(shape.rate_bps, mtu)
     quantum = min(max(frame, rate_bytes // 1000), MAX_QUANTUM_BYTES)
+    queue, handle = _queue_command(shape)
+    queue_verb = "change" if now and _queue_command(now)[1] == handle else "replace"
     # `bps` is tc's word for bytes per second, the unit in which the kernel keeps it
     return [
-        f"qdisc add dev {interface} root handle 1: htb default 1",
-        f"class add dev {interface} parent 1: classid 1:1 htb rate {rate_bytes}bps ceil {rate_bytes}bps"
-        f" burst {burst} cburst {burst} quantum {quantum}",
-        f"qdisc add dev {interface} parent 1:1 handle 10: bfifo limit {shape.queue_bytes}",
+        *([] if now else [f"qdisc add dev {interface} root handle 1: htb default 1"]),
+        f"class {'change' if now else 'add'} dev {interface} parent 1: classid 1:1"
+        f" htb rate {rate_bytes}bps ceil {rate_bytes}bps burst {burst} cburst {burst} quantum {quantum}",
+        f"qdisc {queue_verb} dev {interface} parent 1:1 handle {handle} {queue}",
     ]
+
+
+def _queue_command(shape: Shape) -> tuple[str, str]:
+    """(what to say to tc, the handle of queues of this kind)."""
+    if shape.ecn_bytes:
+        if shape.queue_packets:
+            raise LinkError(
+                "queue_packets: the kernel can mark only in queues that are limited in bytes: use queue"
+            )
+        # RED as a step: its average follows the queue within two packets, and from ecn_bytes on everything is marked;
+        # nodrop: what cannot be marked is dropped only when the queue is full.
+        step = shape.ecn_bytes
+        marking = f"min {step} max {step + 1} avpkt {step} burst 1 probability 1 ecn nodrop"
+        return f"red limit {shape.queue_bytes} {marking}", "30:"
+    if shape.queue_packets:
+        return f"pfifo limit {shape.queue_packets}", "20:"
+    return f"bfifo limit {shape.queue_bytes}", "10:"
 
 
 def read_shape(ipr: IPRoute, interface: str) -> Shape:
     """Rate and queue that the kernel holds for `interface`; LinkError when it is not shaped."""
     index = _index(ipr, interface)
-    rate = limit = None
+    rate = None
     for message in ipr.get_classes(index=index):
         options = message.get_attr("TCA_OPTIONS")
         if message.get_attr("TCA_KIND") == "htb" and options is not None:
             wide = options.get_attr("TCA_HTB_RATE64")
             rate = wide if wide is not None else options.get_attr("TCA_HTB_PARMS")["rate"]
-    for message in ipr.get_qdiscs(index=index):
-        if message.get_attr("TCA_KIND") == "bfifo":
-            limit = _fifo_limit(message.get_attr("TCA_OPTIONS"))
-    if rate is None or limit is None:
-        raise LinkError(f"{interface}: no HTB class with a byte FIFO found on it")
-    return Shape(rate_bps=float(rate) * 8, queue_bytes=limit)
+    message = _queue(ipr, index)
+    if rate is None or message is None:
+        raise LinkError(f"{interface}: no HTB class with a queue found on it")
+    kind, options = message.get_attr("TCA_KIND"), _raw(message.get_attr("TCA_OPTIONS"))
+    rate_bps = float(rate) * 8
+    if kind == "red":
+        limit, least = _RED.unpack_from(options, _NETLINK_HEADER_BYTES)
+        return Shape(rate_bps, limit, ecn_bytes=least)
+    (limit,) = _FIFO.unpack_from(options)
+    return Shape(rate_bps, 0, queue_packets=limit) if kind == "pfifo" else Shape(rate_bps, limit)
 
 
 def verify_shape(ipr: IPRoute, interface: str, asked: Shape) -> Shape:
-    """Read the shape back and compare; SettingMismatch names what differs. The kernel keeps whole bytes per second."""
+    """Read the shape back and compare; SettingMismatch names what differs."""
     found = read_shape(ipr, interface)
-    if abs(found.rate_bps - asked.rate_bps) > max(8.0, asked.rate_bps * 1e-6):
-        raise SettingMismatch(interface, "rate_bps", asked.rate_bps, found.rate_bps)
-    if found.queue_bytes != asked.queue_bytes:
-        raise SettingMismatch(interface, "queue_bytes", asked.queue_bytes, found.queue_bytes)
+    if not asked.same(found):
+        for name in ("queue_bytes", "queue_packets", "ecn_bytes", "rate_bps"):
+            wanted, seen = getattr(asked, name), getattr(found, name)
+            if wanted != seen and not (name == "queue_bytes" and asked.queue_packets):
+                raise SettingMismatch(interface, name, wanted, seen)
     return found
 
 
 def read_counters(ipr: IPRoute, interface: str) -> ShapeCounters:
     """Counters of the shaper's queue."""
-    for message in ipr.get_qdiscs(index=_index(ipr, interface)):
-        if message.get_attr("TCA_KIND") == "bfifo":
-            stats = message.get_attr("TCA_STATS2")
-            basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-            return ShapeCounters(
-                sent_bytes=int(basic["bytes"]),
-                sent_packets=int(basic["packets"]),
-                dropped_packets=int(queue["drops"]),
-                waiting_bytes=int(queue["backlog"]),
-                waiting_packets=int(queue["qlen"]),
-            )
-    raise LinkError(f"{interface}: its shaper is gone")
+    message = _queue(ipr, _index(ipr, interface))
+    if message is None:
+        raise LinkError(f"{interface}: its shaper is gone")
+    stats = message.get_attr("TCA_STATS2")
+    basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
+    marked = 0
+    if message.get_attr("TCA_KIND") == "red":
+        marked = _RED_COUNTERS.unpack_from(_raw(stats.get_attr("TCA_STATS_APP")))[3]
+    return ShapeCounters(
+        sent_bytes=int(basic["bytes"]),
+        sent_packets=int(basic["packets"]),
+        dropped_packets=int(queue["drops"]),
+        waiting_bytes=int(queue["backlog"]),
+        waiting_packets=int(queue["qlen"]),
+        marked_packets=marked,
+    )
+
+
+def _queue(ipr: IPRoute, index: int) -> Any:
+    """The queueing discipline below HTB's class, None if there is none."""
+    for message in ipr.get_qdiscs(index=index):
+        if message.get_attr("TCA_KIND") in ("bfifo", "pfifo", "red") and message["parent"] == _HTB_CLASS:
+            return message
+    return None
 
 
 def _index(ipr: IPRoute, interface: str) -> int:
@@ -110,10 +174,10 @@ def _index(ipr: IPRoute, interface: str) -> int:
     return int(found[0])
 
 
-def _fifo_limit(options: object) -> int:
-    # pyroute2 hands a FIFO's options over as the raw bytes of struct tc_fifo_qopt, written in hexadecimal
+def _raw(options: object) -> bytes:
+    # pyroute2 hands what it has no decoder for over as hexadecimal text
     if isinstance(options, str):
-        options = bytes.fromhex(options.replace(":", ""))
+        return bytes.fromhex(options.replace(":", ""))
     if isinstance(options, (bytes, bytearray)):
-        return int.from_bytes(options[:4], "little")
-    raise LinkError(f"cannot read a FIFO's limit from {options!r}")
+        return bytes(options)
+    raise LinkError(f"cannot read a queue's settings from {options!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import select
@@ -15,10 +14,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from testbed.config import Direction
 from testbed.links.command import inside
-from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.errors import LinkError
 from testbed.links.process import close_pipes, wait_or_kill
-from testbed.links.wire import DirectionAccount, EngineAccount, Impairment, LinkWire
+from testbed.links.settings import asked_of, compare_settings
+from testbed.links.wire import (
+    DirectionAccount,
+    EngineAccount,
+    LinkWire,
+    direction_from_json,
+    direction_to_json,
+    wire_to_json,
+)
 
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
@@ -26,7 +34,7 @@ STOP_TIMEOUT_S = 2.0
 
 
 def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
-    """Put one request (account, settings, lead) to the emulator behind `control`; LinkError when it does not answer."""
+    """Ask the emulator for its account or its settings, after changes or leads in `more`. LinkError if mute."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ANSWER_TIMEOUT_S)
@@ -40,19 +48,26 @@ def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
     return reply
 
 
-def read_settings(control: Path) -> dict[tuple[str, str], Impairment]:
+def read_settings(control: Path) -> dict[tuple[str, str], Direction]:
     """The settings in force in the emulator behind `control`, per (link name, way)."""
-    links = ask(control, "settings")["links"]
-    return {(name, way): Impairment(**item) for name, ways in links.items() for way, item in ways.items()}
+    return _directions(ask(control, "settings"))
+
+
+def change_settings(control: Path, asked: Mapping[tuple[str, str], Direction]) -> None:
+    """Have the emulator behind `control` change directions, and compare what it says with what was asked."""
+    changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
+    compare_settings(asked, _directions(ask(control, "settings", changes=changes)))
+
+
+def _directions(reply: Mapping[str, Any]) -> dict[tuple[str, str], Direction]:
+    links = reply["links"].items()
+    return {(name, way): direction_from_json(item) for name, ways in links for way, item in ways.items()}
 
 
 class UserspaceEngine:
     """Carries frames in one Python process that lives in the WAN namespace (process `pid`'s)."""
 
     name = "userspace"
-    # Open vSwitch's userspace datapath sends for all ports through one small socket buffer, to which waiting frames
-    # stay charged: a queue on its ports would fill that buffer first, and lose frames without counting them.
-    shaped_after = True
 
     def __init__(self, pid: int, wires: list[LinkWire], control: Path, seed: int) -> None:
         self._pid = pid
@@ -73,7 +88,7 @@ class UserspaceEngine:
         configuration = {
             "seed": self._seed,
             "control": str(self._control),
-            "links": [dataclasses.asdict(wire) for wire in self._wires],
+            "links": [wire_to_json(wire) for wire in self._wires],
         }
         self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
@@ -92,20 +107,21 @@ class UserspaceEngine:
         if not line:
             raise LinkError(f"the link engine did not start: {self.failure() or 'no word within its time'}")
         self.realtime = bool(json.loads(line)["realtime"])
-        found = self.settings()
-        for wire in self._wires:
-            for way in ("a_to_b", "b_to_a"):
-                asked = getattr(wire, way)
-                if found.get((wire.name, way)) != asked:
-                    raise SettingMismatch(f"link {wire.name} {way}", "delay, jitter, loss", asked, found)
+        compare_settings(asked_of(self._wires), self.settings())
 
-    def settings(self) -> dict[tuple[str, str], Impairment]:
+    def settings(self) -> dict[tuple[str, str], Direction]:
         """What each direction is set to, as the emulator says."""
         return read_settings(self._control)
 
+    def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
+        """Set directions anew; frames that the emulator holds keep their times."""
+        change_settings(self._control, asked)
+
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Release every frame earlier by what the rest of its path adds."""
-        ask(self._control, "lead", leads=[(name, way, excess) for (name, way), excess in excess_s.items()])
+        ask(
+            self._control, "settings", leads=[(name, way, excess) for (name, way), excess in excess_s.items()]
+        )
 
     def account(self) -> EngineAccount:
         """The emulator's books."""
@@ -113,7 +129,7 @@ class UserspaceEngine:
         directions = {}
         for name, ways in reply["links"].items():
             for way, item in ways.items():
-                for key in ("lateness_bounds_s", "lateness_counts"):
+                for key in ("queue_counts", "lateness_bounds_s", "lateness_counts"):
                     item[key] = tuple(item[key])
                 directions[name, way] = DirectionAccount(**item)
         return EngineAccount(time_s=reply["time_s"], directions=directions)

@@ -1,52 +1,88 @@
 """What every link engine offers.
 
-A WAN link is four interfaces in a row. At each end the edge switch's port, shaped (rate, queue); between them two
-interfaces in the WAN namespace, where a link engine carries frames from one to the other, late and lossy as asked.
+A WAN link is four interfaces in a row. At each end the edge switch's port; between them two interfaces in the WAN
+namespace, where a link engine carries frames from one to the other. All that is asked of a link is the engine's
+business: rate and queue, delay, loss and the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-
-@dataclass(frozen=True)
-class Impairment:
-    """What an engine does to one direction: one-way delay and jitter in seconds, loss as a fraction."""
-
-    delay_s: float
-    jitter_s: float = 0.0
-    loss: float = 0.0
+from testbed.config import Direction, LossBursts
 
 
 @dataclass(frozen=True)
 class LinkWire:
-    """One WAN link as an engine sees it: its name, its two interfaces in the WAN namespace, both directions."""
+    """One WAN link as an engine sees it.
+
+    `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers: the ports of
+    the edge switches.
+    """
 
     name: str
-    interface_a: str
-    interface_b: str
-    a_to_b: Impairment
-    b_to_a: Impairment
+    inner_a: str
+    inner_b: str
+    outer_a: str
+    outer_b: str
+    a_to_b: Direction
+    b_to_a: Direction
+
+
+def direction_to_json(direction: Direction) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(direction)
+
+
+def direction_from_json(data: Mapping[str, Any]) -> Direction:
+    """What `direction_to_json` gave."""
+    bursts = data.get("loss_bursts")
+    return Direction(**{**data, "loss_bursts": LossBursts(**bursts) if bursts else None})
+
+
+def wire_to_json(wire: LinkWire) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(wire)
+
+
+def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
+    """What `wire_to_json` gave."""
+    ways = {way: direction_from_json(data[way]) for way in ("a_to_b", "b_to_a")}
+    return LinkWire(**{**data, **ways})
 
 
 @dataclass(frozen=True)
 class DirectionAccount:
-    """One direction's books since the engine started.
+    """One direction's books since the engine started, in packets unless they say bytes.
 
-    Packets and bytes in and out, packets lost on purpose (`lost`), lost for want of room (`overrun`), still under way
-    (`held`). `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the
-    rest; both empty where the engine cannot tell.
+    What came in, what went out, what was lost on purpose (`lost`), dropped by the full queue (`dropped`), lost for want
+    of room or time elsewhere (`overrun`), made twice (`duplicated`), and what is still under way (`held`):
+    in + duplicated = out + lost + dropped + overrun + held. `crossed_packets` came into the WAN namespace, `sent_bytes`
+    are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
+    `queue_counts[i]` counts arrivals that found less than (i + 1) / len(queue_counts) of the queue's limit taken.
+    `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. None or
+    empty is what an engine cannot tell.
     """
 
     in_packets: int
     in_bytes: int
+    crossed_packets: int
+    sent_bytes: int
     out_packets: int
     out_bytes: int
     lost: int
+    dropped: int
     overrun: int
     held: int
+    marked: int
+    duplicated: int
+    reordered: int | None = None
+    corrupted: int | None = None
+    queue_bytes: int = 0
+    queue_peak_bytes: int | None = None
+    queue_counts: tuple[int, ...] = ()
     lateness_bounds_s: tuple[float, ...] = ()
     lateness_counts: tuple[int, ...] = ()
     lateness_max_s: float | None = None
@@ -64,15 +100,15 @@ class LinkEngine(Protocol):
     """Carries frames across the WAN links of one fabric."""
 
     name: str
-    # Where a direction's rate and queue belong: after the engine, on the interface out of which it sends, or before
-    # it, on the edge's port.
-    shaped_after: bool
 
     def start(self) -> None:
         """Begin to carry frames; every setting has been read back when this returns. Raises LinkError."""
 
-    def settings(self) -> dict[tuple[str, str], Impairment]:
-        """What each direction is set to, read back from the engine itself."""
+    def settings(self) -> dict[tuple[str, str], Direction]:
+        """What each direction is set to, read back from where it is in force."""
+
+    def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
+        """Set directions anew, in place, and read them back: frames on their way keep their times. Raises LinkError."""
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""

@@ -92,12 +92,19 @@ def find_image(folders: Iterable[Path] | None = None) -> KernelImage:
     found = [
         image
         for folder in looked
-        for entry in sorted(folder.glob("*"))
+        for entry in _entries(folder)
         if (image := KernelImage.read(entry)) is not None and image.recipe == recipe()
     ]
     if not found:
         raise NoKernelError(", ".join(map(str, looked)))
     return max(found, key=lambda image: _numbers(image.version))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:  # not there, or not ours to look into
+        return []
 
 
 def _numbers(version: str) -> tuple[int, ...]:

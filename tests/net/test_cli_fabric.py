@@ -60,7 +60,7 @@ def test_inspect_as_json_has_hosts_and_wan_links_in_si_units(fabric_id: str) -> 
     assert asymmetric["plane"] == 0
     assert asymmetric["a_to_b"]["rate_bps"] != asymmetric["b_to_a"]["rate_bps"]
     assert asymmetric["a_to_b"]["delay_s"] != asymmetric["b_to_a"]["delay_s"]
-    assert set(asymmetric["a_to_b"]) == {"rate_bps", "delay_s", "jitter_s", "loss", "queue_bytes"}
+    assert set(asymmetric["a_to_b"]) >= {"rate_bps", "delay_s", "jitter_s", "loss", "queue_bytes"}
 
 
 def test_inspect_for_people_fits_a_terminal(fabric_id: str) -> None:

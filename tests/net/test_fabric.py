@@ -66,16 +66,16 @@ def test_ping_sees_the_configured_round_trip_on_every_building_pair(fabric: Fabr
     for here, there in permutations(first, 2):
         expected_s = one_way(fabric.topology, here, there)[0] + one_way(fabric.topology, there, here)[0]
         margin_s = max(0.02 * expected_s, 0.0005)
-        measure = partial(round_trip_s, fabric, first[here], first[there])
+        measure = partial(fastest_ping_s, fabric, first[here], first[there])
         assert_within(measure, expected_s - margin_s, expected_s + margin_s)
 
 
-def round_trip_s(fabric: Fabric, here: str, there: str) -> float:
-    """The median of 15 pings."""
+def fastest_ping_s(fabric: Fabric, here: str, there: str) -> float:
+    """The shortest of 15: what the links themselves take; on a busy machine others wait for a core, too."""
     said = run_in(fabric, here, "ping", "-c", "15", "-i", "0.05", there)
-    times = sorted(float(value) / 1000 for value in re.findall(r"time=([\d.]+) ms", said))
+    times = [float(value) / 1000 for value in re.findall(r"time=([\d.]+) ms", said)]
     assert len(times) == 15
-    return times[7]
+    return min(times)
 
 
 def test_iperf3_sees_the_configured_rate_in_both_directions(fabric: Fabric) -> None:

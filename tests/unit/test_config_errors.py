@@ -28,7 +28,11 @@ algorithms: [ring]
 RATE = "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; or bps, kbps, ...)"
 DURATION = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
 SIZE = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
-WAN_KEYS = "a, b, planes, rate, delay, jitter, loss, queue, a_to_b, b_to_a"
+DELAY = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
+WAN_KEYS = (
+    "a, b, planes, rate, delay, jitter, jitter_distribution, jitter_correlation, loss, loss_bursts, duplicate, "
+    "reorder, corrupt, queue, queue_packets, ecn_threshold, a_to_b, b_to_a"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +89,28 @@ def override_problems(*overrides: str) -> list[str]:
             "a_to_b: {delay: 1 ms}",
             ":6: wan.0.delay: got nothing, expected a delay, here or in both a_to_b and b_to_a",
         ),
-        ("delay: 1 ms", "delay: -1 ms", ":6: wan.0.delay: got '-1 ms', expected a duration of 0 or more"),
-        ("delay: 1 ms", "delay: 1", f":6: wan.0.delay: got 1, expected {DURATION}"),
+        ("delay: 1 ms", "delay: -1 ms", ":6: wan.0.delay: got '-1 ms', expected a delay of 0 or more"),
+        (
+            "delay: 1 ms",
+            "delay: 1 ms, loss: 1 %, b_to_a: {loss_bursts: {enter: 1 %, leave: 10 %}}",
+            ":6: wan.0.loss: got 1 % beside loss_bursts, expected one of both",
+        ),
+        (
+            "delay: 1 ms",
+            "delay: 1 ms, queue: 1 MB, queue_packets: 9",
+            ":6: wan.0.queue: got 1 MB beside queue_packets, expected one of both",
+        ),
+        (
+            "delay: 1 ms",
+            "delay: 1 ms, loss_bursts: {enter: 0 %, leave: 10 %}",
+            ":6: wan.0.loss_bursts.enter: got '0 %', expected a share above 0, such as 40 % or 0.4",
+        ),
+        (
+            "delay: 1 ms",
+            "delay: 1 ms, jitter_distribution: gauss",
+            ":6: wan.0.jitter_distribution: got 'gauss', expected a distribution: uniform, normal, pareto",
+        ),
+        ("delay: 1 ms", "delay: 1", f":6: wan.0.delay: got 1, expected {DELAY}"),
         (
             "delay: 1 ms",
             "delay: 1 ms, jitter: 2 ms",
@@ -340,7 +364,7 @@ def test_mistakes_in_the_topology_of_a_scenario_name_its_own_file() -> None:
     Path("deeper").mkdir()
     Path("deeper/pair.yaml").write_text(TOPOLOGY.replace("delay: 1 ms", "delay: 1"))
     assert scenario_problems("pair.yaml\nranks: 4", "deeper/pair.yaml\nranks: 0") == [
-        f"deeper/pair.yaml:6: wan.0.delay: got 1, expected {DURATION}",
+        f"deeper/pair.yaml:6: wan.0.delay: got 1, expected {DELAY}",
         "short.yaml:3: ranks: got 0, expected a whole number of at least 1",
     ]
 

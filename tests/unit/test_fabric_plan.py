@@ -33,14 +33,16 @@ def test_names_in_the_root_namespace_carry_the_prefix_and_fit() -> None:
         assert len(name) <= 15
 
 
-def test_every_link_end_has_a_port_and_leaves_with_the_rate_of_its_own_direction() -> None:
+def test_every_link_end_has_a_port_and_what_was_asked_of_each_direction_goes_with_it() -> None:
     plan = plan_of("three-buildings.yaml")
     for index, link in enumerate(plan.topology.wan):
         ends = {port.side: port for port in plan.wan_ports if port.link_index == index}
         assert ends["a"].building == link.a
         assert ends["b"].building == link.b
-        assert ends["a"].shape == Shape(link.a_to_b.rate_bps, link.a_to_b.queue_bytes)
-        assert ends["b"].shape == Shape(link.b_to_a.rate_bps, link.b_to_a.queue_bytes)
+        wire = plan.wires()[index]
+        assert (wire.inner_a, wire.inner_b) == (ends["a"].wan_interface, ends["b"].wan_interface)
+        assert (wire.outer_a, wire.outer_b) == (ends["a"].edge_interface, ends["b"].edge_interface)
+        assert (wire.a_to_b, wire.b_to_a) == (link.a_to_b, link.b_to_a)
     for edge in plan.edges:
         ports = [port.port for port in edge.wan]
         assert ports == list(range(FIRST_WAN_PORT, FIRST_WAN_PORT + len(ports)))

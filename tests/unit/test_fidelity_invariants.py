@@ -169,21 +169,22 @@ def test_wan_bytes_as_computed() -> None:
 BALANCED = Conservation(
     "east-west-0 a_to_b",
     entered=100,
+    crossed=100,
     taken_in=100,
-    given_out=97,
-    arrived=91,
+    given_out=93,
+    arrived=93,
     lost=2,
+    duplicated=1,
+    dropped=5,
     overrun=0,
     held=1,
-    dropped=5,
-    kept_back=6,
 )
 EDGES = {"east": (500, 500), "west": (400, 400)}
 
 
 def test_conservation() -> None:
     assert invariants.conservation([BALANCED], EDGES).ok is True
-    for change in ({"taken_in": 99}, {"given_out": 96}, {"arrived": 90}, {"arrived": 92}, {"held": 0}):
+    for change in ({"taken_in": 99}, {"crossed": 99}, {"given_out": 94}, {"arrived": 92}, {"held": 0}):
         spoilt = dataclasses.replace(BALANCED, name="spoilt", **change)
         found = invariants.conservation([BALANCED, spoilt], EDGES)
         assert found.ok is False

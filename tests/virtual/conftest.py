@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,17 +72,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Person:
-    """An ordinary user: whoever runs the tests, or nobody in place of root where nobody can read the checkout."""
-    home = tmp_path / "home"
-    home.mkdir()
+def person() -> Iterator[Person]:
+    """An ordinary user: whoever runs the tests, or nobody in place of root where nobody can read the checkout.
+
+    pytest's own temporary folders are root's alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="testbed-person-", ignore_cleanup_errors=True) as home:
+        yield _person(Path(home))
+
+
+def _person(home: Path) -> Person:
     if os.geteuid() != 0:
         return Person((), home)
     ids = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     prefix = ("setpriv", *ids, "env", f"HOME={home}", "TMPDIR=/tmp", "PATH=/usr/bin:/bin")
-    for folder in (home, *home.parents):
-        if folder.stat().st_uid == 0 and folder != Path("/") and folder.is_relative_to("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
     tried = subprocess.run([*prefix, str(TESTBED), "--help"], capture_output=True, check=False)
     if tried.returncode != 0:
         return Person((), home)  # a checkout in root's own home, say

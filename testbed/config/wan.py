@@ -1,0 +1,236 @@
+"""WAN links: what one asks of each direction, as written in a file (`...Spec`) and as it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from testbed.config.forms import (
+    Count,
+    CountOrNone,
+    DelayOrNone,
+    Distribution,
+    DistributionOrNone,
+    Duration,
+    DurationOrNone,
+    Fraction,
+    FractionOrNone,
+    Queue,
+    QueueOrNone,
+    RateOrNone,
+    Share,
+    SizeOrNone,
+)
+from testbed.config.loading import Location
+from testbed.config.model import Finding, Strict, look
+from testbed.config.units import format_duration, format_fraction, format_size
+
+# Buffers below this would drop ordinary bursts: switches are not built with less.
+MIN_AUTO_QUEUE_PACKETS = 64
+MIN_QUEUE_PACKETS = 4
+ETHERNET_HEADER_BYTES = 14
+
+
+@dataclass(frozen=True)
+class LossBursts:
+    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad. All are shares, 0 to 1.
+
+    Before each packet the good channel turns bad with `enter`, the bad one good with `leave`; then the packet is lost
+    with `loss` on the bad channel and `loss_between` on the good one.
+    """
+
+    enter: float
+    leave: float
+    loss: float = 1.0
+    loss_between: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """Share of packets lost in the long run."""
+        bad = self.enter / (self.enter + self.leave)
+        return bad * self.loss + (1 - bad) * self.loss_between
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One way of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
+
+    `rate_bps` counts bits of Ethernet frames without preamble and checksum. The queue in front holds `queue_bytes`, or
+    `queue_packets` where that is given, and marks ECN-capable packets that meet `ecn_bytes` or more. The fibre takes
+    `delay_s`, give or take jitter of the size `jitter_s` (uniform: largest deviation; normal and pareto: standard
+    deviation), never less than nothing; `jitter_correlation` is that of successive packets. `loss`, `duplicate`,
+    `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1.
+    """
+
+    rate_bps: float
+    delay_s: float
+    jitter_s: float
+    loss: float
+    queue_bytes: int
+    queue_packets: int | None = None
+    ecn_bytes: int | None = None
+    jitter_distribution: str = "uniform"
+    jitter_correlation: float = 0.0
+    loss_bursts: LossBursts | None = None
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of packets lost in the long run."""
+        return self.loss_bursts.mean if self.loss_bursts else self.loss
+
+
+@dataclass(frozen=True)
+class WanLink:
+    """One link between two buildings; `plane` counts parallel links of the same pair from 0."""
+
+    a: str
+    b: str
+    plane: int
+    a_to_b: Direction
+    b_to_a: Direction
+
+    @property
+    def name(self) -> str:
+        """Unique within the topology."""
+        return f"{self.a}-{self.b}-{self.plane}"
+
+
+class LossBurstsSpec(Strict):
+    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad, decided anew before each packet."""
+
+    enter: Share = Field(description="Chance that the good channel turns bad.")
+    leave: Share = Field(description="Chance that the bad channel turns good.")
+    loss: Fraction = Field(default=1.0, description="Share of packets lost on the bad channel.")
+    loss_between: Fraction = Field(default=0.0, description="Share of packets lost on the good channel.")
+
+
+class DirectionSpec(Strict):
+    """One direction of a WAN link, where it differs from the link's own settings."""
+
+    rate_bps: RateOrNone = Field(default=None, alias="rate", description="Rate in this direction.")
+    delay_s: DelayOrNone = Field(default=None, alias="delay", description="Propagation delay, one way.")
+    jitter_s: DurationOrNone = Field(default=None, alias="jitter", description="Variation of the delay.")
+    jitter_distribution: DistributionOrNone = Field(default=None, description="Its distribution.")
+    jitter_correlation: FractionOrNone = Field(default=None, description="Between successive packets.")
+    loss: FractionOrNone = Field(default=None, description="Share of packets lost at random.")
+    loss_bursts: LossBurstsSpec | None = Field(default=None, description="Loss in bursts.")
+    duplicate: FractionOrNone = Field(default=None, description="Share of packets that arrive twice.")
+    reorder: FractionOrNone = Field(default=None, description="Share of packets that overtake.")
+    corrupt: FractionOrNone = Field(default=None, description="Share of packets with a flipped bit.")
+    queue_bytes: QueueOrNone = Field(default=None, alias="queue", description="Buffer in front of the link.")
+    queue_packets: CountOrNone = Field(default=None, description="Buffer in packets.")
+    ecn_bytes: SizeOrNone = Field(default=None, alias="ecn_threshold", description="Queue that is marked.")
+
+
+class WanSpec(Strict):
+    """One or more parallel WAN links between two buildings. What `a_to_b` or `b_to_a` set wins in that direction."""
+
+    a: str = Field(description="A building.")
+    b: str = Field(description="Another building.")
+    planes: Count = Field(default=1, description="How many parallel links, each with these settings.")
+    rate_bps: RateOrNone = Field(
+        default=None,
+        alias="rate",
+        description="Rate of each link, in each direction. May be left out where both directions have their own.",
+    )
+    delay_s: DelayOrNone = Field(
+        default=None,
+        alias="delay",
+        description="Propagation delay, one way, or the length of the fibre. May be left out like `rate`.",
+    )
+    jitter_s: Duration = Field(
+        default=0.0,
+        alias="jitter",
+        description="Variation of the delay, at most the delay: largest deviation if uniform, else standard deviation.",
+    )
+    jitter_distribution: Distribution = Field(
+        default="uniform", description="How the delay varies: uniform, normal or pareto (a long tail)."
+    )
+    jitter_correlation: Fraction = Field(
+        default=0.0, description="Correlation of the delays of successive packets."
+    )
+    loss: Fraction = Field(default=0.0, description="Share of packets lost at random, each by itself.")
+    loss_bursts: LossBurstsSpec | None = Field(
+        default=None, description="Loss in bursts, in place of `loss`."
+    )
+    duplicate: Fraction = Field(default=0.0, description="Share of packets that arrive twice.")
+    reorder: Fraction = Field(
+        default=0.0, description="Share of packets that overtake others: they leave without delay."
+    )
+    corrupt: Fraction = Field(default=0.0, description="Share of packets of which one bit is flipped.")
+    queue_bytes: Queue = Field(
+        default="auto",
+        alias="queue",
+        description="Buffer in front of the link; auto: rate x 2 x delay, at least 64 packets.",
+    )
+    queue_packets: CountOrNone = Field(
+        default=None, description="Buffer in front of the link in packets, in place of `queue`."
+    )
+    ecn_bytes: SizeOrNone = Field(
+        default=None,
+        alias="ecn_threshold",
+        description="ECN-capable packets that find this much or more in the buffer are marked; never, if left out.",
+    )
+    a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
+    b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
+
+    def checks(self) -> Iterator[Finding]:
+        """Rate and delay are given for both directions; nothing contradicts itself; no packet overtakes light."""
+        for key, what in (("rate", "a rate"), ("delay", "a delay")):
+            if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
+                yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
+        for way, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
+            found = list(self._contradictions(way, own))
+            yield from found
+            if found:
+                return
+
+    def _contradictions(self, way: str, own: DirectionSpec) -> Iterator[Finding]:
+        def where(name: str, key: str) -> Location:
+            return (key,) if getattr(own, name) is None else (way, key)
+
+        delay_s, jitter_s = first(own.delay_s, self.delay_s), first(own.jitter_s, self.jitter_s)
+        if delay_s is not None and jitter_s > delay_s:
+            shown = f"{format_duration(jitter_s)} with a delay of {format_duration(delay_s)}"
+            yield Finding(where("jitter_s", "jitter"), shown, "jitter of at most the delay")
+        loss = first(own.loss, self.loss)
+        if loss and first(own.loss_bursts, self.loss_bursts):
+            shown = f"{format_fraction(loss)} beside loss_bursts"
+            yield Finding(where("loss", "loss"), shown, "one of both")
+        queue = first(own.queue_bytes, self.queue_bytes)
+        if queue != "auto" and first(own.queue_packets, self.queue_packets):
+            shown = f"{format_size(queue)} beside queue_packets"
+            yield Finding(where("queue_bytes", "queue"), shown, "one of both")
+
+    def direction(self, own: DirectionSpec, mtu: int, size_scale: float) -> Direction:
+        """The final figures of one direction."""
+        asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
+        rate_bps = asked["rate_bps"] = asked["rate_bps"] / size_scale
+        if packets := asked["queue_packets"]:
+            asked["queue_bytes"] = packets * (mtu + ETHERNET_HEADER_BYTES)
+        else:
+            auto_bytes = rate_bps * 2 * asked["delay_s"] / 8
+            asked["queue_bytes"] = queue_size(asked["queue_bytes"], auto_bytes, mtu, size_scale)
+        if asked["ecn_bytes"]:
+            asked["ecn_bytes"] = max(round(asked["ecn_bytes"] / size_scale), mtu)
+        if bursts := asked["loss_bursts"]:
+            asked["loss_bursts"] = LossBursts(**bursts.model_dump())
+        return Direction(**asked)
+
+
+def first(own: Any, common: Any) -> Any:
+    """What one direction has of its own, else what it has in common with the other."""
+    return common if own is None else own
+
+
+def queue_size(queue: int | Literal["auto"], auto_bytes: float, mtu: int, size_scale: float) -> int:
+    """A queue in bytes. The scale does not shrink packets, so a few of them must fit whatever the scale."""
+    if queue == "auto":
+        return max(round(auto_bytes), MIN_AUTO_QUEUE_PACKETS * mtu)
+    return max(round(queue / size_scale), MIN_QUEUE_PACKETS * mtu)

@@ -1,0 +1,44 @@
+"""What was asked of links against what is found in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+
+from testbed.config import Direction, LossBursts
+from testbed.links.errors import SettingMismatch
+from testbed.links.wire import LinkWire
+
+# How far a kernel's own units may be from what was asked: it keeps whole bytes per second and, for shares, 2^-32;
+# tc shows microseconds, cut off.
+TOLERANCES = {"rate_bps": 8.0, "delay_s": 1.5e-6, "jitter_s": 1.5e-6}
+SHARE_TOLERANCE = 1e-6
+RATE_TOLERANCE = 1e-6
+
+
+def asked_of(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:
+    """Every direction's settings, by (link name, way)."""
+    return {(wire.name, way): getattr(wire, way) for wire in wires for way in ("a_to_b", "b_to_a")}
+
+
+def compare_settings(
+    asked: Mapping[tuple[str, str], Direction], found: Mapping[tuple[str, str], Direction]
+) -> None:
+    """SettingMismatch names the first setting that is not what was asked."""
+    for (link, way), direction in asked.items():
+        for field in fields(Direction):
+            wanted, seen = getattr(direction, field.name), getattr(found[link, way], field.name)
+            if not _same(field.name, wanted, seen):
+                raise SettingMismatch(f"link {link} {way}", field.name, wanted, seen)
+
+
+def _same(name: str, wanted: object, seen: object) -> bool:
+    if isinstance(wanted, LossBursts) and isinstance(seen, LossBursts):
+        return all(
+            _same(field.name, getattr(wanted, field.name), getattr(seen, field.name))
+            for field in fields(LossBursts)
+        )
+    if isinstance(wanted, float) and isinstance(seen, float):
+        tolerance = TOLERANCES.get(name, SHARE_TOLERANCE)
+        return abs(wanted - seen) <= max(tolerance, RATE_TOLERANCE * wanted if name == "rate_bps" else 0.0)
+    return wanted == seen
