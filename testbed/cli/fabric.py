@@ -15,7 +15,7 @@ from rich.table import Table
 
 from testbed import doctor
 from testbed.cli.scale import choose_scale, choose_stack
-from testbed.config import ConfigError, Problem, Topology, load_topology
+from testbed.config import ConfigError, LossBursts, Problem, Topology, load_topology
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
 from testbed.controller import POLICIES
 from testbed.fabric.errors import FabricError
@@ -34,6 +34,7 @@ DatapathOption = Annotated[
     str | None,
     typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
 ]
+EVENTS = ("duplicate", "reorder", "corrupt")
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 
 
@@ -129,20 +130,31 @@ def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
     for entry in shown["hosts"]:
         hosts.add_row(entry["name"], entry["building"], str(entry["rank"]), entry["ip"])
     console.print(hosts)
-    links = Table("WAN link", "plane", "rate", "delay", "jitter", "loss", "queue")
+    links = Table("WAN link", "plane", "rate", "delay", "jitter", "loss", "queue", "else")
     for entry in shown["wan"]:
         for here, there, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
-            links.add_row(f"{entry[here]} to {entry[there]}", str(entry["plane"]), *_figures(entry[way]))
+            links.add_row(f"{entry[here]} to {entry[there]}", str(entry["plane"]), *direction_row(entry[way]))
     console.print(links)
 
 
-def _figures(direction: dict[str, Any]) -> list[str]:
+def direction_row(direction: dict[str, Any]) -> list[str]:
+    """Rate, delay, jitter, loss and queue of one direction for people, and whatever else is not as usual."""
+    queue, bursts = format_size(direction["queue_bytes"]), direction["loss_bursts"]
+    if packets := direction["queue_packets"]:
+        queue = f"{packets} packets"
+    jitter = format_duration(direction["jitter_s"])
+    if direction["jitter_s"] and direction["jitter_distribution"] != "uniform":
+        jitter += f" {direction['jitter_distribution']}"
+    more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
+    if ecn_bytes := direction["ecn_bytes"]:
+        more.append(f"marks from {format_size(ecn_bytes)} on")
     return [
         format_rate(direction["rate_bps"]),
         format_duration(direction["delay_s"]),
-        format_duration(direction["jitter_s"]),
-        format_fraction(direction["loss"]),
-        format_size(direction["queue_bytes"]),
+        jitter,
+        f"{LossBursts(**bursts).mean:.3%} in bursts" if bursts else format_fraction(direction["loss"]),
+        queue,
+        ", ".join(more),
     ]
 
 

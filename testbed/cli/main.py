@@ -15,6 +15,7 @@ from rich.console import Console
 
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
+from testbed.cli.link import add_link_commands
 from testbed.cli.run import add_run_commands
 from testbed.cli.virtual import add_virtual_commands
 from testbed.config import ConfigError
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 add_run_commands(app)
 add_fabric_commands(app)
+add_link_commands(app)
 add_file_commands(app)
 add_virtual_commands(app)
 

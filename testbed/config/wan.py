@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -211,17 +211,42 @@ class WanSpec(Strict):
     def direction(self, own: DirectionSpec, mtu: int, size_scale: float) -> Direction:
         """The final figures of one direction."""
         asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
-        rate_bps = asked["rate_bps"] = asked["rate_bps"] / size_scale
-        if packets := asked["queue_packets"]:
-            asked["queue_bytes"] = packets * (mtu + ETHERNET_HEADER_BYTES)
-        else:
-            auto_bytes = rate_bps * 2 * asked["delay_s"] / 8
-            asked["queue_bytes"] = queue_size(asked["queue_bytes"], auto_bytes, mtu, size_scale)
-        if asked["ecn_bytes"]:
-            asked["ecn_bytes"] = max(round(asked["ecn_bytes"] / size_scale), mtu)
-        if bursts := asked["loss_bursts"]:
-            asked["loss_bursts"] = LossBursts(**bursts.model_dump())
-        return Direction(**asked)
+        rate_bps = asked["rate_bps"] / size_scale
+        return Direction(**_final(asked, rate_bps, asked["delay_s"], mtu, size_scale))
+
+
+def change_direction(now: Direction, asked: DirectionSpec, mtu: int, size_scale: float) -> Direction:
+    """What a direction becomes when some of its settings are written anew, the others left as they are.
+
+    What excludes each other goes: a new `loss` ends `loss_bursts`, a new `queue` ends `queue_packets`, and the reverse.
+    """
+    given = {
+        name: value for name in DirectionSpec.model_fields if (value := getattr(asked, name)) is not None
+    }
+    if "loss" in given or "loss_bursts" in given:
+        given = {"loss": 0.0, "loss_bursts": None, **given}
+    if "queue_bytes" in given or "queue_packets" in given:
+        given = {"queue_packets": None, **given}
+    rate_bps = given["rate_bps"] / size_scale if "rate_bps" in given else now.rate_bps
+    return replace(now, **_final(given, rate_bps, given.get("delay_s", now.delay_s), mtu, size_scale))
+
+
+def _final(
+    asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, size_scale: float
+) -> dict[str, Any]:
+    """Settings as a `Direction` has them, of those that are asked for."""
+    final = dict(asked)
+    if "rate_bps" in asked:
+        final["rate_bps"] = rate_bps
+    if asked.get("queue_packets"):
+        final["queue_bytes"] = asked["queue_packets"] * (mtu + ETHERNET_HEADER_BYTES)
+    elif "queue_bytes" in asked:
+        final["queue_bytes"] = queue_size(asked["queue_bytes"], rate_bps * 2 * delay_s / 8, mtu, size_scale)
+    if asked.get("ecn_bytes"):
+        final["ecn_bytes"] = max(round(asked["ecn_bytes"] / size_scale), mtu)
+    if bursts := asked.get("loss_bursts"):
+        final["loss_bursts"] = LossBursts(**bursts.model_dump())
+    return final
 
 
 def first(own: Any, common: Any) -> Any:

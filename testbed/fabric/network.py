@@ -22,10 +22,11 @@ from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, VethLink
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
-from testbed.fabric.verify import verify
+from testbed.fabric.verify import verify, verify_offloads
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
+from testbed.links.settings import asked_of, compare_settings
 from testbed.links.userspace import UserspaceEngine
 
 CONTROLLER_TIMEOUT_S = 30.0
@@ -127,6 +128,7 @@ class Fabric:
         self.engine = self._start_engine()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
         verify(plan, state.pids)
+        verify_offloads(plan, state.pids)
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
         self.engine.compensate(path_excess(plan, state.pids))
@@ -231,6 +233,18 @@ class Fabric:
         """Process id of each building's probe node."""
         return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
 
+    def changed_offloads(self) -> str | None:
+        """What of the interfaces' offloads is not as it was set; None if all is."""
+        return _difference(lambda: verify_offloads(self.plan, self.state.pids))
+
+    def changed_settings(self) -> str | None:
+        """What else is not as it was set, the first of it: rates, delays, queues, parameters; None if all is."""
+        assert self.engine is not None
+        engine = self.engine
+        return _difference(
+            lambda: compare_settings(asked_of(self.plan.wires()), engine.settings())
+        ) or _difference(lambda: verify(self.plan, self.state.pids))
+
     def failure(self) -> str | None:
         """None while all parts work; else one sentence on what broke first."""
         if self.engine is not None and (words := self.engine.failure()):
@@ -258,6 +272,14 @@ class Fabric:
                         node.terminate()
             clean(self._state)
             self._state = self._plan = self.net = self.engine = self.controller = None
+
+
+def _difference(check: Callable[[], None]) -> str | None:
+    try:
+        check()
+    except LinkError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager

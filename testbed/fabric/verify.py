@@ -14,8 +14,28 @@ from testbed.links.setup import known_sysctls, read_sysctl
 from testbed.links.shaping import Shape, verify_shape
 
 
+def verify_offloads(plan: Plan, pids: dict[str, int]) -> None:
+    """No interface of the fabric hands on larger packets than go over the wire. SettingMismatch."""
+    places: dict[int | None, list[str]] = {
+        None: [name for edge in plan.edges for name in edge.interfaces],
+        pids[planning.WAN_NODE]: [port.wan_interface for port in plan.wan_ports],
+    }
+    for building in plan.topology.buildings:
+        ports = [f"p{index}" for index in range(len(building.hosts))]
+        places[pids[plan.leaf(building.name)]] = ["uplink", *ports]
+        places[pids[plan.probe(building.name)]] = ["eth0"]
+        places |= {pids[host.name]: ["eth0"] for host in building.hosts}
+    names = {pid: name for name, pid in pids.items()}
+    for pid, interfaces in places.items():
+        with network_namespace(pid):
+            for interface in interfaces:
+                if on := switched_on(interface):
+                    where = f"{names.get(pid or 0, 'the root namespace')}: {interface}"
+                    raise SettingMismatch(where, on[0], "off", "on")
+
+
 def verify(plan: Plan, pids: dict[str, int]) -> None:
-    """Rates and queues of NICs, MTUs, offloads, kernel parameters, bridge ports. SettingMismatch, LinkError.
+    """Rates and queues of NICs, MTUs, kernel parameters, bridge ports. SettingMismatch, LinkError.
 
     What WAN links are set to, the link engine reads back itself.
     """
@@ -48,8 +68,6 @@ def _verify(plan: Plan, where: str, pid: int | None, interfaces: list[str], shap
             if mtus.get(interface) != plan.topology.mtu:
                 asked = plan.topology.mtu
                 raise SettingMismatch(f"{where}: {interface}", "mtu", asked, mtus.get(interface))
-            if on := switched_on(interface):
-                raise SettingMismatch(f"{where}: {interface}", on[0], "off", "on")
         for key, value in settings.items():
             if (found := read_sysctl(key)) != value:
                 raise SettingMismatch(where, key, value, found)

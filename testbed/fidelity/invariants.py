@@ -54,10 +54,10 @@ class Conservation:
 
 def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     """Every WAN direction's rate, probed before the run."""
-    bound = f"within {RATE_BOUND:.0%}"
     if not measurements:
-        return _no_wan("rate_accuracy", bound)
+        return no_wan("rate_accuracy", f"within {RATE_BOUND:.0%}")
     worst = max(measurements, key=_rate_offence)
+    bound = f"within {100 * (RATE_BOUND + worst.rate_noise):.2g}%"
     error = _rate_error(worst)
     sentence = (
         f"Of all WAN links, {worst.name} is furthest from its rate: asked for "
@@ -72,7 +72,7 @@ def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
         "rate_accuracy",
         bound=bound,
         measured=f"{error:+.2%}" if math.isfinite(error) else "nothing came through",
-        ok=abs(error) <= RATE_BOUND,
+        ok=abs(error) <= RATE_BOUND + worst.rate_noise,
         sentence=sentence,
         severity="caution" if unknown else "untrusted",
     )
@@ -81,7 +81,7 @@ def rate_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
 def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     """Every WAN direction's one-way delay on an idle network, probed before the run."""
     if not measurements:
-        return _no_wan("delay_accuracy", f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)")
+        return no_wan("delay_accuracy", f"within max({DELAY_BOUND:.0%}, {DELAY_BOUND_S * 1e3:g} ms)")
     worst = max(measurements, key=lambda entry: _bad_first(_delay_error_s(entry) / _delay_bound_s(entry)))
     error_s, bound_s = _delay_error_s(worst), _delay_bound_s(worst)
     return Invariant(
@@ -265,7 +265,8 @@ def _unwatched(name: str) -> Invariant:
     return Invariant(name, "watched", "not watched", ok=False, sentence=words)
 
 
-def _no_wan(name: str, bound: str) -> Invariant:
+def no_wan(name: str, bound: str) -> Invariant:
+    """For a topology of one building."""
     return Invariant(name, bound, "not applicable", None, "There are no WAN links.")
 
 
@@ -275,12 +276,12 @@ def _rate_error(entry: LinkMeasurement) -> float:
 
 def _too_fast_for_the_probe(entry: LinkMeasurement) -> bool:
     """Whether this rate seems too low only because the probe could not send faster."""
-    return not entry.saturated and _rate_error(entry) < -RATE_BOUND
+    return not entry.saturated and _rate_error(entry) < -RATE_BOUND - entry.rate_noise
 
 
 def _rate_offence(entry: LinkMeasurement) -> tuple[bool, float]:
     """For comparison: what is known to be wrong is worse than what is not known."""
-    error = _bad_first(_rate_error(entry))
+    error = _bad_first(_rate_error(entry)) - entry.rate_noise
     return error > RATE_BOUND and not _too_fast_for_the_probe(entry), error
 
 

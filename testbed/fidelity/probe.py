@@ -6,6 +6,7 @@ Probe nodes sit unshaped on the edges, and rules pin their addresses to one link
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import statistics
@@ -18,6 +19,7 @@ from testbed.links.shaping import burst_bytes
 from testbed.links.timing import End, one_way_times, receive_stamped, udp_pair
 
 DELAY_PACKETS = 20
+JITTER_PACKETS = 60  # for a spread worth having
 RATE_BOUND = 0.03
 ATTEMPTS = 3
 BLAST_S = 0.3
@@ -37,6 +39,8 @@ class LinkMeasurement:
 
     `rate_bps` and `delay_s` are NaN when nothing came through. `lost` is a share of the packets sent one at a time.
     `saturated` tells whether the probe could send as fast as the link should carry; if not, it may carry more.
+    `rate_noise` is the share by which loss, duplicates and jitter that were asked for can move the measured rate.
+    `spread_s` is the interquartile range of the delays.
     """
 
     a: str
@@ -48,6 +52,8 @@ class LinkMeasurement:
     delay_s: float
     lost: float
     saturated: bool = True
+    rate_noise: float = 0.0
+    spread_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -64,10 +70,11 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
         b = (pids[link.b], probe_address(index, "b"))
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             asked: Direction = getattr(link, direction)
-            times = one_way_times(here, there, DELAY_PACKETS)
+            packets = JITTER_PACKETS if asked.jitter_s else DELAY_PACKETS
+            times = one_way_times(here, there, packets)
             for _ in range(ATTEMPTS):  # a hiccup of the machine passes; a wrong rate stays
-                rate_bps, saturated = _rate(here, there, asked, topology.mtu)
-                if abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND:
+                rate_bps, saturated, noise = _rate(here, there, asked, topology.mtu)
+                if abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND + noise:
                     break
             found.append(
                 LinkMeasurement(
@@ -78,15 +85,29 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
                     asked,
                     rate_bps=rate_bps,
                     delay_s=statistics.median(times) if times else float("nan"),
-                    lost=1 - len(times) / DELAY_PACKETS,
+                    lost=1 - len(times) / packets,
                     saturated=saturated,
+                    rate_noise=noise,
+                    spread_s=_spread(times),
                 )
             )
     return found
 
 
-def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool]:
-    """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps; whether they were."""
+def _spread(times: list[float]) -> float:
+    """Interquartile range."""
+    if len(times) < 4:
+        return float("nan")
+    lower, _, upper = statistics.quantiles(times, n=4)
+    return upper - lower
+
+
+def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool, float]:
+    """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps.
+
+    Loss and duplicates that were asked for are taken out. Also: whether the datagrams were sent fast enough, and the
+    share by which chance can move the rate.
+    """
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
     frame = payload + HEADER_BYTES
@@ -119,8 +140,18 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
     saturated = missing <= DRY * count
     stamps = stamps[max(head, len(stamps) // 3) :]  # a third: a short blast feels the burst for longer
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
-        return float("nan"), saturated
-    return (len(stamps) - 1) * frame * 8 / ((stamps[-1] - stamps[0]) / 1e9), saturated
+        return float("nan"), saturated, 0.0
+    took_s = (stamps[-1] - stamps[0]) / 1e9
+    arriving = (1 - asked.mean_loss) * (1 - asked.corrupt) * (1 + asked.duplicate)
+    changed = asked.mean_loss + asked.corrupt + asked.duplicate
+    noise = 2.6 * math.sqrt(changed * _burstiness(asked) / len(stamps)) + 2 * asked.jitter_s / took_s
+    return (len(stamps) - 1) * frame * 8 / took_s / arriving, saturated, noise
+
+
+def _burstiness(asked: Direction) -> float:
+    """By how much bursts widen the variance of the number of lost packets."""
+    bursts = asked.loss_bursts
+    return 2 / (bursts.enter + bursts.leave) if bursts else 1.0
 
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:

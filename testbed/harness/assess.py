@@ -8,7 +8,15 @@ from pathlib import Path
 
 from testbed.config import Topology
 from testbed.fabric.readback import WanCounters
-from testbed.fidelity import Invariant, LinkMeasurement, Verdict, invariants, judge, read_windows
+from testbed.fidelity import (
+    Invariant,
+    LinkMeasurement,
+    Verdict,
+    invariants,
+    judge,
+    link_invariants,
+    read_windows,
+)
 from testbed.fidelity.invariants import Conservation
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
@@ -22,6 +30,8 @@ class Evidence:
     measurements: Sequence[LinkMeasurement]
     links: Sequence[LinkSample]
     monitor_file: Path | None
+    changed_settings: str | None
+    changed_offloads: str | None
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -34,16 +44,22 @@ def assess(
 ) -> Verdict:
     """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
     spans = [(step.start_s, step.end_s) for step in steps]
+    frames = _conservation(evidence.links)
+    asked = [way for link in evidence.topology.wan for way in (link.a_to_b, link.b_to_a)]
     return judge(
         [
             invariants.rate_accuracy(evidence.measurements),
             invariants.delay_accuracy(evidence.measurements),
+            link_invariants.jitter_accuracy(evidence.measurements),
+            link_invariants.loss_accuracy(frames, asked),
+            link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
+            link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
                 sum(step.wrong for step in steps), sum(step.checked for step in steps)
             ),
             invariants.wan_bytes_as_computed(expected, observed),
-            invariants.conservation(_conservation(evidence.links), _edges(evidence.links)),
+            invariants.conservation(frames, _edges(evidence.links)),
         ]
     )
 

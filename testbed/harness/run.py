@@ -94,8 +94,9 @@ class Run:
                 with MonitorProcess(directory.partial / MONITOR_FILE) as monitor:
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
                     job.run()
-        self.progress.phase("judging the figures")
-        return self._write(directory, job, measurements, shown)
+            self.progress.phase("judging the figures")
+            changed = fabric.changed_settings(), fabric.changed_offloads()
+        return self._write(directory, job, measurements, shown, changed)
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
@@ -124,6 +125,7 @@ class Run:
         job: Job,
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
+        changed: tuple[str | None, str | None],
     ) -> dict[str, Any]:
         samples, sockets = _read_ranks(directory.partial, len(self.hosts))
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
@@ -133,6 +135,8 @@ class Run:
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
+            changed_settings=changed[0],
+            changed_offloads=changed[1],
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []

@@ -57,6 +57,7 @@ class NetemEngine:
         self._mtu = mtu
         self._seed = seed
         self._asked = asked_of(wires)
+        self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
         self._wan: IPRoute | None = None
         self._edges: IPRoute | None = None
 
@@ -97,6 +98,7 @@ class NetemEngine:
         inner.apply(self._pid)
         outer.apply(self._edges_pid)
         self._asked.update(asked)
+        self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(self._asked, self.settings())
 
     def _netem(self, key: tuple[str, str], asked: Direction) -> str:
@@ -162,7 +164,7 @@ class NetemEngine:
             shaper = read_counters(self._edges, way.shaper)
             out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
             came = int(received[way.entry]["rx_packets"])
-            twice = max(0, out + lost + held - came) if self._asked[way.key].duplicate else 0
+            twice = max(0, out + lost + held - came) if way.key in self._doubled else 0
             directions[way.key] = DirectionAccount(
                 in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,

@@ -99,8 +99,12 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
             )
         # RED as a step: its average follows the queue within two packets, and from ecn_bytes on everything is marked;
         # nodrop: what cannot be marked is dropped only when the queue is full.
-        step = shape.ecn_bytes
-        marking = f"min {step} max {step + 1} avpkt {step} burst 1 probability 1 ecn nodrop"
+        step, bandwidth_bps = (
+            shape.ecn_bytes,
+            min(round(shape.rate_bps), 32_000_000_000),
+        )  # tc has 32 bits for it
+        marking = f"min {step} max {step + 1} avpkt {step} burst 1 probability 1 bandwidth {bandwidth_bps}bit"
+        marking += " ecn nodrop"
         return f"red limit {shape.queue_bytes} {marking}", "30:"
     if shape.queue_packets:
         return f"pfifo limit {shape.queue_packets}", "20:"
@@ -119,12 +123,12 @@ def read_shape(ipr: IPRoute, interface: str) -> Shape:
     message = _queue(ipr, index)
     if rate is None or message is None:
         raise LinkError(f"{interface}: no HTB class with a queue found on it")
-    kind, options = message.get_attr("TCA_KIND"), _raw(message.get_attr("TCA_OPTIONS"))
+    kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
     rate_bps = float(rate) * 8
     if kind == "red":
-        limit, least = _RED.unpack_from(options, _NETLINK_HEADER_BYTES)
+        limit, least = _RED.unpack_from(_raw(options), _NETLINK_HEADER_BYTES)
         return Shape(rate_bps, limit, ecn_bytes=least)
-    (limit,) = _FIFO.unpack_from(options)
+    (limit,) = (options["limit"],) if isinstance(options, dict) else _FIFO.unpack_from(_raw(options))
     return Shape(rate_bps, 0, queue_packets=limit) if kind == "pfifo" else Shape(rate_bps, limit)
 
 

@@ -160,3 +160,54 @@ def test_bad_options_are_refused_with_status_2(option: tuple[str, str]) -> None:
     assert done.returncode == 2, done.stderr
     assert option[1] in done.stderr
     assert ids_here() == before
+
+
+def test_a_link_is_set_anew_while_it_runs_and_back(fabric_id: str) -> None:
+    def direction(way: str) -> dict[str, object]:
+        shown = json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)
+        found: dict[str, object] = next(link for link in shown["wan"] if link["a"] == "north")[way]
+        return found
+
+    def pings_lost_and_fastest_ms() -> tuple[int, float]:
+        ping = ("ping", "-c", "10", "-i", "0.05", "-W", "1", "south1")
+        said = call("exec", "north1", "--fabric", fabric_id, "--", *ping).stdout
+        times = [float(found) for found in re.findall(r"time=([\d.]+) ms", said)]
+        return 10 - len(times), min(times, default=0.0)
+
+    before = direction("a_to_b"), direction("b_to_a")
+    change = ("link", "set", "north-south-0", "--fabric", fabric_id)
+    done = call(*change, "--way", "a_to_b", "delay=30 ms", "jitter=1 ms", "queue_packets=500")
+    assert done.returncode == 0, done.stderr
+    assert "north-south-0 a_to_b: 100 Mbit/s, 30 ms, 1 ms, 0 %, 500 packets" in done.stderr
+    assert direction("b_to_a") == before[1]
+    assert direction("a_to_b")["delay_s"] == 0.03
+    lost, fastest_ms = pings_lost_and_fastest_ms()
+    assert lost == 0
+    assert 33.5 < fastest_ms < 40
+    assert call(*change, "loss=100 %").returncode == 0
+    assert pings_lost_and_fastest_ms()[0] == 10
+    done = call(*change, "--way", "a_to_b", "delay=5 ms", "jitter=0 s", "loss=0 %", "queue=auto")
+    assert done.returncode == 0, done.stderr
+    assert call(*change, "--way", "b_to_a", "loss=0 %").returncode == 0
+    assert (direction("a_to_b"), direction("b_to_a")) == before
+    assert 9 < pings_lost_and_fastest_ms()[1] < 15
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("north-south-1", "loss=1 %"), "LINK: got north-south-1, expected all, or a link: "),
+        (("north-south-0", "dealy=1 ms"), "link set: dealy: got an unknown key"),
+        (("north-south-0", "delay=1"), "delay: got 1, expected a duration"),
+        (("north-south-0", "jitter=1 s"), "jitter: got 1 s with a delay of 0.005 s"),
+        (("all", "loss=1 %", "--way", "up"), "--way: got up, expected a_to_b or b_to_a"),
+    ],
+)
+def test_a_wrong_setting_of_a_link_changes_nothing(
+    fabric_id: str, arguments: tuple[str, ...], words: str
+) -> None:
+    before = call("inspect", "--fabric", fabric_id, "--json").stdout
+    done = call("link", "set", *arguments, "--fabric", fabric_id)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert call("inspect", "--fabric", fabric_id, "--json").stdout == before

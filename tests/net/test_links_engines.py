@@ -33,6 +33,8 @@ pytestmark = pytest.mark.net
 
 MTU = 9000
 LEFT, RIGHT = "10.99.0.1", "10.99.0.2"
+# More than one bit apart: a corrupted source must not teach the bridges that the other host lives here.
+MACS = {"a": "02:00:00:00:00:0a", "b": "02:00:00:00:ff:f5"}
 FORTH, BACK = ("l", "a_to_b"), ("l", "b_to_a")
 
 
@@ -70,7 +72,7 @@ def line() -> Iterator[Line]:
                 for interface in interfaces:
                     setup.add_interface(interface, MTU)
                 setup.apply(space.pid)
-            mac, other_mac = (f"02:00:00:00:00:0{end}" for end in (side, "ba"[side == "b"]))
+            mac, other_mac = (MACS[end] for end in (side, "ba"[side == "b"]))
             other = RIGHT if host is left else LEFT
             run_script(
                 host.pid,

@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,43 +15,9 @@ import psutil
 import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
+from tests.net.runs import ROOT, owned, run_testbed, start, wait_for, write_scenario
 
 pytestmark = pytest.mark.net
-
-ROOT = Path(__file__).parents[2]
-SCENARIO = """
-name: small
-topology: {topology}
-ranks: {ranks}
-workload:
-  model: {{dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 4, ffn_dim: 512, vocab_size: 1000}}
-  bucket_cap: 1 MiB
-  sequence_length: 64
-  peak_flops: 20 Gflop/s
-algorithms: [ring, hierarchical]
-trials: {trials}
-scale: {{size_scale: {size_scale}}}
-"""
-
-
-def write_scenario(folder: Path, **changes: Any) -> Path:
-    values = {
-        "ranks": 6,
-        "trials": 2,
-        "size_scale": 1,
-        "topology": ROOT / "topologies" / "three-buildings.yaml",
-    }
-    path = folder / "small.yaml"
-    path.write_text(SCENARIO.format(**{**values, **changes}))
-    return path
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "testbed", *map(str, arguments)]
-
-
-def run_testbed(*arguments: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -116,46 +80,6 @@ def test_the_run_directory_is_complete(finished: tuple[Path, dict[str, Any]]) ->
     assert {sample["operation"] for sample in samples} >= {"forward", "backward", "all_reduce", "step"}
     assert all(sample["end_s"] >= sample["start_s"] for sample in samples)
     assert run_testbed("check", folder / "scenario.yaml").returncode == 0
-
-
-def wait_for(condition: Any, timeout_s: float = 40) -> Any:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
-
-
-def owned(run: subprocess.Popen[str], words: str) -> list[psutil.Process]:
-    """The run's own processes whose command line contains the words."""
-    ids = {state.id for state in load_all() if state.owner_pid == run.pid}
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(ENVIRONMENT_MARK) in ids and words in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def start(folder: Path) -> tuple[subprocess.Popen[str], list[str]]:
-    """A run long enough to be disturbed, and what it says on standard error, which is read all the time."""
-    run = subprocess.Popen(
-        command("run", write_scenario(folder, trials=500), "--output", folder / "out"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    said: list[str] = []
-
-    def read() -> None:
-        assert run.stderr is not None
-        said.extend(iter(run.stderr.readline, ""))
-
-    threading.Thread(target=read, daemon=True).start()
-    return run, said
 
 
 def assert_nothing_left(run: subprocess.Popen[str], folder: Path, fabric_id: str) -> None:
@@ -236,26 +160,6 @@ def test_what_a_killed_run_leaves_is_cleaned_and_only_that(tmp_path: Path) -> No
     finally:
         bystander.kill()
         bystander.wait()
-
-
-def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
-    """Somebody else's work on every core: the step time may or may not suffer, the verdict must."""
-    hogs = [
-        subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() > 1: pass"])
-        for _ in range(os.cpu_count() or 1)
-    ]
-    try:
-        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
-    assert done.returncode in (0, 3), done.stderr
-    summary = json.loads(done.stdout)
-    for variant in summary["variants"]:
-        headroom = next(e for e in variant["verdict"]["invariants"] if e["name"] == "cpu_headroom")
-        assert headroom["ok"] is False
-        assert variant["verdict"]["status"] != "trusted"
 
 
 def test_a_scenario_beyond_the_host_is_refused_before_anything_is_built(tmp_path: Path) -> None:

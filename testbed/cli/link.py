@@ -1,0 +1,69 @@
+"""Commands on the WAN links of a network that is up: link set."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from testbed.cli.fabric import FabricOption, direction_row
+from testbed.config import ConfigError, Direction, Problem
+from testbed.config.loading import Document, Origin, did_you_mean
+from testbed.config.model import validate
+from testbed.config.wan import DirectionSpec, change_direction
+from testbed.fabric.errors import FabricError
+from testbed.fabric.holder import find
+from testbed.fabric.readback import change_engine_settings, engine_settings
+from testbed.links.wire import direction_to_json
+
+WAYS = ("a_to_b", "b_to_a")
+
+
+def add_link_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    link = typer.Typer(no_args_is_help=True, help="WAN links of a network that is up.")
+    link.command(name="set")(set_link)
+    app.add_typer(link, name="link")
+
+
+def set_link(
+    link: Annotated[str, typer.Argument(help="A link, such as east-west-0: a, b and plane. all: every one.")],
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...", help="As in a topology file, such as delay='10 ms' loss='1 %'."
+        ),
+    ],
+    way: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
+    fabric: FabricOption = None,
+) -> None:
+    """Change a link of a running network in place: packets on their way keep their times. All else stays as it is."""
+    if way not in (*WAYS, None):
+        raise ConfigError([Problem("command line", None, "--way", str(way), " or ".join(WAYS))])
+    if os.geteuid() != 0:
+        raise FabricError("changing a link needs root: run it through sudo")
+    document = Document("link set", {}, {(): Origin("link set", None)})
+    for setting in settings:
+        document.override(setting)
+    asked = validate(DirectionSpec, document)
+    state = find(fabric)
+    now = engine_settings(state)
+    names = {name for name, _ in now}
+    if link != "all" and link not in names:
+        expected = f"all, or a link: {did_you_mean(link, sorted(names))}"
+        raise ConfigError([Problem("command line", None, "LINK", link, expected)])
+    mtu, scale = state.details["mtu"], state.details["size_scale"]
+    wanted: dict[tuple[str, str], Direction] = {}
+    for (name, found_way), direction in now.items():
+        if link in (name, "all") and way in (found_way, None):
+            wanted[name, found_way] = changed = change_direction(direction, asked, mtu, scale)
+            if changed.jitter_s > changed.delay_s:
+                shown = f"{changed.jitter_s:g} s with a delay of {changed.delay_s:g} s"
+                raise ConfigError([Problem("link set", None, "jitter", shown, "jitter of at most the delay")])
+    change_engine_settings(state, wanted)
+    console = Console(stderr=True, highlight=False)
+    for (name, found_way), direction in wanted.items():
+        figures = [figure for figure in direction_row(direction_to_json(direction)) if figure]
+        console.print(f"{name} {found_way}: {', '.join(figures)}")

@@ -1,0 +1,102 @@
+"""Invariants of what WAN links do to packets, beside rate, delay and conservation. Pure; bounds: docs/fidelity.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from testbed.config import Direction
+from testbed.fidelity.invariants import Conservation, no_wan
+from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.verdict import Invariant
+
+SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
+# Interquartile range of the delay over the size of the jitter: uniform within +-1; normal; Pareto of shape 3, whose
+# quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
+SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
+LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
+
+
+def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
+    """How much every WAN direction's delay varies, probed before the run on the idle network."""
+    bound = f"within a factor of {SPREAD_BOUND:g}, or {SPREAD_BOUND_S * 1e3:g} ms"
+    if not measurements:
+        return no_wan("jitter_accuracy", bound)
+    worst = max(measurements, key=_spread_offence)
+    expected_s = _expected_spread_s(worst.asked)
+    return Invariant(
+        "jitter_accuracy",
+        bound=bound,
+        measured=f"{worst.spread_s * 1e3:.3g} ms"
+        if math.isfinite(worst.spread_s)
+        else "nothing came through",
+        ok=_spread_offence(worst) <= 1,
+        sentence=f"Of all WAN links, {worst.name} is furthest from its jitter: the middle half of its delays should "
+        f"lie within {expected_s * 1e3:.3g} ms, and lies within {worst.spread_s * 1e3:.3g}.",
+        severity="caution",
+    )
+
+
+def _expected_spread_s(asked: Direction) -> float:
+    return asked.jitter_s * SPREADS[asked.jitter_distribution]
+
+
+def _spread_offence(entry: LinkMeasurement) -> float:
+    """Above 1 where the spread is out of bounds."""
+    expected_s, found_s = _expected_spread_s(entry.asked), entry.spread_s
+    if math.isnan(found_s):
+        return 0.0  # nothing came through: loss and delay say so
+    least_s, most_s = expected_s / SPREAD_BOUND, expected_s * SPREAD_BOUND
+    if found_s < least_s:
+        return (expected_s - found_s) / max(expected_s - least_s, SPREAD_BOUND_S)
+    return (found_s - expected_s) / max(most_s - expected_s, SPREAD_BOUND_S)
+
+
+def loss_accuracy(links: Sequence[Conservation], asked: Sequence[Direction]) -> Invariant:
+    """How many frames of the whole run each WAN direction lost, counted at its two ends, not by the link itself."""
+    bound = f"within {LOSS_DEVIATIONS:g} standard deviations; none where none is asked for"
+    if not links:
+        return no_wan("loss_accuracy", bound)
+    rows = [
+        (*_lost(link), _deviation(_lost(link)[1], way), link, way)
+        for link, way in zip(links, asked, strict=True)
+    ]
+    lost, travelled, deviation, link, way = max(
+        rows, key=lambda row: abs(row[0] - row[1] * row[4].mean_loss) / max(row[2], 1e-9)
+    )
+    off = abs(lost - travelled * way.mean_loss)
+    return Invariant(
+        "loss_accuracy",
+        bound=bound,
+        measured=f"{lost} of {travelled} frames",
+        ok=off <= LOSS_DEVIATIONS * deviation,
+        sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
+        f"{lost} did not arrive, where {travelled * way.mean_loss:.4g} were to be expected.",
+    )
+
+
+def _lost(link: Conservation) -> tuple[int, int]:
+    """(frames that did not arrive, frames that were put on the fibre)."""
+    travelled = link.taken_in - link.dropped - link.held
+    return travelled + link.duplicated - link.arrived, travelled
+
+
+def _deviation(travelled: int, asked: Direction) -> float:
+    """Standard deviation of the number of frames lost; bursts widen it."""
+    share = asked.mean_loss
+    variance = travelled * share * (1 - share)
+    if bursts := asked.loss_bursts:
+        variance *= 2 / (bursts.enter + bursts.leave)
+    return math.sqrt(variance)
+
+
+def settings_in_force(name: str, what: str, difference: str | None) -> Invariant:
+    """Whether what was set before the run still is after it; `difference` is the first that is not."""
+    words = f"What was set of {what} was still in force after the last step."
+    return Invariant(
+        name,
+        bound="as set",
+        measured="as set" if difference is None else "changed",
+        ok=difference is None,
+        sentence=words if difference is None else f"After the last step it was otherwise: {difference}.",
+    )

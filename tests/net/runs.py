@@ -1,0 +1,91 @@
+"""Runs of a small scenario for tests: started, watched, disturbed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from testbed.fabric.state import ENVIRONMENT_MARK, load_all
+
+ROOT = Path(__file__).parents[2]
+SCENARIO = """
+name: small
+topology: {topology}
+ranks: {ranks}
+workload:
+  model: {{dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 4, ffn_dim: 512, vocab_size: 1000}}
+  bucket_cap: 1 MiB
+  sequence_length: 64
+  peak_flops: 20 Gflop/s
+algorithms: [ring, hierarchical]
+trials: {trials}
+scale: {{size_scale: {size_scale}}}
+"""
+
+
+def write_scenario(folder: Path, **changes: Any) -> Path:
+    values = {
+        "ranks": 6,
+        "trials": 2,
+        "size_scale": 1,
+        "topology": ROOT / "topologies" / "three-buildings.yaml",
+    }
+    path = folder / "small.yaml"
+    path.write_text(SCENARIO.format(**{**values, **changes}))
+    return path
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "testbed", *map(str, arguments)]
+
+
+def run_testbed(*arguments: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def wait_for(condition: Any, timeout_s: float = 40) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+def owned(run: subprocess.Popen[str], words: str) -> list[psutil.Process]:
+    """The run's own processes whose command line contains the words."""
+    ids = {state.id for state in load_all() if state.owner_pid == run.pid}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(ENVIRONMENT_MARK) in ids and words in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def start(
+    folder: Path, trials: int = 500, more: tuple[str, ...] = ()
+) -> tuple[subprocess.Popen[str], list[str]]:
+    """A run long enough to be disturbed, and what it says on standard error, which is read all the time."""
+    run = subprocess.Popen(
+        command("run", write_scenario(folder, trials=trials), "--output", folder / "out", *more),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said: list[str] = []
+
+    def read() -> None:
+        assert run.stderr is not None
+        said.extend(iter(run.stderr.readline, ""))
+
+    threading.Thread(target=read, daemon=True).start()
+    return run, said

@@ -1,0 +1,145 @@
+"""Planted distortions must turn the verdict, and the right invariant must name them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.fabric.readback import CONTROL_SOCKET, engine_settings
+from testbed.fabric.state import FabricState, load_all
+from testbed.links.command import run_script
+from testbed.links.userspace import change_settings
+from tests.net.runs import owned, run_testbed, start, wait_for, write_scenario
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.real_clock("lies are planted while the testbed is not looking, from another process"),
+]
+
+TRIALS = 8
+
+
+def change(state: FabricState, **settings: Any) -> None:
+    """Set every WAN direction of the userspace engine, as nobody is supposed to during a run."""
+    asked = {key: dataclasses.replace(now, **settings) for key, now in engine_settings(state).items()}
+    change_settings(state.folder / CONTROL_SOCKET, asked)
+
+
+def lengthen_delay(state: FabricState, run: subprocess.Popen[str]) -> None:
+    change(state, delay_s=0.012)
+
+
+def halve_rate(state: FabricState, run: subprocess.Popen[str]) -> None:
+    change(state, rate_bps=10e6)
+
+
+def lose_a_hundredth(state: FabricState, run: subprocess.Popen[str]) -> None:
+    change(state, loss=0.01)
+
+
+def drop_for_a_while(state: FabricState, run: subprocess.Popen[str]) -> None:
+    change(state, loss=1.0)
+    time.sleep(0.2)
+    change(state, loss=0.0)
+
+
+def stop_the_engine(state: FabricState, run: subprocess.Popen[str]) -> None:
+    (engine,) = owned(run, "testbed.links.emulator")
+    engine.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    engine.send_signal(signal.SIGCONT)
+
+
+def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None:
+    run_script(state.pids["north1"], ["ethtool -K eth0 gro on"])
+
+
+@pytest.mark.parametrize(
+    ("lie", "moment", "names"),
+    [
+        (lengthen_delay, "step", {"settings_in_force"}),
+        (halve_rate, "step", {"settings_in_force"}),
+        (halve_rate, "measuring", {"rate_accuracy", "settings_in_force"}),
+        (lose_a_hundredth, "step", {"loss_accuracy", "settings_in_force"}),
+        (drop_for_a_while, "step", {"loss_accuracy"}),
+        (stop_the_engine, "step", {"emulator_lateness"}),
+        (switch_an_offload_on, "step", {"offload_state"}),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_a_lie_is_detected_and_named(
+    lie: Callable[[FabricState, subprocess.Popen[str]], None], moment: str, names: set[str], tmp_path: Path
+) -> None:
+    run, said = start(tmp_path, trials=TRIALS, more=("--link-engine", "userspace"))
+    try:
+        wait_for(lambda: any(moment in line for line in said))
+        lie(next(state for state in load_all() if state.owner_pid == run.pid), run)
+        assert run.wait(100) == 3, "".join(said)
+    finally:
+        run.kill()
+        run.wait()
+    assert_named(json.loads((tmp_path / "out/summary.json").read_text()), names)
+
+
+def assert_named(summary: dict[str, Any], names: set[str]) -> None:
+    """At least one variant is not trusted, and these invariants do not hold there."""
+    caught = [
+        {entry["name"] for entry in variant["verdict"]["invariants"] if entry["ok"] is False}
+        for variant in summary["variants"]
+        if variant["verdict"]["status"] != "trusted"
+    ]
+    assert any(names <= failed for failed in caught), caught
+
+
+WRONG_RANK = """
+import sys
+if "testbed.harness.launcher" in sys.orig_argv:
+    import testbed.collectives
+    honest = testbed.collectives.fill
+    def fill(array, rank, salt=0, op="sum"):
+        honest(array, rank, salt, op)
+        if rank == 1:
+            array[array.size // 2] += 1
+    testbed.collectives.fill = fill
+"""
+
+
+def test_a_rank_with_a_wrong_sum_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lie").mkdir()
+    (tmp_path / "lie/sitecustomize.py").write_text(WRONG_RANK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lie"))
+    done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
+    assert done.returncode == 3, done.stderr
+    summary = json.loads(done.stdout)
+    assert_named(summary, {"payload_correct"})
+    assert "untrusted" in done.stderr
+
+
+def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
+    """Somebody else's work on every core: the step time may or may not suffer, the verdict must."""
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() > 1: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert done.returncode in (0, 3), done.stderr
+    summary = json.loads(done.stdout)
+    for variant in summary["variants"]:
+        headroom = next(e for e in variant["verdict"]["invariants"] if e["name"] == "cpu_headroom")
+        assert headroom["ok"] is False
+        assert variant["verdict"]["status"] != "trusted"

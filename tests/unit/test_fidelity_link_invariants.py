@@ -1,0 +1,95 @@
+"""Jitter, loss and settings in force: what passes, what does not, and what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from testbed.config import Direction, LossBursts
+from testbed.fidelity import LinkMeasurement
+from testbed.fidelity.invariants import Conservation
+from testbed.fidelity.link_invariants import jitter_accuracy, loss_accuracy, settings_in_force
+
+PLAIN = Direction(1e9, 0.005, 0.0, 0.0, 1_000_000)
+
+
+def measured(asked: Direction, spread_s: float, name: str = "east") -> LinkMeasurement:
+    return LinkMeasurement(name, "west", 0, "a_to_b", asked, 1e9, 0.005, 0.0, spread_s=spread_s)
+
+
+@pytest.mark.parametrize(
+    ("jitter_s", "distribution", "spread_s", "ok"),
+    [
+        (0.0, "uniform", 0.0003, True),
+        (0.0, "uniform", 0.0006, False),
+        (0.004, "uniform", 0.004, True),
+        (0.004, "uniform", 0.007, True),
+        (0.004, "uniform", 0.009, False),
+        (0.004, "uniform", 0.001, False),
+        (0.004, "normal", 0.0054, True),
+        (0.004, "normal", 0.0022, False),
+        (0.004, "pareto", 0.00225, True),
+        (0.004, "pareto", 0.0054, False),
+        (0.0001, "uniform", 0.0005, True),  # what a machine adds by itself
+    ],
+)
+def test_jitter(jitter_s: float, distribution: str, spread_s: float, ok: bool) -> None:
+    asked = dataclasses.replace(PLAIN, jitter_s=jitter_s, jitter_distribution=distribution)
+    found = jitter_accuracy([measured(PLAIN, 0.0001, "north"), measured(asked, spread_s)])
+    assert found.ok is ok
+    if not ok:
+        assert "east to west, plane 0" in found.sentence
+        assert found.severity == "caution"
+
+
+def test_without_links_there_is_nothing_to_judge() -> None:
+    assert jitter_accuracy([]).ok is None
+    assert loss_accuracy([], []).ok is None
+
+
+def frames(lost: int, **more: Any) -> Conservation:
+    """A million frames into a link of whom this many are lost."""
+    fields = {"taken_in": 1_000_000, "dropped": 0, "held": 0, "duplicated": 0, "overrun": 0, **more}
+    there = fields["taken_in"] - fields["dropped"] - fields["held"] + fields["duplicated"] - lost
+    return Conservation(
+        "east-west-0 a_to_b",
+        entered=1_000_000,
+        crossed=1_000_000,
+        given_out=there,
+        arrived=there,
+        lost=lost,
+        **fields,
+    )
+
+
+BURSTS = LossBursts(0.001, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "link", "ok"),
+    [
+        ({}, frames(0), True),
+        ({}, frames(1), False),
+        ({}, frames(0, dropped=5000, held=3), True),  # queues drop by design
+        ({"loss": 0.01}, frames(10_200), True),
+        ({"loss": 0.01}, frames(10_400), False),
+        ({"loss": 0.01}, frames(9_600), False),
+        ({"loss": 0.01, "duplicate": 0.1}, frames(10_000, duplicated=100_000), True),
+        ({"loss_bursts": BURSTS}, frames(10_900), True),  # bursts of ten: wider
+        ({"loss_bursts": BURSTS}, frames(13_000), False),
+    ],
+)
+def test_loss(change: dict[str, Any], link: Conservation, ok: bool) -> None:
+    found = loss_accuracy([frames(0), link], [PLAIN, dataclasses.replace(PLAIN, **change)])
+    assert found.ok is ok, found
+    assert "frames on its fibre" in found.sentence
+
+
+def test_settings_in_force() -> None:
+    assert settings_in_force("offload_state", "offloads", None).ok is True
+    found = settings_in_force("offload_state", "offloads", "east1: eth0: tx-checksumming: asked for off")
+    assert found.ok is False
+    assert "east1: eth0" in found.sentence
+    assert found.severity == "untrusted"
