@@ -198,6 +198,7 @@ def by_construction(name: str) -> Invariant:
         "foreign_load": "Other programs of this machine slow the run down, not its clock.",
         "scheduler_lag": "The clock stands still while anything has work to do, so nothing wakes up late.",
         "emulator_lateness": "The kernel's timers fire at their nanosecond: the clock waits for them.",
+        "emulator_stalls": "Whatever holds the link engine up holds the clock up, too.",
     }
     return Invariant(name, "none needed", "cannot fail", None, words[name])
 

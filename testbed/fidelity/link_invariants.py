@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from testbed.config import Direction
 from testbed.fidelity.invariants import Conservation, no_wan
 from testbed.fidelity.probe import LinkMeasurement
-from testbed.fidelity.verdict import Invariant
+from testbed.fidelity.verdict import Invariant, graded
 
 SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
 # Interquartile range of the delay over the size of the jitter: uniform within +-1; normal; Pareto of shape 3, whose
 # quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
 SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
+STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
 LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
 
 
@@ -88,6 +89,29 @@ def _deviation(travelled: int, asked: Direction) -> float:
     if bursts := asked.loss_bursts:
         variance *= 2 / (bursts.enter + bursts.leave)
     return math.sqrt(variance)
+
+
+def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:
+    """How much of the measured steps the link engine spent behind its time.
+
+    `late_s` is the sum, over the samples taken during them, of the worst lateness since the sample before: None for an
+    engine inside the kernel. Few frames are late in a stall, since few are sent while everybody waits: the share of
+    frames that were late says nothing of it.
+    """
+    bound = f"at most {STALLED_CAUTION:.0%} of the time"
+    if late_s is None:
+        words = "The kernel releases the frames by its own timers."
+        return Invariant("emulator_stalls", bound, "not applicable", None, words)
+    share = late_s / watched_s if watched_s else 0.0
+    return graded(
+        "emulator_stalls",
+        share,
+        STALLED_CAUTION,
+        STALLED_UNTRUSTED,
+        bound=bound,
+        measured=f"{share:.1%} of the time",
+        sentence=f"The link engine was behind its time for {late_s:.3g} s of {watched_s:.3g} s of measured steps.",
+    )
 
 
 def settings_in_force(name: str, what: str, difference: str | None) -> Invariant:

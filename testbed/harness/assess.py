@@ -67,7 +67,7 @@ def assess(
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
     """Whether machine and link engine kept up."""
     if evidence.monitor_file is None:
-        names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness")
+        names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
         return [invariants.by_construction(name) for name in names]
     window = read_windows(evidence.monitor_file, list(spans))
     counts, bounds_s = _lateness(evidence.links, spans)
@@ -76,7 +76,25 @@ def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> lis
         invariants.foreign_load(window),
         invariants.scheduler_lag(window),
         invariants.emulator_lateness(counts, bounds_s),
+        link_invariants.emulator_stalls(
+            _stalled_s(evidence.links, spans), sum(end - start for start, end in spans)
+        ),
     ]
+
+
+def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:
+    """Sum of the worst lateness of all directions between two samples, of samples in the spans or right after one."""
+    total_s = 0.0
+    for start_s, end_s in spans:
+        inside = [sample for sample in links if start_s < sample.time_s <= end_s]
+        inside += [sample for sample in links if sample.time_s > end_s][:1]
+        for sample in inside:
+            late = [account.lateness_max_s for account in sample.account.directions.values()]
+            known = [value for value in late if value is not None]
+            if late and not known:
+                return None
+            total_s += max(known, default=0.0)
+    return total_s
 
 
 def _lateness(

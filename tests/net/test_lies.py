@@ -26,13 +26,26 @@ pytestmark = [
     pytest.mark.real_clock("lies are planted while the testbed is not looking, from another process"),
 ]
 
-TRIALS = 8
+TRIALS = 3
+# A small model on slow links: a step takes a second or two.
+SMALLER = (
+    "--set",
+    "workload.model.dim=128",
+    "--set",
+    "workload.model.ffn_dim=256",
+    "--set",
+    "algorithms=[ring]",
+)
+OPTIONS = ("--link-engine", "userspace", *SMALLER)
 
 
 def change(state: FabricState, **settings: Any) -> None:
     """Set every WAN direction of the userspace engine, as nobody is supposed to during a run."""
-    asked = {key: dataclasses.replace(now, **settings) for key, now in engine_settings(state).items()}
-    change_settings(state.folder / CONTROL_SOCKET, asked)
+    now = engine_settings(state)
+    change_settings(
+        state.folder / CONTROL_SOCKET,
+        {key: dataclasses.replace(direction, **settings) for key, direction in now.items()},
+    )
 
 
 def lengthen_delay(state: FabricState, run: subprocess.Popen[str]) -> None:
@@ -40,7 +53,11 @@ def lengthen_delay(state: FabricState, run: subprocess.Popen[str]) -> None:
 
 
 def halve_rate(state: FabricState, run: subprocess.Popen[str]) -> None:
-    change(state, rate_bps=10e6)
+    now = engine_settings(state)
+    change_settings(
+        state.folder / CONTROL_SOCKET,
+        {key: dataclasses.replace(way, rate_bps=way.rate_bps / 2) for key, way in now.items()},
+    )
 
 
 def lose_a_hundredth(state: FabricState, run: subprocess.Popen[str]) -> None:
@@ -72,7 +89,7 @@ def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None
         (halve_rate, "measuring", {"rate_accuracy", "settings_in_force"}),
         (lose_a_hundredth, "step", {"loss_accuracy", "settings_in_force"}),
         (drop_for_a_while, "step", {"loss_accuracy"}),
-        (stop_the_engine, "step", {"emulator_lateness"}),
+        (stop_the_engine, "step 2", {"emulator_stalls"}),
         (switch_an_offload_on, "step", {"offload_state"}),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
@@ -80,7 +97,7 @@ def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None
 def test_a_lie_is_detected_and_named(
     lie: Callable[[FabricState, subprocess.Popen[str]], None], moment: str, names: set[str], tmp_path: Path
 ) -> None:
-    run, said = start(tmp_path, trials=TRIALS, more=("--link-engine", "userspace"))
+    run, said = start(tmp_path, trials=TRIALS, more=OPTIONS)
     try:
         wait_for(lambda: any(moment in line for line in said))
         lie(next(state for state in load_all() if state.owner_pid == run.pid), run)
@@ -118,11 +135,11 @@ def test_a_rank_with_a_wrong_sum_is_detected(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "lie").mkdir()
     (tmp_path / "lie/sitecustomize.py").write_text(WRONG_RANK)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lie"))
-    done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
+    done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json", *SMALLER)
     assert done.returncode == 3, done.stderr
     summary = json.loads(done.stdout)
     assert_named(summary, {"payload_correct"})
-    assert "untrusted" in done.stderr
+    assert summary["status"] == "untrusted"
 
 
 def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
@@ -132,7 +149,7 @@ def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
         for _ in range(os.cpu_count() or 1)
     ]
     try:
-        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json")
+        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json", *SMALLER)
     finally:
         for hog in hogs:
             hog.kill()

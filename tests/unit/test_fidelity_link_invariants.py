@@ -10,7 +10,12 @@ import pytest
 from testbed.config import Direction, LossBursts
 from testbed.fidelity import LinkMeasurement
 from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.link_invariants import jitter_accuracy, loss_accuracy, settings_in_force
+from testbed.fidelity.link_invariants import (
+    emulator_stalls,
+    jitter_accuracy,
+    loss_accuracy,
+    settings_in_force,
+)
 
 PLAIN = Direction(1e9, 0.005, 0.0, 0.0, 1_000_000)
 
@@ -85,6 +90,18 @@ def test_loss(change: dict[str, Any], link: Conservation, ok: bool) -> None:
     found = loss_accuracy([frames(0), link], [PLAIN, dataclasses.replace(PLAIN, **change)])
     assert found.ok is ok, found
     assert "frames on its fibre" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("late_s", "ok", "severity"),
+    [(0.0, True, ""), (0.9, True, ""), (1.5, False, "caution"), (4, False, "untrusted")],
+)
+def test_stalls(late_s: float, ok: bool, severity: str) -> None:
+    found = emulator_stalls(late_s, 10.0)
+    assert found.ok is ok
+    assert ok or found.severity == severity
+    assert emulator_stalls(None, 10.0).ok is None
+    assert emulator_stalls(0.0, 0.0).ok is True
 
 
 def test_settings_in_force() -> None:
