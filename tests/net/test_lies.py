@@ -72,9 +72,11 @@ def drop_for_a_while(state: FabricState, run: subprocess.Popen[str]) -> None:
 
 def stop_the_engine(state: FabricState, run: subprocess.Popen[str]) -> None:
     (engine,) = owned(run, "testbed.links.emulator")
-    engine.send_signal(signal.SIGSTOP)
-    time.sleep(1.5)
-    engine.send_signal(signal.SIGCONT)
+    for _ in range(4):  # some of it hits a step, and not only the checks between two
+        engine.send_signal(signal.SIGSTOP)
+        time.sleep(0.8)
+        engine.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
 
 
 def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None:
