@@ -10,7 +10,7 @@ from rich.console import Console
 
 from testbed.cli.fabric import FabricOption, direction_row
 from testbed.config import ConfigError, Direction, Problem
-from testbed.config.loading import Document, Origin, did_you_mean
+from testbed.config.loading import Document, Origin, did_you_mean, parse_override
 from testbed.config.model import validate
 from testbed.config.wan import DirectionSpec, change_direction
 from testbed.fabric.errors import FabricError
@@ -18,6 +18,7 @@ from testbed.fabric.holder import find
 from testbed.fabric.readback import change_engine_settings, engine_settings
 from testbed.links.wire import direction_to_json
 
+COMMAND = "link set"
 WAYS = ("a_to_b", "b_to_a")
 
 
@@ -44,9 +45,10 @@ def set_link(
         raise ConfigError([Problem("command line", None, "--way", str(way), " or ".join(WAYS))])
     if os.geteuid() != 0:
         raise FabricError("changing a link needs root: run it through sudo")
-    document = Document("link set", {}, {(): Origin("link set", None)})
+    document = Document(COMMAND, {}, {(): Origin(COMMAND, None)})
     for setting in settings:
-        document.override(setting)
+        key, value = parse_override(setting, COMMAND)
+        document.data[key] = value
     asked = validate(DirectionSpec, document)
     state = find(fabric)
     now = engine_settings(state)
@@ -61,7 +63,7 @@ def set_link(
             wanted[name, found_way] = changed = change_direction(direction, asked, mtu, scale)
             if changed.jitter_s > changed.delay_s:
                 shown = f"{changed.jitter_s:g} s with a delay of {changed.delay_s:g} s"
-                raise ConfigError([Problem("link set", None, "jitter", shown, "jitter of at most the delay")])
+                raise ConfigError([Problem(COMMAND, None, "jitter", shown, "jitter of at most the delay")])
     change_engine_settings(state, wanted)
     console = Console(stderr=True, highlight=False)
     for (name, found_way), direction in wanted.items():

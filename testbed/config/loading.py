@@ -75,17 +75,18 @@ def dotted(location: Location) -> str:
     return ".".join(map(str, location))
 
 
-def parse_override(assignment: str) -> tuple[str, Any]:
-    """Path and value of "path=value". ConfigError for another form or a value that is not YAML."""
+def parse_override(assignment: str, source: str = OVERRIDES) -> tuple[str, Any]:
+    """Path and value of "path=value", given in `source`. ConfigError for another form or a value that is not YAML."""
     path, equals, text = assignment.partition("=")
     path = path.strip()
     if not equals or not all(path.split(".")):
-        raise ConfigError([Problem(OVERRIDES, None, "", repr(assignment), "PATH=VALUE, such as trials=3")])
+        example = "PATH=VALUE, such as trials=3" if source == OVERRIDES else "KEY=VALUE, such as loss=1%"
+        raise ConfigError([Problem(source, None, "", repr(assignment), example)])
     try:
         return path, yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):
         expected = "a value in YAML, such as 3, 5 ms or [ring]"
-        raise ConfigError([Problem(OVERRIDES, None, path, repr(text), expected)]) from None
+        raise ConfigError([Problem(source, None, path, repr(text), expected)]) from None
 
 
 def _key(path: str, parent: Location, around: Any, part: str) -> str | int:

@@ -198,6 +198,7 @@ def test_a_link_is_set_anew_while_it_runs_and_back(fabric_id: str) -> None:
     [
         (("north-south-1", "loss=1 %"), "LINK: got north-south-1, expected all, or a link: "),
         (("north-south-0", "dealy=1 ms"), "link set: dealy: got an unknown key"),
+        (("north-south-0", "delay"), "link set: got 'delay', expected KEY=VALUE"),
         (("north-south-0", "delay=1"), "delay: got 1, expected a duration"),
         (("north-south-0", "jitter=1 s"), "jitter: got 1 s with a delay of 0.005 s"),
         (("all", "loss=1 %", "--way", "up"), "--way: got up, expected a_to_b or b_to_a"),
