@@ -50,10 +50,13 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(person: Pe
         rows = {row["name"]: row for row in variant["verdict"]["invariants"]}
         checked = {name for name, row in rows.items() if row["ok"]}
         assert checked == {
-            *("rate_accuracy", "delay_accuracy", "payload_correct", "wan_bytes_as_computed", "conservation"),
+            *("rate_accuracy", "delay_accuracy", "jitter_accuracy", "loss_accuracy", "conservation"),
+            *("settings_in_force", "offload_state", "payload_correct", "wan_bytes_as_computed"),
         }
         cannot_fail = {name for name, row in rows.items() if row["measured"] == "cannot fail"}
-        assert cannot_fail == {"cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness"}
+        assert cannot_fail == {
+            *("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls"),
+        }
         assert variant["wan_bytes"]["expected"] == variant["wan_bytes"]["observed"]
     assert len(manifest["clock"]["parts"]) == 2
     assert manifest["link_engine"] == "netem"
