@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -94,10 +95,15 @@ class WanCounters:
 
 @dataclass(frozen=True)
 class FabricCounters:
-    """All WAN directions, and per building the frames that went into and came out of its edge switch, all ports."""
+    """All WAN directions, and per building the frames that went into and came out of its edge switch, all ports.
+
+    `backlog_drops` are packets that this kernel threw away since it started because too many were on their way
+    from one virtual interface to the next.
+    """
 
     wan: tuple[WanCounters, ...]
     edges: dict[str, tuple[int, int]]
+    backlog_drops: int
 
 
 class CounterReader:
@@ -143,4 +149,9 @@ class CounterReader:
             )
             for edge in plan.edges
         }
-        return FabricCounters(tuple(wan), edges)
+        return FabricCounters(tuple(wan), edges, backlog_drops())
+
+
+def backlog_drops() -> int:
+    """Packets dropped so far at net.core.netdev_max_backlog, of all cores."""
+    return sum(int(line.split()[1], 16) for line in Path("/proc/net/softnet_stat").read_text().splitlines())

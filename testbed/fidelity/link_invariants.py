@@ -114,6 +114,20 @@ def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:
     )
 
 
+def drops_only_where_modelled(backlog_drops: int) -> Invariant:
+    """Whether the kernel itself threw packets away between two interfaces, where no link or card has a queue."""
+    return Invariant(
+        "drops_only_where_modelled",
+        bound="0 packets",
+        measured=f"{backlog_drops} packets",
+        ok=backlog_drops == 0,
+        sentence="The kernel handed on every packet between its interfaces."
+        if not backlog_drops
+        else f"The kernel dropped {backlog_drops} packets between interfaces because too many were on their way at "
+        "once (net.core.netdev_max_backlog): TCP waited for lost packets that no link lost.",
+    )
+
+
 def settings_in_force(name: str, what: str, difference: str | None) -> Invariant:
     """Whether what was set before the run still is after it; `difference` is the first that is not."""
     words = f"What was set of {what} was still in force after the last step."

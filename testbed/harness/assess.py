@@ -52,6 +52,7 @@ def assess(
             invariants.delay_accuracy(evidence.measurements),
             link_invariants.jitter_accuracy(evidence.measurements),
             link_invariants.loss_accuracy(frames, asked),
+            link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
             *_timeliness(evidence, spans),
@@ -143,6 +144,10 @@ def _conservation(links: Sequence[LinkSample]) -> list[Conservation]:
             )
         )
     return rows
+
+
+def _backlog_drops(links: Sequence[LinkSample]) -> int:
+    return links[-1].counters.backlog_drops - links[0].counters.backlog_drops
 
 
 def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:

@@ -33,6 +33,7 @@ SETTINGS = {
     # many come at the same instant, and a socket of the usual size would drop some.
     "net/core/rmem_default": str(64 << 20),
     "net/core/rmem_max": str(1 << 30),
+    "net/core/netdev_max_backlog": str(1 << 20),  # all that is sent at one instant passes through it
     "net/core/wmem_max": str(1 << 30),
     # pages: TCP holds itself back only where the guest's memory ends
     "net/ipv4/tcp_mem": f"{1 << 24} {1 << 24} {1 << 24}",

@@ -11,6 +11,7 @@ from testbed.config import Direction, LossBursts
 from testbed.fidelity import LinkMeasurement
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.link_invariants import (
+    drops_only_where_modelled,
     emulator_stalls,
     jitter_accuracy,
     loss_accuracy,
@@ -102,6 +103,13 @@ def test_stalls(late_s: float, ok: bool, severity: str) -> None:
     assert ok or found.severity == severity
     assert emulator_stalls(None, 10.0).ok is None
     assert emulator_stalls(0.0, 0.0).ok is True
+
+
+def test_drops_in_the_kernel() -> None:
+    assert drops_only_where_modelled(0).ok is True
+    found = drops_only_where_modelled(3)
+    assert (found.ok, found.severity) == (False, "untrusted")
+    assert "3 packets" in found.sentence
 
 
 def test_settings_in_force() -> None:
