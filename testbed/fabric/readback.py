@@ -51,8 +51,14 @@ def change_engine_settings(state: FabricState, asked: Mapping[tuple[str, str], D
     """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
     if state.details["link_engine"] == "userspace":
         change_settings(state.folder / CONTROL_SOCKET, asked)
-    else:
-        _netem(state).change(asked)
+        return
+    _netem(state).change(asked)
+    for link in state.details[
+        "wan"
+    ]:  # for the next who reads: the kernel does not tell jitter's distribution
+        changed = {way: asked[name, way] for name, way in asked if name == link["name"]}
+        link["wire"] |= {way: direction_to_json(direction) for way, direction in changed.items()}
+    state.save()
 
 
 def _netem(state: FabricState) -> NetemEngine:

@@ -31,9 +31,8 @@ class Carrier:
     def __init__(self, settings: Direction, seed: str) -> None:
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._overtaking: deque[tuple[int, bytes]] = deque()
-        self._leaving: deque[float] = (
-            deque()
-        )  # when each frame leaves the queue; kept where it is limited in packets
+        # when each frame leaves the queue; kept where that is limited in packets
+        self._leaving: deque[float] = deque()
         self._fibre = Fibre(settings, seed)
         self._free_ns = 0.0  # when the wire has sent all that came
         self._last_release_ns = 0
@@ -44,9 +43,8 @@ class Carrier:
         self._queue_counts = [0] * QUEUE_PARTS
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
         self._lateness_max_ns = 0
-        self.lead_ns = (
-            0  # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
-        )
+        # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
+        self.lead_ns = 0
         self.settings = settings
 
     @property
@@ -67,9 +65,14 @@ class Carrier:
     @property
     def next_release_ns(self) -> int | None:
         """When the next frame is due; None when nothing waits."""
+        waiting = self._first()
+        return waiting[0][0] if waiting else None
+
+    def _first(self) -> deque[tuple[int, bytes]]:
+        """Those of whom the next is due; empty when nothing waits."""
         if self._overtaking and (not self._waiting or self._overtaking[0][0] < self._waiting[0][0]):
-            return self._overtaking[0][0]
-        return self._waiting[0][0] if self._waiting else None
+            return self._overtaking
+        return self._waiting
 
     def accept(self, frame: bytes, arrival_ns: int) -> None:
         """Take a frame that arrived at `arrival_ns`."""
@@ -79,10 +82,13 @@ class Carrier:
         if self._held_bytes > HELD_LIMIT_BYTES:
             self._overrun += 1
             return
+        leaving = self._leaving
+        while leaving and leaving[0] <= arrival_ns:
+            leaving.popleft()
         wait_ns = self._free_ns - arrival_ns
         if wait_ns > 0:
             queued = wait_ns / self._ns_per_byte
-            if self._full(queued + size, arrival_ns):
+            if self._full(queued + size):
                 return
             self._queue_counts[min(int(queued * self._queue_part), QUEUE_PARTS - 1)] += 1
             if queued >= self._ecn_bytes:
@@ -95,7 +101,7 @@ class Carrier:
         self._free_ns = sent_ns
         self._accepted_bytes += size
         if self._queue_packets:
-            self._leaving.append(sent_ns)
+            leaving.append(sent_ns)
         if self._fibre.perfect:
             self._send(
                 frame, max(int(sent_ns) + max(0, self._delay_ns - self.lead_ns), self._last_release_ns)
@@ -103,20 +109,15 @@ class Carrier:
         else:
             self._send_through_fibre(frame, int(sent_ns))
 
-    def _full(self, bytes_with_it: float, now_ns: int) -> bool:
+    def _full(self, bytes_with_it: float) -> bool:
         """Whether the queue has no room; then the frame is dropped."""
-        if self._queue_packets:
-            leaving = self._leaving
-            while leaving and leaving[0] <= now_ns:
-                leaving.popleft()
-            full = len(leaving) >= self._queue_packets
-        else:
-            full = bytes_with_it > self._queue_bytes
+        in_packets, in_bytes = len(self._leaving) + 1, bytes_with_it
+        full = in_packets > self._queue_packets if self._queue_packets else in_bytes > self._queue_bytes
         if full:
             self._dropped += 1
             self._queue_counts[-1] += 1
-        elif bytes_with_it > self._queue_peak_bytes:
-            self._queue_peak_bytes = bytes_with_it
+        elif in_bytes > self._queue_peak_bytes:
+            self._queue_peak_bytes = in_bytes
         return full
 
     def _send_through_fibre(self, frame: bytes, sent_ns: int) -> None:
@@ -139,9 +140,7 @@ class Carrier:
 
     def due(self, now_ns: int) -> bytes | None:
         """The next frame whose time has come, or None. The caller sends it and then calls `sent` or `refused`."""
-        waiting = self._waiting
-        if self._overtaking and (not waiting or self._overtaking[0][0] < waiting[0][0]):
-            waiting = self._overtaking
+        waiting = self._first()
         if not waiting or waiting[0][0] > now_ns:
             return None
         release_ns, frame = waiting.popleft()

@@ -99,7 +99,7 @@ class NetemEngine:
         outer.apply(self._edges_pid)
         self._asked.update(asked)
         self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
-        compare_settings(self._asked, self.settings())
+        compare_settings(asked, self.settings())
 
     def _netem(self, key: tuple[str, str], asked: Direction) -> str:
         held_s = asked.delay_s + 4 * asked.jitter_s + 0.1
@@ -148,10 +148,11 @@ class NetemEngine:
                 self._wan = IPRoute()
             with network_namespace(self._edges_pid):
                 self._edges = IPRoute()
-        links = {link["index"]: link for link in self._wan.get_links()}
-        received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links.values()}
+        links = self._wan.get_links()
+        received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
         qdiscs = {
-            links[message["index"]].get_attr("IFLA_IFNAME"): message.get_attr("TCA_STATS2")
+            names[message["index"]]: message.get_attr("TCA_STATS2")
             for message in self._wan.get_qdiscs()
             if message.get_attr("TCA_KIND") == "netem"
         }
