@@ -53,6 +53,11 @@ class LossBursts:
         bad = self.enter / (self.enter + self.leave)
         return bad * self.loss + (1 - bad) * self.loss_between
 
+    @property
+    def spread(self) -> float:
+        """By how much the variance of the number of lost packets is wider than if each were lost by itself."""
+        return 2 / (self.enter + self.leave)
+
 
 @dataclass(frozen=True)
 class Direction:
@@ -83,6 +88,11 @@ class Direction:
     def mean_loss(self) -> float:
         """Share of packets lost in the long run."""
         return self.loss_bursts.mean if self.loss_bursts else self.loss
+
+    @property
+    def loss_spread(self) -> float:
+        """As `LossBursts.spread`; 1 where each packet is lost by itself."""
+        return self.loss_bursts.spread if self.loss_bursts else 1.0
 
 
 @dataclass(frozen=True)

@@ -58,19 +58,13 @@ def loss_accuracy(links: Sequence[Conservation], asked: Sequence[Direction]) -> 
     bound = f"within {LOSS_DEVIATIONS:g} standard deviations; none where none is asked for"
     if not links:
         return no_wan("loss_accuracy", bound)
-    rows = [
-        (*_lost(link), _deviation(_lost(link)[1], way), link, way)
-        for link, way in zip(links, asked, strict=True)
-    ]
-    lost, travelled, deviation, link, way = max(
-        rows, key=lambda row: abs(row[0] - row[1] * row[4].mean_loss) / max(row[2], 1e-9)
-    )
-    off = abs(lost - travelled * way.mean_loss)
+    link, way = max(zip(links, asked, strict=True), key=lambda row: _loss_offence(*row))
+    lost, travelled = _lost(link)
     return Invariant(
         "loss_accuracy",
         bound=bound,
         measured=f"{lost} of {travelled} frames",
-        ok=off <= LOSS_DEVIATIONS * deviation,
+        ok=_loss_offence(link, way) <= LOSS_DEVIATIONS,
         sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
         f"{lost} did not arrive, where {travelled * way.mean_loss:.4g} were to be expected.",
     )
@@ -82,13 +76,16 @@ def _lost(link: Conservation) -> tuple[int, int]:
     return travelled + link.duplicated - link.arrived, travelled
 
 
+def _loss_offence(link: Conservation, asked: Direction) -> float:
+    """How many standard deviations the loss is off; without bound where none is possible."""
+    lost, travelled = _lost(link)
+    return abs(lost - travelled * asked.mean_loss) / max(_deviation(travelled, asked), 1e-9)
+
+
 def _deviation(travelled: int, asked: Direction) -> float:
     """Standard deviation of the number of frames lost; bursts widen it."""
     share = asked.mean_loss
-    variance = travelled * share * (1 - share)
-    if bursts := asked.loss_bursts:
-        variance *= 2 / (bursts.enter + bursts.leave)
-    return math.sqrt(variance)
+    return math.sqrt(travelled * share * (1 - share) * asked.loss_spread)
 
 
 def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:

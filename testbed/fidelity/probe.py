@@ -144,14 +144,8 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
     took_s = (stamps[-1] - stamps[0]) / 1e9
     arriving = (1 - asked.mean_loss) * (1 - asked.corrupt) * (1 + asked.duplicate)
     changed = asked.mean_loss + asked.corrupt + asked.duplicate
-    noise = 2.6 * math.sqrt(changed * _burstiness(asked) / len(stamps)) + 2 * asked.jitter_s / took_s
+    noise = 2.6 * math.sqrt(changed * asked.loss_spread / len(stamps)) + 2 * asked.jitter_s / took_s
     return (len(stamps) - 1) * frame * 8 / took_s / arriving, saturated, noise
-
-
-def _burstiness(asked: Direction) -> float:
-    """By how much bursts widen the variance of the number of lost packets."""
-    bursts = asked.loss_bursts
-    return 2 / (bursts.enter + bursts.leave) if bursts else 1.0
 
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from testbed.config import Direction, LossBursts
 from testbed.links.errors import SettingMismatch
 from testbed.links.wire import LinkWire
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # How far a kernel's own units may be from what was asked: it keeps whole bytes per second and, for shares, 2^-32;
 # tc shows microseconds, cut off.
@@ -26,10 +30,15 @@ def compare_settings(
 ) -> None:
     """SettingMismatch names the first setting that is not what was asked."""
     for (link, way), direction in asked.items():
-        for field in fields(Direction):
-            wanted, seen = getattr(direction, field.name), getattr(found[link, way], field.name)
-            if not _same(field.name, wanted, seen):
-                raise SettingMismatch(f"link {link} {way}", field.name, wanted, seen)
+        compare_fields(f"link {link} {way}", direction, found[link, way])
+
+
+def compare_fields(where: str, asked: DataclassInstance, found: DataclassInstance) -> None:
+    """SettingMismatch names the first field that is not as asked, within what the kernel's own units allow."""
+    for field in fields(asked):
+        wanted, seen = getattr(asked, field.name), getattr(found, field.name)
+        if not _same(field.name, wanted, seen):
+            raise SettingMismatch(where, field.name, wanted, seen)
 
 
 def _same(name: str, wanted: object, seen: object) -> bool:

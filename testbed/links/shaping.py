@@ -15,7 +15,8 @@ from pyroute2 import IPRoute
 
 from testbed.config import Direction
 from testbed.config.wan import ETHERNET_HEADER_BYTES
-from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.errors import LinkError
+from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here
 
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
@@ -45,14 +46,6 @@ class Shape:
     def of(cls, direction: Direction) -> Shape:
         """What a WAN direction asks of the interface that sends into it."""
         return cls(direction.rate_bps, direction.queue_bytes, direction.queue_packets, direction.ecn_bytes)
-
-    def same(self, other: Shape) -> bool:
-        """Whether the kernel would keep both alike: it keeps whole bytes per second, and one limit."""
-        if abs(self.rate_bps - other.rate_bps) > max(8.0, self.rate_bps * 1e-6):
-            return False
-        if self.queue_packets is None and self.queue_bytes != other.queue_bytes:
-            return False
-        return (self.queue_packets, self.ecn_bytes) == (other.queue_packets, other.ecn_bytes)
 
 
 @dataclass(frozen=True)
@@ -99,10 +92,8 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
             )
         # RED as a step: its average follows the queue within two packets, and from ecn_bytes on everything is marked;
         # nodrop: what cannot be marked is dropped only when the queue is full.
-        step, bandwidth_bps = (
-            shape.ecn_bytes,
-            min(round(shape.rate_bps), 32_000_000_000),
-        )  # tc has 32 bits for it
+        step = shape.ecn_bytes
+        bandwidth_bps = min(round(shape.rate_bps), 32_000_000_000)  # tc has 32 bits for bytes per second
         marking = f"min {step} max {step + 1} avpkt {step} burst 1 probability 1 bandwidth {bandwidth_bps}bit"
         marking += " ecn nodrop"
         return f"red limit {shape.queue_bytes} {marking}", "30:"
@@ -135,11 +126,7 @@ def read_shape(ipr: IPRoute, interface: str) -> Shape:
 def verify_shape(ipr: IPRoute, interface: str, asked: Shape) -> Shape:
     """Read the shape back and compare; SettingMismatch names what differs."""
     found = read_shape(ipr, interface)
-    if not asked.same(found):
-        for name in ("queue_bytes", "queue_packets", "ecn_bytes", "rate_bps"):
-            wanted, seen = getattr(asked, name), getattr(found, name)
-            if wanted != seen and not (name == "queue_bytes" and asked.queue_packets):
-                raise SettingMismatch(interface, name, wanted, seen)
+    compare_fields(interface, asked, found)
     return found
 
 
