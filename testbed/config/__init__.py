@@ -19,7 +19,8 @@ from testbed.config.topology import (
     mac_address,
     probe_address,
 )
-from testbed.config.wan import Direction, LossBursts, WanLink
+from testbed.config.wan import WanLink
+from testbed.directions import Direction, LossBursts
 
 __all__ = [
     "Building",

@@ -27,72 +27,12 @@ from testbed.config.forms import (
 from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict, look
 from testbed.config.units import format_duration, format_fraction, format_size
+from testbed.directions import Direction, LossBursts
 
 # Buffers below this would drop ordinary bursts: switches are not built with less.
 MIN_AUTO_QUEUE_PACKETS = 64
 MIN_QUEUE_PACKETS = 4
 ETHERNET_HEADER_BYTES = 14
-
-
-@dataclass(frozen=True)
-class LossBursts:
-    """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad. All are shares, 0 to 1.
-
-    Before each packet the good channel turns bad with `enter`, the bad one good with `leave`; then the packet is lost
-    with `loss` on the bad channel and `loss_between` on the good one.
-    """
-
-    enter: float
-    leave: float
-    loss: float = 1.0
-    loss_between: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """Share of packets lost in the long run."""
-        bad = self.enter / (self.enter + self.leave)
-        return bad * self.loss + (1 - bad) * self.loss_between
-
-    @property
-    def spread(self) -> float:
-        """By how much the variance of the number of lost packets is wider than if each were lost by itself."""
-        return 2 / (self.enter + self.leave)
-
-
-@dataclass(frozen=True)
-class Direction:
-    """One way of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
-
-    `rate_bps` counts bits of Ethernet frames without preamble and checksum. The queue in front holds `queue_bytes`, or
-    `queue_packets` where that is given, and marks ECN-capable packets that meet `ecn_bytes` or more. The fibre takes
-    `delay_s`, give or take jitter of the size `jitter_s` (uniform: largest deviation; normal and pareto: standard
-    deviation), never less than nothing; `jitter_correlation` is that of successive packets. `loss`, `duplicate`,
-    `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1.
-    """
-
-    rate_bps: float
-    delay_s: float
-    jitter_s: float
-    loss: float
-    queue_bytes: int
-    queue_packets: int | None = None
-    ecn_bytes: int | None = None
-    jitter_distribution: str = "uniform"
-    jitter_correlation: float = 0.0
-    loss_bursts: LossBursts | None = None
-    duplicate: float = 0.0
-    reorder: float = 0.0
-    corrupt: float = 0.0
-
-    @property
-    def mean_loss(self) -> float:
-        """Share of packets lost in the long run."""
-        return self.loss_bursts.mean if self.loss_bursts else self.loss
-
-    @property
-    def loss_spread(self) -> float:
-        """As `LossBursts.spread`; 1 where each packet is lost by itself."""
-        return self.loss_bursts.spread if self.loss_bursts else 1.0
 
 
 @dataclass(frozen=True)

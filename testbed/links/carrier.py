@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 
-from testbed.config import Direction
+from testbed.directions import Direction
 from testbed.links.fibre import Fibre
 from testbed.links.frames import marked
 from testbed.links.wire import DirectionAccount

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from testbed.config import Direction
+from testbed.directions import Direction
 
 PARETO_SHAPE = 3.0  # as in iproute2's table for netem
 _PARETO_MEAN = PARETO_SHAPE / (PARETO_SHAPE - 1)

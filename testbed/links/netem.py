@@ -20,7 +20,7 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from testbed.config import Direction, LossBursts
+from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError
 from testbed.links.netns import network_namespace

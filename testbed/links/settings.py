@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from testbed.config import Direction, LossBursts
+from testbed.directions import Direction, LossBursts
 from testbed.links.errors import SettingMismatch
 from testbed.links.wire import LinkWire
 

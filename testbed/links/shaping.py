@@ -13,8 +13,8 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from testbed.config import Direction
 from testbed.config.wan import ETHERNET_HEADER_BYTES
+from testbed.directions import Direction
 from testbed.links.errors import LinkError
 from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here

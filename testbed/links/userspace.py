@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from testbed.config import Direction
+from testbed.directions import Direction
 from testbed.links.command import inside
 from testbed.links.errors import LinkError
 from testbed.links.process import close_pipes, wait_or_kill

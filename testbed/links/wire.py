@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from testbed.config import Direction, LossBursts
+from testbed.directions import Direction, LossBursts
 
 
 @dataclass(frozen=True)
