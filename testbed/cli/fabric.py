@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from testbed.links.command import inside
+from testbed.scale import Scale
 
 FabricOption = Annotated[
     str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")
@@ -68,7 +70,7 @@ def up(
     if policy not in POLICIES:
         raise ConfigError([Problem("command line", None, "--policy", policy, " or ".join(POLICIES))])
     stack = choose_stack(link_engine, datapath)
-    scale = choose_scale(spec.resolve, size_scale, stack, ranks=False)
+    scale = choose_scale(spec.resolve, size_scale, 1.0, stack, ranks=0)
     for fabric_id, removed in clean_abandoned().items():
         console.print(
             f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
@@ -77,13 +79,13 @@ def up(
         "policy": policy,
         "link_engine": stack.link_engine,
         "datapath": stack.datapath,
-        "size_scale": scale,
+        "scale": dataclasses.asdict(scale),
     }
     fabric_id = start_background(topology.resolve(), options, lambda line: console.print(f"  {line}"))
     resolved: Topology = spec.resolve(scale)
     console.print(
         f"{spec.name} is up as fabric {fabric_id}: {len(resolved.hosts)} hosts, {len(resolved.wan)} WAN links"
-        + (f", rates divided by {scale:g}" if scale != 1 else "")
+        + ("" if scale.is_one else f", {scale}")
     )
     names = ", ".join(host.name for host in resolved.hosts[:8]) + (", ..." if len(resolved.hosts) > 8 else "")
     console.print(
@@ -119,10 +121,11 @@ def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
     if as_json:
         print(json.dumps(shown, indent=1))
         return
-    console = Console(highlight=False)
+    console, scale = Console(highlight=False), Scale(**shown["scale"])
     console.print(
         f"fabric {shown['id']} ({shown['topology']}), {shown['phase']}: policy {shown['policy']}, "
-        f"link engine {shown['link_engine']}, datapath {shown['datapath']}, rates divided by {shown['size_scale']:g}"
+        f"link engine {shown['link_engine']}, datapath {shown['datapath']}"
+        + ("" if scale.is_one else f", {scale}")
     )
     if shown["failure"]:
         console.print(f"broken: {shown['failure']}", style="red")

@@ -17,6 +17,7 @@ from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.readback import change_engine_settings, engine_settings
 from testbed.links.wire import direction_to_json
+from testbed.scale import Scale
 
 COMMAND = "link set"
 WAYS = ("a_to_b", "b_to_a")
@@ -56,7 +57,7 @@ def set_link(
     if link != "all" and link not in names:
         expected = f"all, or a link: {did_you_mean(link, sorted(names))}"
         raise ConfigError([Problem("command line", None, "LINK", link, expected)])
-    mtu, scale = state.details["mtu"], state.details["size_scale"]
+    mtu, scale = state.details["mtu"], Scale(**state.details["scale"])
     wanted: dict[tuple[str, str], Direction] = {}
     for (name, found_way), direction in now.items():
         if link in (name, "all") and way in (found_way, None):

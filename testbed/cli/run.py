@@ -97,7 +97,12 @@ def run(
     else:
         stack = choose_stack(link_engine, datapath)
         scale = choose_scale(
-            loaded.topology.resolve, loaded.scale.size_scale, stack, loaded.ranks, str(scenario)
+            loaded.topology.resolve,
+            loaded.scale.size_scale,
+            loaded.scale.time_dilation,
+            stack,
+            loaded.ranks,
+            str(scenario),
         )
         parts = f"link engine {stack.link_engine}, datapath {stack.datapath}"
 
@@ -107,7 +112,7 @@ def run(
     console = Console(stderr=True, highlight=False)
     console.print(
         f"{loaded.name}: {loaded.ranks} ranks, {', '.join(loaded.algorithms)}, policy {loaded.policy}; "
-        f"{parts}" + (f"; rates and sizes divided by {scale:g}" if scale != 1 else "")
+        f"{parts}" + ("" if scale.is_one else f"; {scale}")
     )
     with Progress(
         TextColumn("{task.description}"),

@@ -18,6 +18,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
+from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, training_step
 
@@ -50,19 +51,20 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
     return Stack(link_engine or choice.link_engine, datapath or choice.datapath)
 
 
-def choose_virtual_scale(scenario: Scenario) -> float:
-    """The size scale to use under the virtual clock, which carries anything: what was asked for, or by the wait."""
-    wanted = scenario.scale.size_scale
-    if wanted != "auto":
-        return float(wanted)
+def choose_virtual_scale(scenario: Scenario) -> Scale:
+    """The scale to use under the virtual clock, which carries anything: what was asked for, or by the wait."""
+    size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     steps = scenario.trials + scenario.warmup
-    return virtual_scale(2 * (scenario.ranks - 1) * gradient_bytes(scenario) * steps)
+    by_the_wait = virtual_scale(2 * (scenario.ranks - 1) * gradient_bytes(scenario) * steps)
+    return Scale(by_the_wait if size == "auto" else size, 1.0 if dilation == "auto" else dilation)
 
 
-def choose_guest_memory(scenario: Scenario, scale: float, guests: int, asked_bytes: int | None) -> int:
+def choose_guest_memory(scenario: Scenario, scale: Scale, guests: int, asked_bytes: int | None) -> int:
     """Memory of each guest; ConfigError when so many at once do not fit this machine."""
     topology = scenario.topology.resolve(scale)
-    needed = asked_bytes or guest_memory(topology, scenario.ranks, gradient_bytes(scenario) / scale)
+    needed = asked_bytes or guest_memory(
+        topology, scenario.ranks, scale.emulated_bytes(gradient_bytes(scenario))
+    )
     free = doctor.host_facts().memory_available_bytes >> 20 << 20  # a readable figure
     if guests * needed > free:
         found = f"{guests} guests of {format_size(needed)} each, {format_size(free)} are free"
@@ -74,18 +76,19 @@ def choose_guest_memory(scenario: Scenario, scale: float, guests: int, asked_byt
 def gradient_bytes(scenario: Scenario) -> float:
     """Real bytes that each rank reduces in a step."""
     itemsize = {"float32": 4, "float64": 8}[scenario.workload.gradient_dtype]
-    program = training_step(scenario.workload, 1.0)
+    program = training_step(scenario.workload)
     return float(sum(action.numel for action in program if isinstance(action, AllReduce)) * itemsize)
 
 
 def choose_scale(
-    resolve: Callable[[float], Topology],
-    wanted: float | str,
+    resolve: Callable[[Scale], Topology],
+    size_scale: float | str,
+    time_dilation: float | str,
     stack: Stack,
     ranks: int,
     file: str = "command line",
-) -> float:
-    """The size scale to use: what was asked for if this host carries it, or for "auto" the smallest that it carries.
+) -> Scale:
+    """The scale to use: what was asked for if this host carries it, or for "auto" the smallest that it carries.
 
     ConfigError when the host cannot carry it, naming what is too much and the scale that would do.
     """
@@ -94,25 +97,33 @@ def choose_scale(
     if clock_here() == "free":
         cores = math.inf  # whatever it takes, it takes no virtual time
     host = HostCapacity(cores, facts.memory_available_bytes)
-    if shortage := memory_shortage(resolve(1.0), ranks, host):
+    if shortage := memory_shortage(resolve(Scale()), ranks, host):
         raise ConfigError(
             [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]
         )
-    fitting = smallest_scale(resolve, host, stack)
+    size, dilation = _factor(size_scale, "size_scale", file), _factor(time_dilation, "time_dilation", file)
+    found = smallest_scale(resolve, host, stack, size, dilation)
+    if found is not None:
+        return found
+    if size is None or dilation is None:
+        raise ConfigError([Problem(file, None, "rates", "beyond any scale", "lower rates or fewer hosts")])
+    too_much = "; ".join(overload(resolve(Scale(size, dilation)), host, stack))
+    fitting = smallest_scale(resolve, host, stack, None, dilation)
+    advice = (
+        f"size_scale of at least {fitting.size_scale:g}, or auto" if fitting else "lower rates or fewer hosts"
+    )
+    advice += "; or --clock virtual, which carries anything"
+    raise ConfigError([Problem(file, None, "size_scale", f"{size:g}: {too_much}", advice)])
+
+
+def _factor(wanted: float | str, name: str, file: str) -> float | None:
+    """A number of at least 1; None for auto."""
     if wanted == "auto":
-        if fitting is None:
-            raise ConfigError(
-                [Problem(file, None, "rates", "beyond any size scale", "lower rates or fewer hosts")]
-            )
-        return fitting
+        return None
     try:
-        scale = float(wanted)
+        factor = float(wanted)
     except ValueError:
-        scale = 0.0
-    if scale < 1:
-        raise ConfigError([Problem(file, None, "size_scale", str(wanted), "auto or a number of at least 1")])
-    if too_much := overload(resolve(scale), host, stack):
-        advice = f"size_scale of at least {fitting:g}, or auto" if fitting else "lower rates or fewer hosts"
-        advice += "; or --clock virtual, which carries anything"
-        raise ConfigError([Problem(file, None, "size_scale", f"{scale:g}: {'; '.join(too_much)}", advice)])
-    return scale
+        factor = 0.0
+    if not 1 <= factor < math.inf:
+        raise ConfigError([Problem(file, None, name, str(wanted), "auto or a number of at least 1")])
+    return factor

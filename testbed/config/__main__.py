@@ -11,6 +11,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.files import expand, expand_data
 from testbed.config.reference import reference
 from testbed.config.topology import load_topology
+from testbed.scale import Scale
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -29,7 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.command == "reference":
             print(reference(), end="")
         elif options.command == "resolve":
-            print(json.dumps(dataclasses.asdict(load_topology(options.file).resolve(options.size_scale))))
+            print(
+                json.dumps(dataclasses.asdict(load_topology(options.file).resolve(Scale(options.size_scale))))
+            )
         elif options.json:
             print(json.dumps(expand_data(options.file), indent=1))
         else:

@@ -124,10 +124,17 @@ class TransportSpec(Strict):
 
 
 class ScaleSpec(Strict):
-    """The scale model: rates and message sizes are divided by `size_scale`, times stay."""
+    """The scale model: how the figures of the network that is modelled become those of the one that is built."""
 
     size_scale: Factor = Field(
-        default="auto", description="A number, or auto: the smallest that the host carries."
+        default="auto",
+        description="Divides rates and message sizes, times stay. A number, or auto: the smallest that this host "
+        "carries.",
+    )
+    time_dilation: Factor = Field(
+        default=1.0,
+        description="Divides rates and multiplies every duration; measured times are divided by it. A number, or auto: "
+        "the smallest that the host carries at the `size_scale` given; 1 if that is auto too, or the clock virtual.",
     )
 
 

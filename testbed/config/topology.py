@@ -16,6 +16,7 @@ from testbed.config.loading import Document, Location, did_you_mean, read_docume
 from testbed.config.model import Finding, Strict, look, validate
 from testbed.config.units import format_size
 from testbed.config.wan import WanLink, WanSpec, first, queue_size
+from testbed.scale import UNSCALED, Scale
 
 MAX_BUILDINGS = 200
 MAX_HOSTS_PER_BUILDING = 2000
@@ -158,13 +159,15 @@ class TopologySpec(Strict):
                 expected = f"auto, or at least the mtu ({self.mtu} B)"
                 yield Finding(location, repr(format_size(queue)), expected)
 
-    def resolve(self, size_scale: float = 1.0) -> Topology:
-        """The network to build, with all rates and explicit queues divided by `size_scale`; times stay."""
+    def resolve(self, scale: Scale = UNSCALED) -> Topology:
+        """The network to build, scaled."""
         buildings: list[Building] = []
         first = 0
         for index, (name, spec) in enumerate(self.buildings.items()):
-            rate = spec.nic.rate_bps / size_scale
-            queue = queue_size(spec.nic.queue_bytes, rate * NIC_AUTO_QUEUE_S / 8, self.mtu, size_scale)
+            rate = scale.emulated_bps(spec.nic.rate_bps)
+            queue = queue_size(
+                spec.nic.queue_bytes, rate * scale.emulated_s(NIC_AUTO_QUEUE_S) / 8, self.mtu, scale
+            )
             addresses = [host_address(index, number) for number in range(spec.hosts)]
             hosts = tuple(
                 Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), rate, queue)
@@ -175,7 +178,7 @@ class TopologySpec(Strict):
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []
         for link in self.wan:
-            ways = [link.direction(own, self.mtu, size_scale) for own in (link.a_to_b, link.b_to_a)]
+            ways = [link.direction(own, self.mtu, scale) for own in (link.a_to_b, link.b_to_a)]
             for _ in range(link.planes):
                 pair = frozenset((link.a, link.b))
                 links.append(WanLink(link.a, link.b, planes[pair], *ways))

@@ -28,6 +28,7 @@ from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict, look
 from testbed.config.units import format_duration, format_fraction, format_size
 from testbed.directions import Direction, LossBursts
+from testbed.scale import Scale
 
 # Buffers below this would drop ordinary bursts: switches are not built with less.
 MIN_AUTO_QUEUE_PACKETS = 64
@@ -158,14 +159,14 @@ class WanSpec(Strict):
             shown = f"{format_size(queue)} beside queue_packets"
             yield Finding(where("queue_bytes", "queue"), shown, "one of both")
 
-    def direction(self, own: DirectionSpec, mtu: int, size_scale: float) -> Direction:
+    def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
         """The final figures of one direction."""
         asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
-        rate_bps = asked["rate_bps"] / size_scale
-        return Direction(**_final(asked, rate_bps, asked["delay_s"], mtu, size_scale))
+        rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
+        return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))
 
 
-def change_direction(now: Direction, asked: DirectionSpec, mtu: int, size_scale: float) -> Direction:
+def change_direction(now: Direction, asked: DirectionSpec, mtu: int, scale: Scale) -> Direction:
     """What a direction becomes when some of its settings are written anew, the others left as they are.
 
     What excludes each other goes: a new `loss` ends `loss_bursts`, a new `queue` ends `queue_packets`, and the reverse.
@@ -177,23 +178,26 @@ def change_direction(now: Direction, asked: DirectionSpec, mtu: int, size_scale:
         given = {"loss": 0.0, "loss_bursts": None, **given}
     if "queue_bytes" in given or "queue_packets" in given:
         given = {"queue_packets": None, **given}
-    rate_bps = given["rate_bps"] / size_scale if "rate_bps" in given else now.rate_bps
-    return replace(now, **_final(given, rate_bps, given.get("delay_s", now.delay_s), mtu, size_scale))
+    rate_bps = scale.emulated_bps(given["rate_bps"]) if "rate_bps" in given else now.rate_bps
+    delay_s = scale.emulated_s(given["delay_s"]) if "delay_s" in given else now.delay_s
+    return replace(now, **_final(given, rate_bps, delay_s, mtu, scale))
 
 
-def _final(
-    asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, size_scale: float
-) -> dict[str, Any]:
-    """Settings as a `Direction` has them, of those that are asked for."""
+def _final(asked: dict[str, Any], rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> dict[str, Any]:
+    """Settings as a `Direction` has them, of those that are asked for; rate and delay are the emulated ones."""
     final = dict(asked)
     if "rate_bps" in asked:
         final["rate_bps"] = rate_bps
+    if "delay_s" in asked:
+        final["delay_s"] = delay_s
+    if "jitter_s" in asked:
+        final["jitter_s"] = scale.emulated_s(asked["jitter_s"])
     if asked.get("queue_packets"):
         final["queue_bytes"] = asked["queue_packets"] * (mtu + ETHERNET_HEADER_BYTES)
     elif "queue_bytes" in asked:
-        final["queue_bytes"] = queue_size(asked["queue_bytes"], rate_bps * 2 * delay_s / 8, mtu, size_scale)
+        final["queue_bytes"] = queue_size(asked["queue_bytes"], rate_bps * 2 * delay_s / 8, mtu, scale)
     if asked.get("ecn_bytes"):
-        final["ecn_bytes"] = max(round(asked["ecn_bytes"] / size_scale), mtu)
+        final["ecn_bytes"] = max(round(scale.emulated_bytes(asked["ecn_bytes"])), mtu)
     if bursts := asked.get("loss_bursts"):
         final["loss_bursts"] = LossBursts(**bursts.model_dump())
     return final
@@ -204,8 +208,8 @@ def first(own: Any, common: Any) -> Any:
     return common if own is None else own
 
 
-def queue_size(queue: int | Literal["auto"], auto_bytes: float, mtu: int, size_scale: float) -> int:
+def queue_size(queue: int | Literal["auto"], auto_bytes: float, mtu: int, scale: Scale) -> int:
     """A queue in bytes. The scale does not shrink packets, so a few of them must fit whatever the scale."""
     if queue == "auto":
         return max(round(auto_bytes), MIN_AUTO_QUEUE_PACKETS * mtu)
-    return max(round(queue / size_scale), MIN_QUEUE_PACKETS * mtu)
+    return max(round(scale.emulated_bytes(queue)), MIN_QUEUE_PACKETS * mtu)

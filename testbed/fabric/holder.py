@@ -24,6 +24,7 @@ from testbed.config import load_topology
 from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import FabricState, clean, load_all
+from testbed.scale import Scale
 
 WATCH_INTERVAL_S = 0.5
 DOWN_TIMEOUT_S = 20.0
@@ -119,7 +120,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     request = json.loads(sys.stdin.readline())
     options = request["options"]
-    topology = load_topology(Path(request["path"])).resolve(options["size_scale"])
+    options["scale"] = Scale(**options["scale"])
+    topology = load_topology(Path(request["path"])).resolve(options["scale"])
     fabric = Fabric(topology, **options, progress=lambda line: _say(progress=line))
     try:
         fabric.up()

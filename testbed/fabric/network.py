@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import threading
@@ -28,6 +29,7 @@ from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.userspace import UserspaceEngine
+from testbed.scale import UNSCALED, Scale
 
 CONTROLLER_TIMEOUT_S = 30.0
 
@@ -46,7 +48,7 @@ class Fabric:
         policy: str = "shortest",
         link_engine: str = "userspace",
         datapath: str = "netdev",
-        size_scale: float = 1.0,
+        scale: Scale = UNSCALED,
         seed: int = 1,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -54,7 +56,7 @@ class Fabric:
         self.policy = policy
         self.link_engine = link_engine
         self.datapath = datapath
-        self.size_scale = size_scale
+        self.scale = scale
         self.seed = seed
         self._progress = progress
         self._state: FabricState | None = None
@@ -91,7 +93,7 @@ class Fabric:
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(self.topology, self._state.prefix)
+        self._plan = planning.make_plan(self.topology, self._state.prefix, self.scale.time_dilation)
         try:
             with _marked(self._state.id):
                 self._build()
@@ -110,7 +112,7 @@ class Fabric:
             "datapath": self.datapath,
             "policy": self.policy,
             "seed": self.seed,
-            "size_scale": self.size_scale,
+            "scale": dataclasses.asdict(self.scale),
         }
         state.save()
         self._progress(f"starting the controller with policy {self.policy}")
@@ -206,7 +208,7 @@ class Fabric:
         names = self.state.folder / "hosts"
         names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
         for host in self.topology.hosts:
-            planning.host_setup(self.topology, host).apply(pids[host.name])
+            planning.host_setup(self.plan, host).apply(pids[host.name])
             # the node has its own mount namespace, so this gives `ping east2` a meaning there and nowhere else
             run_script(pids[host.name], [f"mount --bind {names} /etc/hosts"])
 

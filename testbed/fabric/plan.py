@@ -22,6 +22,8 @@ from testbed.links.wire import LinkWire
 
 LOCAL_PORT, PROBE_PORT, FIRST_WAN_PORT = 1, 2, 3
 WAN_NODE = "wan"
+HOSTS_NET = "10.0.0.0/8"
+LINUX_RTO_MIN_MS = 200
 # In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
 # alike; and connections that sat out a compute phase keep their window, as training hosts are set up.
 HOST_SYSCTLS = {
@@ -72,6 +74,12 @@ class Plan:
     topology: Topology
     prefix: str
     edges: tuple[EdgePlan, ...]
+    time_dilation: float = 1.0
+
+    @property
+    def rto_min_ms(self) -> int:
+        """TCP's shortest retransmission timeout: time dilation stretches Linux's."""
+        return round(LINUX_RTO_MIN_MS * self.time_dilation)
 
     def leaf(self, building: str) -> str:
         """Name of a building's leaf switch."""
@@ -105,7 +113,7 @@ class Plan:
         return wires
 
 
-def make_plan(topology: Topology, prefix: str) -> Plan:
+def make_plan(topology: Topology, prefix: str, time_dilation: float = 1.0) -> Plan:
     """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
     edges = []
     for building in topology.buildings:
@@ -137,14 +145,17 @@ def make_plan(topology: Topology, prefix: str) -> Plan:
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges))
+    return Plan(topology, prefix, tuple(edges), time_dilation)
 
 
-def host_setup(topology: Topology, host: Host) -> Setup:
+def host_setup(plan: Plan, host: Host) -> Setup:
     """One host's namespace: interface, address, static neighbours for every other host, its NIC's rate."""
+    topology = plan.topology
     setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(topology)})
     setup.ip += ["link set dev lo up", f"address add {host.ip}/8 dev eth0"]
     setup.add_interface("eth0", topology.mtu)
+    if plan.time_dilation != 1:
+        setup.ip.append(f"route replace {HOSTS_NET} dev eth0 src {host.ip} rto_min {plan.rto_min_ms}ms")
     setup.ip += [
         f"neigh replace {other.ip} lladdr {other.mac} dev eth0 nud permanent"
         for other in topology.hosts

@@ -75,7 +75,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
         for way in ("a_to_b", "b_to_a"):
             entry[way] = direction_to_json(settings[link["name"], way])
         wan.append(entry)
-    kept = ("link_engine", "datapath", "policy", "size_scale", "mtu")
+    kept = ("link_engine", "datapath", "policy", "scale", "mtu")
     return {
         "id": state.id,
         "topology": state.topology,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,6 +64,8 @@ def verify(plan: Plan, pids: Mapping[str, int]) -> None:
             for interface, shape in place.shapes.items():
                 verify_shape(ipr, interface, shape)
             links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
+            if place.name in hosts and plan.time_dilation != 1:
+                _verify_rto(ipr, place.name, plan.rto_min_ms)
             for key, value in settings.items():
                 if (found := read_sysctl(key)) != value:
                     raise SettingMismatch(place.name, key, value, found)
@@ -72,6 +75,17 @@ def verify(plan: Plan, pids: Mapping[str, int]) -> None:
                 raise SettingMismatch(f"{place.name}: {interface}", "mtu", plan.topology.mtu, mtu)
             if place.name in leafs:
                 _verify_bridge_port(f"{place.name}: {interface}", links[interface])
+
+
+def _verify_rto(ipr: IPRoute, where: str, asked_ms: int) -> None:
+    """The route to the other hosts has the shortest retransmission timeout that was asked for."""
+    for route in ipr.get_routes(family=socket.AF_INET):
+        metrics = route.get_attr("RTA_METRICS")
+        if metrics is not None and route.get_attr("RTA_PREFSRC") is not None:
+            found_ms = metrics.get_attr("RTAX_RTO_MIN")
+            if found_ms == asked_ms:
+                return
+    raise SettingMismatch(where, "rto_min in ms", asked_ms, "none such")
 
 
 def _verify_bridge_port(where: str, link: Any) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.config import Topology
+from testbed.scale import Scale
 
 NIC_BPS_PER_CORE = 1.0e9
 WAN_PACKETS_PER_S_PER_CORE = {"netdev": 15_000.0, "system": 60_000.0}
@@ -103,17 +104,30 @@ def virtual_scale(traffic_bytes: float) -> float:
         power *= 10
 
 
-def smallest_scale(resolve: Callable[[float], Topology], host: HostCapacity, stack: Stack) -> float | None:
-    """The size scale for `auto`: 1 where this host carries the figures as they are, else with headroom.
+def smallest_scale(
+    resolve: Callable[[Scale], Topology],
+    host: HostCapacity,
+    stack: Stack,
+    size: float | None,
+    dilation: float | None,
+) -> Scale | None:
+    """The scale for `auto` (None): 1 where this host carries the figures as they are, else with headroom.
 
-    That is the smallest of 2, 5, 10, 20, ...; None beyond LARGEST_SCALE.
+    That is the smallest of 2, 5, 10, 20, ...; None beyond LARGEST_SCALE. Where both are free, sizes shrink: they cost
+    no time.
     """
-    if not overload(resolve(1.0), host, stack):
-        return 1.0
+
+    def at(factor: float) -> Scale:
+        return Scale(factor, dilation or 1.0) if size is None else Scale(size, dilation or factor)
+
+    if not overload(resolve(at(1.0)), host, stack):
+        return at(1.0)
+    if size and dilation:
+        return None
     power = 1.0
     while power <= LARGEST_SCALE:
         for step in (1.0, 2.0, 5.0):
-            if not overload(resolve(step * power), host, stack, HEADROOM):
-                return step * power
+            if not overload(resolve(at(step * power)), host, stack, HEADROOM):
+                return at(step * power)
         power *= 10
     return None

@@ -15,6 +15,7 @@ from testbed.fidelity.capacity import Stack
 from testbed.harness.errors import RunError
 from testbed.harness.run import Progress, Run
 from testbed.links import LinkError
+from testbed.scale import Scale
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
     try:
         scenario = load_scenario(task["scenario"])
         stack = Stack(task["link_engine"], task["datapath"])
-        Run(scenario, stack, task["size_scale"], Path(task["output"]), progress).execute()
+        Run(scenario, stack, Scale(**task["scale"]), Path(task["output"]), progress).execute()
     except (ConfigError, FabricError, LinkError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ from typing import Any
 from testbed.config import Scenario, Topology
 from testbed.fidelity import worst
 from testbed.harness.summary import CounterSeries, gather_steps, summarise_variant
+from testbed.scale import Scale
 
 TRIALS = 10
 GAP_S = 0.1  # between the parts, where they are shown one after the other
@@ -99,7 +100,7 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
 def merge_summaries(
     scenario: Scenario,
     topology: Topology,
-    size_scale: float,
+    scale: Scale,
     results: Sequence[PartResult],
     samples: Sequence[Record],
     links: Sequence[Record],
@@ -117,13 +118,13 @@ def merge_summaries(
         variants.append(
             summarise_variant(
                 topology,
-                size_scale,
+                scale,
                 name=algorithm,
                 policy=scenario.policy,
                 ranks=scenario.ranks,
                 steps=steps,
                 series=series,
-                expected_wan_bytes=expected / size_scale,
+                expected_wan_bytes=scale.emulated_bytes(expected),
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
             )
         )

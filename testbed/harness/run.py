@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
+from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, training_step
 
@@ -45,16 +46,16 @@ class Run:
     """One run. `execute` does it; nothing is left behind but the run directory, and that only when all went well."""
 
     def __init__(
-        self, scenario: Scenario, stack: Stack, size_scale: float, output: Path, progress: Progress
+        self, scenario: Scenario, stack: Stack, scale: Scale, output: Path, progress: Progress
     ) -> None:
         self.scenario = scenario
         self.stack = stack
-        self.size_scale = size_scale
+        self.scale = scale
         self.output = output
         self.progress = progress
         self.clock = clock_here()
-        self.topology: Topology = scenario.topology.resolve(size_scale)
-        self.program = training_step(scenario.workload, size_scale)
+        self.topology: Topology = scenario.topology.resolve(scale)
+        self.program = training_step(scenario.workload, scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
         self.buildings = [self.topology.building(host.building).index for host in self.hosts]
 
@@ -77,7 +78,7 @@ class Run:
             policy=scenario.policy,
             link_engine=self.stack.link_engine,
             datapath=self.stack.datapath,
-            size_scale=self.size_scale,
+            scale=self.scale,
             seed=scenario.seed,
             progress=self.progress.phase,
         )
@@ -100,7 +101,7 @@ class Run:
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
-        cost = scenario.transport.software_cost
+        cost, modelled = scenario.transport.software_cost, self.clock == "free"
         return JobSpec(
             token=secrets.token_hex(8),
             ranks=tuple(
@@ -109,14 +110,16 @@ class Run:
             ),
             port=LISTEN_PORT,
             congestion_control=scenario.transport.congestion_control,
-            timeout_s=scenario.transport.timeout_s,
+            timeout_s=self.scale.emulated_s(scenario.transport.timeout_s),
             dtype=scenario.workload.gradient_dtype,
             seed=scenario.seed,
             program=self.program,
             steps=plan_steps(tuple(scenario.algorithms), scenario.trials, scenario.warmup),
             output=str(directory.partial.resolve()),
-            per_message_s=cost.per_message_s if self.clock == "free" else 0.0,
-            per_byte_s=cost.per_gigabyte_s / 1e9 * self.size_scale if self.clock == "free" else 0.0,
+            per_message_s=self.scale.emulated_s(cost.per_message_s) if modelled else 0.0,
+            per_byte_s=self.scale.emulated_s(self.scale.real_bytes(cost.per_gigabyte_s / 1e9))
+            if modelled
+            else 0.0,
         )
 
     def _write(
@@ -148,7 +151,7 @@ class Run:
             "scenario": self.scenario.name,
             "run_dir": str(self.output),
             "clock": "real" if self.clock is None else "virtual",
-            "scale": {"size_scale": self.size_scale, "time_dilation": 1.0},
+            "scale": asdict(self.scale),
             "status": worst([variant["verdict"]["status"] for variant in variants]),
             "variants": variants,
         }
@@ -182,7 +185,7 @@ class Run:
         observed = [wan_payload(step.sent_bytes, self.buildings) for step in steps]
         return summarise_variant(
             self.topology,
-            self.size_scale,
+            self.scale,
             name=algorithm,
             policy=self.scenario.policy,
             ranks=len(self.hosts),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.config import Topology
+from testbed.scale import Scale
 
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
 COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
@@ -120,7 +121,7 @@ def wan_use(
     topology: Topology,
     series: Mapping[tuple[str, str], CounterSeries],
     steps: Sequence[StepResult],
-    size_scale: float,
+    scale: Scale,
 ) -> list[dict[str, Any]]:
     """Bytes on the wire per step and utilisation of every WAN direction: medians over the steps, in real units.
 
@@ -140,8 +141,8 @@ def wan_use(
                     "b": link.b,
                     "plane": link.plane,
                     "direction": direction,
-                    "rate_bps": rate_bps * size_scale,
-                    "bytes": round(statistics.median(counts) * size_scale),
+                    "rate_bps": scale.real_bps(rate_bps),
+                    "bytes": round(scale.real_bytes(statistics.median(counts))),
                     "utilisation": statistics.median(shares),
                 }
             )
@@ -200,7 +201,7 @@ def limited_by(
 
 def summarise_variant(
     topology: Topology,
-    size_scale: float,
+    scale: Scale,
     *,
     name: str,
     policy: str,
@@ -213,10 +214,10 @@ def summarise_variant(
     """One variant's entry in a summary, in real units; `topology`, steps and `expected_wan_bytes` are emulated."""
     hosts = topology.hosts[:ranks]
     buildings = [topology.building(host.building).index for host in hosts]
-    times = distribution([step.step_time_s for step in steps])
-    compute_s = distribution([step.compute_s for step in steps])["median"]
-    exposed_s = distribution([step.step_time_s - step.compute_s for step in steps])["median"]
-    wan = wan_use(topology, series, steps, size_scale)
+    times = distribution([scale.real_s(step.step_time_s) for step in steps])
+    compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
+    exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
+    wan = wan_use(topology, series, steps, scale)
     nic = nic_use(topology, steps, [host.name for host in hosts])
     observed = [wan_payload(step.sent_bytes, buildings) for step in steps]
     return {
@@ -228,8 +229,8 @@ def summarise_variant(
         "compute_s": compute_s,
         "exposed_comm_s": exposed_s,
         "wan_bytes": {
-            "expected": round(expected_wan_bytes * size_scale),
-            "observed": round(distribution(observed)["median"] * size_scale),
+            "expected": round(scale.real_bytes(expected_wan_bytes)),
+            "observed": round(scale.real_bytes(distribution(observed)["median"])),
         },
         "wan_links": wan,
         "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.errors import RunError
 from testbed.harness.parts import Part, PartResult, cut, merge_records, merge_summaries
 from testbed.harness.run import Progress
+from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
 
@@ -45,7 +46,7 @@ class VirtualRun:
         scenario: Scenario,
         image: KernelImage,
         settings: GuestSettings,
-        size_scale: float,
+        scale: Scale,
         output: Path,
         progress: Progress,
         jobs: int,
@@ -53,7 +54,7 @@ class VirtualRun:
         self.scenario = scenario
         self.image = image
         self.settings = settings
-        self.size_scale = size_scale
+        self.scale = scale
         self.output = output
         self.progress = progress
         self.parts = cut(scenario)
@@ -116,7 +117,7 @@ class VirtualRun:
             "scenario": str((folder / "scenario.yaml").resolve()),
             "link_engine": LINK_ENGINE,
             "datapath": DATAPATH,
-            "size_scale": self.size_scale,
+            "scale": asdict(self.scale),
             "output": str((folder / "run").resolve()),
         }
         (folder / "task.json").write_text(json.dumps(task))
@@ -166,8 +167,8 @@ class VirtualRun:
     def _merge(self, directory: RunDirectory, ended: Sequence[Ended], wall_s: float) -> dict[str, Any]:
         results = [_read(part, _folder(directory, part) / "run") for part in self.parts]
         samples, links = merge_records(results)
-        topology = self.scenario.topology.resolve(self.size_scale)
-        variants = merge_summaries(self.scenario, topology, self.size_scale, results, samples, links)
+        topology = self.scenario.topology.resolve(self.scale)
+        variants = merge_summaries(self.scenario, topology, self.scale, results, samples, links)
         first = results[0]
         summary = {
             **first.summary,

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from testbed.scale import Scale
+
 JsonObject = dict[str, Any]
 
 COMMUNICATION = "all_reduce"
@@ -41,30 +43,6 @@ class Sample(NamedTuple):
     def duration_s(self) -> float:
         """How long the operation took, in seconds."""
         return self.end_s - self.start_s
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The two knobs of the scale model and how emulated figures become real ones (DESIGN.md section 6).
-
-    Rates were divided by both knobs, sizes by `size_scale`; delays and durations were multiplied by
-    `time_dilation`.
-    """
-
-    size_scale: float = 1.0
-    time_dilation: float = 1.0
-
-    def real_rate_bps(self, emulated_bps: float) -> float:
-        """Bit/s of the modelled network for emulated bit/s."""
-        return emulated_bps * self.size_scale * self.time_dilation
-
-    def real_bytes(self, emulated_bytes: float) -> float:
-        """Bytes in the modelled network for emulated bytes."""
-        return emulated_bytes * self.size_scale
-
-    def real_time_s(self, emulated_s: float) -> float:
-        """Seconds of the modelled network for seconds measured."""
-        return emulated_s / self.time_dilation
 
 
 @dataclass(frozen=True)
@@ -157,8 +135,8 @@ def read_samples(path: Path, scale: Scale) -> list[Sample]:
                     rank=int(record["rank"]),
                     operation=str(record["operation"]),
                     name=str(record["name"]),
-                    start_s=scale.real_time_s(float(record["start_s"])),
-                    end_s=scale.real_time_s(float(record["end_s"])),
+                    start_s=scale.real_s(float(record["start_s"])),
+                    end_s=scale.real_s(float(record["end_s"])),
                     size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
                 )
             )
@@ -172,7 +150,7 @@ def _read_links(path: Path, scale: Scale) -> dict[LinkKey, LinkCounters]:
     for number, record in _read_lines(path):
         try:
             counters = links.setdefault(LinkKey.of(record), LinkCounters())
-            counters.times_s.append(scale.real_time_s(float(record["time_s"])))
+            counters.times_s.append(scale.real_s(float(record["time_s"])))
             counters.sent_bytes.append(scale.real_bytes(float(record["bytes"])))
             counters.dropped = int(record["drops"])
         except (KeyError, TypeError, ValueError) as error:

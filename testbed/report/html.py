@@ -158,4 +158,4 @@ def _scaled_rates(data: RunData) -> list[tuple[float, float]]:
         for link in data.manifest["fabric"]["wan"]
         for direction in ("a_to_b", "b_to_a")
     }
-    return [(data.scale.real_rate_bps(rate), rate) for rate in sorted(emulated, reverse=True)]
+    return [(data.scale.real_bps(rate), rate) for rate in sorted(emulated, reverse=True)]

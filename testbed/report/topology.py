@@ -366,11 +366,11 @@ def _shares_text(uses: list[JsonObject | None]) -> str:
 def _figures(data: RunData, direction: JsonObject) -> str:
     """Rate and delay of one direction, jitter and loss when there are any; real units."""
     parts = [
-        rate_text(data.scale.real_rate_bps(direction["rate_bps"])),
-        time_text(data.scale.real_time_s(direction["delay_s"])),
+        rate_text(data.scale.real_bps(direction["rate_bps"])),
+        time_text(data.scale.real_s(direction["delay_s"])),
     ]
     if direction["jitter_s"]:
-        parts[-1] += f" ± {time_text(data.scale.real_time_s(direction['jitter_s']))}"
+        parts[-1] += f" ± {time_text(data.scale.real_s(direction['jitter_s']))}"
     if direction["loss"]:
         parts.append(f"{percent_text(direction['loss'])} loss")
     return " · ".join(parts)

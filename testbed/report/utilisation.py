@@ -111,7 +111,7 @@ def _rate_bps(data: RunData, key: LinkKey) -> float:
     """The real rate of a WAN direction, as the manifest records what was set up."""
     for link in data.manifest["fabric"]["wan"]:
         if (link["a"], link["b"], link["plane"]) == (key.a, key.b, key.plane):
-            return data.scale.real_rate_bps(link[key.direction]["rate_bps"])
+            return data.scale.real_bps(link[key.direction]["rate_bps"])
     return 0.0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from testbed.fabric.state import ENVIRONMENT_MARK, load_all
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
 
 ROOT = Path(__file__).parents[2]
 SCENARIO = """
@@ -49,13 +49,28 @@ def run_testbed(*arguments: object, timeout_s: float = 100) -> subprocess.Comple
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-def wait_for(condition: Any, timeout_s: float = 40) -> Any:
+def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, timeout_s: float = 80) -> None:
+    """Until the run has said them on standard error; what it said and what its processes do, if that fails."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
+    while not any(words in line for line in said):
+        if run.poll() is not None or time.monotonic() > deadline:
+            processes = [f"{process.status()} {' '.join(process.cmdline())}" for process in owned(run, "")]
+            state = f"ended with {run.returncode}" if run.poll() is not None else f"after {timeout_s} s"
+            told = "".join(said) + "\n".join(processes)
+            raise AssertionError(f"the run never said {words!r} ({state}); it said:\n{told}")
         time.sleep(0.02)
-    raise AssertionError("it did not come to that")
+
+
+def end(run: subprocess.Popen[str]) -> None:
+    """Make sure that a run is over and, where it could not do so itself, cleaned up after."""
+    if run.poll() is None:
+        run.terminate()
+        try:
+            run.wait(15)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            run.wait()
+            clean_abandoned()
 
 
 def owned(run: subprocess.Popen[str], words: str) -> list[psutil.Process]:

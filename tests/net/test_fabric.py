@@ -30,7 +30,7 @@ TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
 
 def three_buildings() -> Topology:
-    return load_topology(TOPOLOGIES / "three-buildings.yaml").resolve(1.0)
+    return load_topology(TOPOLOGIES / "three-buildings.yaml").resolve()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ import sys, time
 from pathlib import Path
 from testbed.config import load_topology
 from testbed.fabric.network import Fabric
-fabric = Fabric(load_topology(Path(sys.argv[1])).resolve(1.0), progress=lambda line: print(line, flush=True))
+fabric = Fabric(load_topology(Path(sys.argv[1])).resolve(), progress=lambda line: print(line, flush=True))
 fabric.up()
 print("up", fabric.state.id, flush=True)
 time.sleep(60)

@@ -19,7 +19,7 @@ from testbed.fabric.readback import CONTROL_SOCKET, engine_settings
 from testbed.fabric.state import FabricState, load_all
 from testbed.links.command import run_script
 from testbed.links.userspace import change_settings
-from tests.net.runs import owned, run_testbed, start, wait_for, write_scenario
+from tests.net.runs import end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = [
     pytest.mark.net,
@@ -101,12 +101,11 @@ def test_a_lie_is_detected_and_named(
 ) -> None:
     run, said = start(tmp_path, trials=TRIALS, more=OPTIONS)
     try:
-        wait_for(lambda: any(moment in line for line in said))
+        wait_for_words(run, said, moment)
         lie(next(state for state in load_all() if state.owner_pid == run.pid), run)
         assert run.wait(100) == 3, "".join(said)
     finally:
-        run.kill()
-        run.wait()
+        end(run)
     assert_named(json.loads((tmp_path / "out/summary.json").read_text()), names)
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
-from tests.net.runs import ROOT, owned, run_testbed, start, wait_for, write_scenario
+from tests.net.runs import ROOT, end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = pytest.mark.net
 
@@ -111,7 +111,7 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
     words, which, message = VICTIMS[victim]
     run, said = start(tmp_path)
     try:
-        wait_for(lambda: any("step" in line for line in said))
+        wait_for_words(run, said, "step")
         fabric_id = next(state.id for state in load_all() if state.owner_pid == run.pid)
         processes = sorted(owned(run, words), key=lambda process: (process.create_time(), process.pid))
         processes[which].kill()
@@ -123,8 +123,7 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
         assert_nothing_left(run, tmp_path, fabric_id)
         assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     finally:
-        run.kill()
-        run.wait()
+        end(run)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
 def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_path: Path) -> None:
     run, said = start(tmp_path)
     try:
-        wait_for(lambda: any(moment in line for line in said))
+        wait_for_words(run, said, moment)
         fabric_id = next((state.id for state in load_all() if state.owner_pid == run.pid), "none")
         time.sleep(0.15)
         run.send_signal(number)
@@ -142,13 +141,12 @@ def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_
         assert_nothing_left(run, tmp_path, fabric_id)
         assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     finally:
-        run.kill()
-        run.wait()
+        end(run)
 
 
 def test_what_a_killed_run_leaves_is_cleaned_and_only_that(tmp_path: Path) -> None:
     run, said = start(tmp_path)
-    wait_for(lambda: any("step" in line for line in said))
+    wait_for_words(run, said, "step")
     fabric_id = next(state.id for state in load_all() if state.owner_pid == run.pid)
     os.kill(run.pid, signal.SIGKILL)
     run.wait()

@@ -24,6 +24,7 @@ from testbed.config import (
     probe_address,
 )
 from testbed.config.__main__ import main
+from testbed.scale import Scale
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
@@ -38,7 +39,7 @@ FILES = [QUICKSTART, *sorted((REPOSITORY / "topologies").glob("*.yaml"))]
 def resolved(text: str, tmp_path: Path, size_scale: float = 1.0) -> Any:
     file = tmp_path / "topology.yaml"
     file.write_text(text)
-    return load_topology(file).resolve(size_scale)
+    return load_topology(file).resolve(Scale(size_scale))
 
 
 PAIR = """\
@@ -135,7 +136,7 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
     }
     assert shown["algorithms"] == ["ring"]
     assert shown["transport"] == TRANSPORT
-    assert shown["scale"] == {"size_scale": "auto"}
+    assert shown["scale"] == {"size_scale": "auto", "time_dilation": 1}
 
 
 def test_overrides_change_a_scenario_and_the_topology_it_names() -> None:

@@ -14,12 +14,13 @@ from testbed.fabric.plan import (
     probe_setup,
 )
 from testbed.links.shaping import Shape, shape_commands
+from testbed.scale import Scale
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
 
 def plan_of(name: str, size_scale: float = 1.0, prefix: str = "tbabcd"):  # type: ignore[no-untyped-def]
-    return make_plan(load_topology(TOPOLOGIES / name).resolve(size_scale), prefix)
+    return make_plan(load_topology(TOPOLOGIES / name).resolve(Scale(size_scale)), prefix)
 
 
 def test_names_in_the_root_namespace_carry_the_prefix_and_fit() -> None:
@@ -51,7 +52,7 @@ def test_every_link_end_has_a_port_and_what_was_asked_of_each_direction_goes_wit
 def test_every_host_knows_every_other_and_the_leaf_knows_all() -> None:
     plan = plan_of("two-buildings.yaml", 4000)
     hosts = plan.topology.hosts
-    commands = "\n".join(host_setup(plan.topology, hosts[0]).ip)
+    commands = "\n".join(host_setup(plan, hosts[0]).ip)
     assert commands.count("neigh replace") == len(hosts) - 1
     assert f"lladdr {hosts[0].mac}" not in commands
     leaf = leaf_setup(plan, "east")

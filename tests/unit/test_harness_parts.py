@@ -6,6 +6,7 @@ from typing import Any
 
 from testbed.config import Scenario, TopologySpec
 from testbed.harness.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
+from testbed.scale import Scale
 
 TOPOLOGY: dict[str, Any] = {
     "name": "pair",
@@ -93,8 +94,8 @@ def test_the_summary_is_that_of_all_trials() -> None:
     first, second = cut(whole)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
     samples, links = merge_records(results)
-    topology = TopologySpec.model_validate(TOPOLOGY).resolve(10)
-    (variant,) = merge_summaries(whole, topology, 10.0, results, samples, links)
+    topology = TopologySpec.model_validate(TOPOLOGY).resolve(Scale(10))
+    (variant,) = merge_summaries(whole, topology, Scale(10), results, samples, links)
     times = variant["step_time_s"]
     assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
     assert variant["wan_bytes"] == {"expected": 200, "observed": 200}

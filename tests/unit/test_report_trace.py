@@ -8,8 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.report.data import Sample, Scale, read_samples
+from testbed.report.data import Sample, read_samples
 from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, pack_lanes, trace_events, write_trace
+from testbed.scale import Scale
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
 INTERVALS = st.lists(
@@ -80,4 +81,4 @@ def test_dilated_times_and_scaled_bytes_come_back_real(tmp_path: Path) -> None:
     path.write_text(json.dumps({**record, "start_s": 2.0, "end_s": 4.0, "bytes": 10}) + "\n")
     (read,) = read_samples(path, Scale(size_scale=100, time_dilation=2))
     assert (read.start_s, read.end_s, read.size_bytes) == (1.0, 2.0, 1000.0)
-    assert Scale(100, 2).real_rate_bps(5) == 1000
+    assert Scale(100, 2).real_bps(5) == 1000

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.config import WorkloadSpec, load_scenario
+from testbed.scale import Scale
 from testbed.workload import (
     AllReduce,
     Compute,
@@ -74,7 +75,7 @@ def test_the_first_bucket_of_llama_is_its_output_layer_and_the_last_ends_with_it
 
 def test_a_step_computes_6_operations_per_parameter_and_token() -> None:
     spec = workload(sequence_length=4096, local_batch_size=2, flops_utilisation=0.5)
-    program = training_step(spec, 1.0)
+    program = training_step(spec)
     computes = [action for action in program if isinstance(action, Compute)]
     forward_s = 2 * 8_030_261_248 * 8192 / (989e12 * 0.5)
     assert computes[0].name == "forward"
@@ -83,7 +84,7 @@ def test_a_step_computes_6_operations_per_parameter_and_token() -> None:
 
 
 def test_a_step_reduces_each_bucket_as_soon_as_it_is_computed() -> None:
-    program = training_step(workload(bucket_cap="400 MiB"), 1.0)
+    program = training_step(workload(bucket_cap="400 MiB"))
     buckets = gradient_buckets(parameters("llama3-8b"), 4, 400 * MIB, MIB)
     assert program[0].__class__ is Compute
     assert program[-1] == WaitAll()
@@ -97,7 +98,7 @@ def test_a_step_reduces_each_bucket_as_soon_as_it_is_computed() -> None:
 
 def test_backward_time_follows_matrix_products_so_embeddings_take_none() -> None:
     spec = workload(model=TINY, bucket_cap="1 B", first_bucket_cap="1 B")
-    program = training_step(spec, 1.0)
+    program = training_step(spec)
     times = [action.duration_s for action in program if isinstance(action, Compute)][1:]
     names = [action.name for action in program if isinstance(action, AllReduce)]
     taken = dict(zip(names, times, strict=True))
@@ -106,7 +107,7 @@ def test_backward_time_follows_matrix_products_so_embeddings_take_none() -> None
 
 
 def test_the_size_scale_divides_elements_and_leaves_times() -> None:
-    real, scaled = (training_step(workload(), scale) for scale in (1.0, 4000.0))
+    real, scaled = (training_step(workload(), Scale(scale)) for scale in (1.0, 4000.0))
     assert [action for action in real if isinstance(action, Compute)] == [
         action for action in scaled if isinstance(action, Compute)
     ]
@@ -116,17 +117,17 @@ def test_the_size_scale_divides_elements_and_leaves_times() -> None:
 
 
 def test_something_is_left_to_reduce_at_any_scale() -> None:
-    program = training_step(workload(model=TINY), 1e12)
+    program = training_step(workload(model=TINY), Scale(1e12))
     assert {action.numel for action in program if isinstance(action, AllReduce)} == {1}
 
 
 def test_wider_gradients_fill_buckets_sooner() -> None:
-    narrow, wide = (training_step(workload(gradient_dtype=dtype), 1.0) for dtype in ("float32", "float64"))
+    narrow, wide = (training_step(workload(gradient_dtype=dtype)) for dtype in ("float32", "float64"))
     assert len(wide) > len(narrow)
 
 
 def test_quickstart_is_a_step_of_about_a_second() -> None:
     scenario = load_scenario(Path(__file__).parents[2] / "scenarios" / "quickstart.yaml")
-    program = training_step(scenario.workload, 4000.0)
+    program = training_step(scenario.workload, Scale(4000.0))
     assert 0.5 < sum(action.duration_s for action in program if isinstance(action, Compute)) < 2
     assert len(program) < 200
