@@ -15,7 +15,7 @@ from testbed.config.model import validate
 from testbed.config.wan import DirectionSpec, change_direction
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
-from testbed.fabric.readback import change_engine_settings, engine_settings
+from testbed.fabric.readback import change_links, engine_of
 from testbed.links.wire import direction_to_json
 from testbed.scale import Scale
 
@@ -52,7 +52,7 @@ def set_link(
         document.data[key] = value
     asked = validate(DirectionSpec, document)
     state = find(fabric)
-    now = engine_settings(state)
+    now = engine_of(state).settings()
     names = {name for name, _ in now}
     if link != "all" and link not in names:
         expected = f"all, or a link: {did_you_mean(link, sorted(names))}"
@@ -65,7 +65,7 @@ def set_link(
             if changed.jitter_s > changed.delay_s:
                 shown = f"{changed.jitter_s:g} s with a delay of {changed.delay_s:g} s"
                 raise ConfigError([Problem(COMMAND, None, "jitter", shown, "jitter of at most the delay")])
-    change_engine_settings(state, wanted)
+    change_links(state, wanted)
     console = Console(stderr=True, highlight=False)
     for (name, found_way), direction in wanted.items():
         figures = [figure for figure in direction_row(direction_to_json(direction)) if figure]

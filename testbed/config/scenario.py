@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from testbed.config.errors import ConfigError
+from testbed.config.events import EventSpec
 from testbed.config.forms import (
     Count,
     CountOrZero,
@@ -159,6 +161,10 @@ class Scenario(Strict):
         default="ecmp", description="How flows are put on WAN paths."
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
+    events: tuple[EventSpec, ...] = Field(
+        default=(),
+        description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
+    )
     trials: Count = Field(default=5, description="Measured steps per variant.")
     warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
     seed: CountOrZero = Field(default=1, description="Seed of everything random.")
@@ -195,6 +201,11 @@ class Scenario(Strict):
         for position, name in enumerate(self.algorithms):
             if name in self.algorithms[:position]:
                 yield Finding(("algorithms", position), f"{name!r} again", "each algorithm once")
+        topology = self.topology.resolve() if self.events else None
+        for position, event in enumerate(self.events):
+            assert topology is not None
+            for finding in event.target_findings(topology, self.ranks):
+                yield replace(finding, location=("events", position, *finding.location))
 
 
 def _host_count(data: Mapping[str, Any]) -> int | None:

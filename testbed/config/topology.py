@@ -61,6 +61,11 @@ class Topology:
         """All hosts, by index."""
         return tuple(host for building in self.buildings for host in building.hosts)
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Names of all switches: each building's leaf and edge."""
+        return tuple(f"{building.name}-{tier}" for building in self.buildings for tier in ("leaf", "edge"))
+
     def host(self, name: str) -> Host:
         """The host of this name. KeyError if there is none."""
         return {host.name: host for host in self.hosts}[name]

@@ -97,6 +97,15 @@ class Plan:
         """Ethernet address of a building's probe node."""
         return f"02:00:0a:ff:00:{self.topology.building(building).index:02x}"
 
+    def switch_ports(self, switch: str) -> tuple[str | None, tuple[str, ...]]:
+        """(node in whose namespace they are, None for the root one; interfaces) of a switch. KeyError if unknown."""
+        for building, edge in zip(self.topology.buildings, self.edges, strict=True):
+            if switch == self.edge(building.name):
+                return None, edge.interfaces
+            if switch == self.leaf(building.name):
+                return switch, ("uplink", *(f"p{index}" for index in range(len(building.hosts))))
+        raise KeyError(switch)
+
     @property
     def wan_ports(self) -> tuple[WanPort, ...]:
         """All WAN link ends of all edges."""

@@ -13,8 +13,8 @@ from testbed.config import Direction
 from testbed.fabric.plan import Plan
 from testbed.fabric.state import FabricState
 from testbed.links.netem import NetemEngine
-from testbed.links.userspace import change_settings, read_settings
-from testbed.links.wire import direction_to_json, wire_from_json, wire_to_json
+from testbed.links.userspace import UserspaceEngine
+from testbed.links.wire import LinkEngine, direction_to_json, wire_from_json, wire_to_json
 
 CONTROL_SOCKET = "links.sock"
 
@@ -40,35 +40,28 @@ def describe(plan: Plan) -> dict[str, Any]:
     }
 
 
-def engine_settings(state: FabricState) -> dict[tuple[str, str], Direction]:
-    """What every WAN direction is set to, as the link engine says now."""
+def engine_of(state: FabricState) -> LinkEngine:
+    """The fabric's link engine, for whoever does not hold the fabric: to read and change, not to start or stop."""
+    wires = [wire_from_json(link["wire"]) for link in state.details["wan"]]
+    pid, seed = state.pids["wan"], state.details["seed"]
     if state.details["link_engine"] == "userspace":
-        return read_settings(state.folder / CONTROL_SOCKET)
-    return _netem(state).settings()
+        return UserspaceEngine(pid, wires, state.folder / CONTROL_SOCKET, seed)
+    return NetemEngine(pid, None, wires, state.details["mtu"], seed)
 
 
-def change_engine_settings(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
+def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
     """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
-    if state.details["link_engine"] == "userspace":
-        change_settings(state.folder / CONTROL_SOCKET, asked)
-        return
-    _netem(state).change(asked)
-    for link in state.details[
-        "wan"
-    ]:  # for the next who reads: the kernel does not tell jitter's distribution
+    engine_of(state).change(asked)
+    for link in state.details["wan"]:
+        # for the next who reads: a kernel does not tell jitter's distribution
         changed = {way: asked[name, way] for name, way in asked if name == link["name"]}
         link["wire"] |= {way: direction_to_json(direction) for way, direction in changed.items()}
     state.save()
 
 
-def _netem(state: FabricState) -> NetemEngine:
-    wires = [wire_from_json(link["wire"]) for link in state.details["wan"]]
-    return NetemEngine(state.pids["wan"], None, wires, state.details["mtu"], state.details["seed"])
-
-
 def inspect(state: FabricState) -> dict[str, Any]:
     """Hosts and WAN links with every setting as read back now. LinkError when something of it is gone."""
-    settings = engine_settings(state)
+    settings = engine_of(state).settings()
     wan = []
     for link in state.details["wan"]:
         entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}

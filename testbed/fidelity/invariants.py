@@ -230,12 +230,16 @@ def wan_bytes_as_computed(expected: int, observed: Sequence[int]) -> Invariant:
     )
 
 
-def conservation(links: Sequence[Conservation], edges: Mapping[str, tuple[int, int]]) -> Invariant:
+def conservation(
+    links: Sequence[Conservation], edges: Mapping[str, tuple[int, int]], left_out: Sequence[str] = ()
+) -> Invariant:
     """Every frame that entered a WAN link or an edge switch left it, or is accounted for.
 
     `edges` has frames into and out of each building's edge switch: it drops nothing by design, but can for want of
-    room in its daemon, and does not count that itself.
+    room in its daemon, and does not count that itself. `left_out` are links that events cut or change.
     """
+    if left_out and not links and not edges:
+        return no_wan("conservation", "0 frames missing", left_out)
     missing = {link.name: link.missing + link.overrun for link in links}
     missing |= {
         f"the edge switch of {name}": abs(went_in - came_out) for name, (went_in, came_out) in edges.items()
@@ -257,7 +261,8 @@ def conservation(links: Sequence[Conservation], edges: Mapping[str, tuple[int, i
             if total
             else "every one arrived or is accounted for, and the edge switches lost none"
         )
-        + f"; the links' own queues dropped {dropped}.",
+        + f"; the links' own queues dropped {dropped}."
+        + without(left_out),
     )
 
 
@@ -266,9 +271,15 @@ def _unwatched(name: str) -> Invariant:
     return Invariant(name, "watched", "not watched", ok=False, sentence=words)
 
 
-def no_wan(name: str, bound: str) -> Invariant:
-    """For a topology of one building."""
-    return Invariant(name, bound, "not applicable", None, "There are no WAN links.")
+def no_wan(name: str, bound: str, left_out: Sequence[str] = ()) -> Invariant:
+    """For a topology of one building, or a scenario whose events touch every link."""
+    words = "There are no WAN links." if not left_out else "The scenario's events touch every WAN link."
+    return Invariant(name, bound, "not applicable", None, words)
+
+
+def without(left_out: Sequence[str]) -> str:
+    """A sentence on what a count leaves out."""
+    return f" Left out, as events touch them: {', '.join(left_out)}." if left_out else ""
 
 
 def _rate_error(entry: LinkMeasurement) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from testbed.config import Direction
-from testbed.fidelity.invariants import Conservation, no_wan
+from testbed.fidelity.invariants import Conservation, no_wan, without
 from testbed.fidelity.probe import LinkMeasurement
 from testbed.fidelity.verdict import Invariant, graded
 
@@ -15,6 +15,7 @@ SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
 # quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
 SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
+EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
 LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
 
 
@@ -53,11 +54,16 @@ def _spread_offence(entry: LinkMeasurement) -> float:
     return (found_s - expected_s) / max(most_s - expected_s, SPREAD_BOUND_S)
 
 
-def loss_accuracy(links: Sequence[Conservation], asked: Sequence[Direction]) -> Invariant:
-    """How many frames of the whole run each WAN direction lost, counted at its two ends, not by the link itself."""
+def loss_accuracy(
+    links: Sequence[Conservation], asked: Sequence[Direction], left_out: Sequence[str] = ()
+) -> Invariant:
+    """How many frames of the whole run each WAN direction lost, counted at its two ends, not by the link itself.
+
+    `left_out` are links that events change while frames are counted.
+    """
     bound = f"within {LOSS_DEVIATIONS:g} standard deviations; none where none is asked for"
     if not links:
-        return no_wan("loss_accuracy", bound)
+        return no_wan("loss_accuracy", bound, left_out)
     link, way = max(zip(links, asked, strict=True), key=lambda row: _loss_offence(*row))
     lost, travelled = _lost(link)
     return Invariant(
@@ -66,7 +72,8 @@ def loss_accuracy(links: Sequence[Conservation], asked: Sequence[Direction]) -> 
         measured=f"{lost} of {travelled} frames",
         ok=_loss_offence(link, way) <= LOSS_DEVIATIONS,
         sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
-        f"{lost} did not arrive, where {travelled * way.mean_loss:.4g} were to be expected.",
+        f"{lost} did not arrive, where {travelled * way.mean_loss:.4g} were to be expected."
+        + without(left_out),
     )
 
 
@@ -122,6 +129,20 @@ def drops_only_where_modelled(backlog_drops: int) -> Invariant:
         if not backlog_drops
         else f"The kernel dropped {backlog_drops} packets between interfaces because too many were on their way at "
         "once (net.core.netdev_max_backlog): TCP waited for lost packets that no link lost.",
+    )
+
+
+def events_on_time(planned: int, came: int, late_max_s: float) -> Invariant:
+    """Whether the scenario's events came, and when they should; real seconds."""
+    missed = planned - came
+    return Invariant(
+        "events_on_time",
+        bound=f"all, within {EVENT_LATE_S * 1e3:g} ms",
+        measured=f"{came} of {planned}, {late_max_s * 1e3:.3g} ms",
+        ok=missed == 0 and late_max_s <= EVENT_LATE_S,
+        sentence=f"Of {planned} beginnings and ends of events {came} came while steps were measured, at most "
+        f"{late_max_s * 1e3:.3g} ms late." + (" The others lie beyond the last step." if missed else ""),
+        severity="caution",
     )
 
 

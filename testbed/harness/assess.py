@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from testbed.config import Topology
+from testbed.config.events import EventSpec
 from testbed.fabric.readback import WanCounters
 from testbed.fidelity import (
     Invariant,
@@ -18,6 +20,7 @@ from testbed.fidelity import (
     read_windows,
 )
 from testbed.fidelity.invariants import Conservation
+from testbed.harness.events import events_record, touched
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
 
@@ -32,6 +35,8 @@ class Evidence:
     monitor_file: Path | None
     changed_settings: str | None
     changed_offloads: str | None
+    events: Sequence[EventSpec] = ()
+    event_log: Sequence[Mapping[str, Any]] = ()
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -44,14 +49,25 @@ def assess(
 ) -> Verdict:
     """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
     spans = [(step.start_s, step.end_s) for step in steps]
-    frames = _conservation(evidence.links)
-    asked = [way for link in evidence.topology.wan for way in (link.a_to_b, link.b_to_a)]
+    links, buildings = touched(evidence.events, evidence.topology)
+    asked = [(link.name, way) for link in evidence.topology.wan for way in (link.a_to_b, link.b_to_a)]
+    counted = [
+        (frames, way)
+        for frames, (name, way) in zip(_conservation(evidence.links), asked, strict=True)
+        if name not in links
+    ]
+    frames = [entry for entry, _ in counted]
+    edges = {name: counts for name, counts in _edges(evidence.links).items() if name not in buildings}
+    on_time = []
+    if evidence.events:
+        record = events_record(evidence.event_log, steps[0].variant)
+        on_time.append(link_invariants.events_on_time(**record))
     return judge(
         [
             invariants.rate_accuracy(evidence.measurements),
             invariants.delay_accuracy(evidence.measurements),
             link_invariants.jitter_accuracy(evidence.measurements),
-            link_invariants.loss_accuracy(frames, asked),
+            link_invariants.loss_accuracy(frames, [way for _, way in counted], sorted(links)),
             link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
@@ -60,7 +76,8 @@ def assess(
                 sum(step.wrong for step in steps), sum(step.checked for step in steps)
             ),
             invariants.wan_bytes_as_computed(expected, observed),
-            invariants.conservation(frames, _edges(evidence.links)),
+            invariants.conservation(frames, edges, sorted(links)),
+            *on_time,
         ]
     )
 

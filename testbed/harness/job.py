@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
 from testbed.harness.errors import RunError
+from testbed.harness.events import EventPlayer
 from testbed.harness.spec import JobSpec
 from testbed.links import LinkError
 from testbed.links.process import close_pipes, wait_or_kill
@@ -38,24 +39,29 @@ class LinkSample:
 
 
 class Job:
-    """One job's processes and the link samples taken while it ran. `watch_also` names further parts that must live."""
+    """One job's processes and the link samples taken while it ran.
+
+    `watch_also` may be set: it names a further part that ended. `player` carries out the scenario's events.
+    """
 
     def __init__(
         self,
         fabric: Fabric,
         spec: JobSpec,
         on_step: Callable[[int], None],
-        watch_also: Callable[[], str | None] = lambda: None,
+        player: EventPlayer | None = None,
     ) -> None:
         self.fabric = fabric
         self.spec = spec
         self.on_step = on_step
-        self.watch_also = watch_also
+        self.player = player
+        self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._complaints: IO[bytes] | None = None
         self._pending = b""
+        self._noticed_s: list[float] = []
 
     def run(self) -> None:
         """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
@@ -91,13 +97,16 @@ class Job:
         next_sample_s = time.monotonic()
         failures: list[str] = []
         while True:
-            wait_s = max(0.0, next_sample_s - time.monotonic())
+            due_s = self.player.due_s if self.player else None
+            wait_s = max(0.0, min(next_sample_s, due_s or next_sample_s) - time.monotonic())
             readable, _, _ = select.select([output], [], [], wait_s)
             if readable:
                 data = os.read(output, 1 << 16)
                 if not data:
                     break
                 failures += self._events(data)
+            if self.player:
+                self.player.play()
             if time.monotonic() >= next_sample_s:
                 # never two in quick succession, also after a delay: rates would be computed from next to no time
                 next_sample_s = (
@@ -105,10 +114,12 @@ class Job:
                 )
                 self._check_parts()
                 self._sample(reader)
+        if self.player:
+            self.player.finish()
         self._check_parts()
         status = self._process.wait(END_TIMEOUT_S)
         if failures:
-            raise RunError("\n".join(failures))
+            raise RunError("\n".join([*self._planned(failures), *failures]))
         if status != 0:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             raise RunError(f"the launcher of the ranks {how}{self._last_words()}")
@@ -142,9 +153,24 @@ class Job:
                 self.rank_pids = {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":
                 self.on_step(event["index"])
+                if self.player:
+                    self.player.step(event["variant"], event["trial"], event["start_s"])
             elif event["event"] in ("failed", "killed"):
+                if event["event"] == "failed":
+                    self._noticed_s.append(time.monotonic())
                 failures.append(f"rank {event['rank']} on {event['host']}: {event['message']}")
         return failures
+
+    def _planned(self, failures: Sequence[str]) -> list[str]:
+        """A sentence before the failures where they follow from an event of the scenario."""
+        if self.player is None or self.player.killed_s is None:
+            return []
+        words = "as the scenario planned, a rank was killed"
+        noticed_ms = [(noticed_s - self.player.killed_s) * 1e3 for noticed_s in self._noticed_s]
+        if noticed_ms:
+            span = f"{min(noticed_ms):.3g} to {max(noticed_ms):.3g} ms"
+            words += f"; {len(noticed_ms)} others noticed, {span} later"
+        return [f"{words}:"]
 
     def _last_words(self) -> str:
         assert self._complaints is not None

@@ -51,22 +51,28 @@ class PartResult:
     manifest: Record
     samples: Sequence[Record]
     links: Sequence[Record]
+    events: Sequence[Record] = ()
 
 
 def cut(scenario: Scenario) -> list[Part]:
-    """All parts, those of one variant one after the other."""
+    """All parts, those of one variant one after the other.
+
+    A variant with events stays whole: they happen once, at their times.
+    """
     parts: list[Part] = []
+    most = scenario.trials if scenario.events else TRIALS
     for algorithm in scenario.algorithms:
-        for block, first in enumerate(range(0, scenario.trials, TRIALS)):
-            trials = min(TRIALS, scenario.trials - first)
+        for block, first in enumerate(range(0, scenario.trials, most)):
+            trials = min(most, scenario.trials - first)
             parts.append(Part(len(parts), algorithm, first, trials, scenario.seed + block * SEED_STEP))
     return parts
 
 
-def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Record]]:
-    """(samples, links) of the whole run: the parts one after the other in time, steps and trials numbered through."""
+def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Record], list[Record]]:
+    """(samples, links, events) of the whole run: the parts one after the other in time, trials numbered through."""
     samples: list[Record] = []
     links: list[Record] = []
+    events: list[Record] = []
     shift_s, steps = 0.0, 0
     carried: dict[tuple[str, ...], int] = {}
     for result in results:
@@ -91,10 +97,13 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
                 moved[counter] = link[counter] + carried.get(key, 0)
                 last[key] = moved[counter]
             links.append(moved)
+        for event in result.events:
+            time_s = event["time_s"]
+            events.append({**event, "time_s": None if time_s is None else time_s + offset_s})
         carried |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
         shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
-    return samples, links
+    return samples, links, events
 
 
 def merge_summaries(
@@ -114,7 +123,8 @@ def merge_summaries(
     for algorithm in scenario.algorithms:
         own = [result for result in results if result.part.algorithm == algorithm]
         steps = gather_steps([sample for sample in samples if sample["variant"] == algorithm], scenario.ranks)
-        expected = own[0].summary["variants"][0]["wan_bytes"]["expected"]
+        first = own[0].summary["variants"][0]
+        expected = first["wan_bytes"]["expected"]
         variants.append(
             summarise_variant(
                 topology,
@@ -127,6 +137,7 @@ def merge_summaries(
                 expected_wan_bytes=scale.emulated_bytes(expected),
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
             )
+            | {key: first[key] for key in ("events",) if key in first}
         )
     return variants
 

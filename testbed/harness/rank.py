@@ -26,7 +26,7 @@ BOOTSTRAP_TIMEOUT_S = 30.0
 
 
 class Rank:
-    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step."""
+    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts."""
 
     def __init__(self, job: JobSpec, rank: int, progress: Callable[[dict[str, Any]], None]) -> None:
         self.job = job
@@ -62,10 +62,6 @@ class Rank:
         try:
             self.communicator.barrier()
             for index, step in enumerate(job.steps):
-                if self.rank == 0:
-                    self.progress(
-                        {"event": "step", "index": index, "variant": step.variant, "trial": step.trial}
-                    )
                 self._step(index, step)
             sockets = self.transport.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
@@ -75,22 +71,24 @@ class Rank:
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def _common_start(self) -> float:
-        """A moment that all ranks of this machine agree on, and reach together: the latest proposal wins."""
+    def _agree_on_start(self) -> float:
+        """A moment, not far ahead, that all ranks of this machine agree on: the latest proposal wins."""
         before = time.monotonic_ns()
         proposal = np.array([before], dtype=np.int64)
         self.communicator.all_reduce(proposal, op="max")
         took_ns = time.monotonic_ns() - before
         margin = np.array([took_ns], dtype=np.int64)
         self.communicator.all_reduce(margin, op="max")
-        start_s = (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
-        self.communicator.sleep(start_s - time.monotonic())
-        return start_s
+        return (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
 
     def _step(self, index: int, step: Step) -> None:
         for bucket, array in self.buckets.items():
             fill(array, self.rank, salt=index * 1000 + bucket)
-        start_s = self._common_start()
+        start_s = self._agree_on_start()
+        if self.rank == 0:
+            said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+            self.progress({"event": "step", **said})
+        self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
         works: list[tuple[AllReduce, Work]] = []
         records: list[tuple[str, str, float, float, int]] = []

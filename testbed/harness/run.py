@@ -11,12 +11,14 @@ from typing import Any
 
 from testbed.collectives import wan_bytes
 from testbed.config import Scenario, Topology
+from testbed.fabric.faults import Faults
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
 from testbed.harness.assess import Evidence, assess, link_key
 from testbed.harness.directory import RunDirectory, surroundings
+from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.job import Job, LinkSample
 from testbed.harness.spec import JobSpec, RankPlace, plan_steps
 from testbed.harness.summary import (
@@ -88,7 +90,8 @@ class Run:
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
-            job = Job(fabric, spec, on_step=lambda index: self.progress.step(index, len(spec.steps)))
+            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)))
+            job.player = self._player(fabric, job)
             if self.clock == "free":
                 job.run()
             else:
@@ -98,6 +101,19 @@ class Run:
             self.progress.phase("judging the figures")
             changed = fabric.changed_settings(), fabric.changed_offloads()
         return self._write(directory, job, measurements, shown, changed)
+
+    def _player(self, fabric: Fabric, job: Job) -> EventPlayer | None:
+        if not self.scenario.events:
+            return None
+        rank_of = {host.name: rank for rank, host in enumerate(self.hosts)}
+        return EventPlayer(
+            self.scenario.events,
+            self.topology,
+            self.scale,
+            Faults(fabric),
+            pid_of_host=lambda host: job.rank_pids[rank_of[host]],
+            pid_of_rank=lambda rank: job.rank_pids[rank],
+        )
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
@@ -114,7 +130,9 @@ class Run:
             dtype=scenario.workload.gradient_dtype,
             seed=scenario.seed,
             program=self.program,
-            steps=plan_steps(tuple(scenario.algorithms), scenario.trials, scenario.warmup),
+            steps=plan_steps(
+                tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
+            ),
             output=str(directory.partial.resolve()),
             per_message_s=self.scale.emulated_s(cost.per_message_s) if modelled else 0.0,
             per_byte_s=self.scale.emulated_s(self.scale.real_bytes(cost.per_gigabyte_s / 1e9))
@@ -133,8 +151,11 @@ class Run:
         samples, sockets = _read_ranks(directory.partial, len(self.hosts))
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
         series = _series(job.samples)
+        log = job.player.log if job.player else []
         evidence = Evidence(
             topology=self.topology,
+            events=self.scenario.events,
+            event_log=log,
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
@@ -172,6 +193,8 @@ class Run:
         directory.write_json("summary.json", summary)
         directory.write_lines("samples.jsonl", (_shifted(sample, origin_s) for sample in samples))
         directory.write_lines("links.jsonl", _link_lines(job.samples, origin_s))
+        if self.scenario.events:
+            directory.write_lines("events.jsonl", (_event_line(entry, origin_s) for entry in log))
         return summary
 
     def _variant(
@@ -183,7 +206,7 @@ class Run:
     ) -> dict[str, Any]:
         expected = self._expected_wan_bytes(algorithm)
         observed = [wan_payload(step.sent_bytes, self.buildings) for step in steps]
-        return summarise_variant(
+        entry = summarise_variant(
             self.topology,
             self.scale,
             name=algorithm,
@@ -194,6 +217,9 @@ class Run:
             expected_wan_bytes=expected,
             verdict=assess(evidence, steps, expected, observed).to_dict(),
         )
+        if evidence.events:
+            entry["events"] = events_record(evidence.event_log, algorithm)
+        return entry
 
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
@@ -232,6 +258,10 @@ def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
 
 def _shifted(sample: dict[str, Any], origin_s: float) -> dict[str, Any]:
     return {**sample, "start_s": sample["start_s"] - origin_s, "end_s": sample["end_s"] - origin_s}
+
+
+def _event_line(entry: dict[str, Any], origin_s: float) -> dict[str, Any]:
+    return {**entry, "time_s": None if entry["time_s"] is None else entry["time_s"] - origin_s}
 
 
 def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, Any]]:

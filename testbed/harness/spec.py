@@ -71,8 +71,14 @@ class JobSpec:
         return cls(**document)
 
 
-def plan_steps(algorithms: tuple[str, ...], trials: int, warmup: int) -> tuple[Step, ...]:
-    """Steps of all variants interleaved, in an order that turns round each trial: slow drifts hit all alike."""
+def plan_steps(algorithms: tuple[str, ...], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
+    """Steps of all variants, warm-up first.
+
+    In turns they are interleaved, in an order that turns round each trial, so that slow drifts hit all alike; else one
+    variant comes after the other.
+    """
+    if not in_turns:
+        return tuple(Step(name, name, trial) for name in algorithms for trial in range(-warmup, trials))
     steps: list[Step] = []
     for trial in range(-warmup, trials):
         order = algorithms if trial % 2 == 0 else algorithms[::-1]

@@ -166,7 +166,7 @@ class VirtualRun:
 
     def _merge(self, directory: RunDirectory, ended: Sequence[Ended], wall_s: float) -> dict[str, Any]:
         results = [_read(part, _folder(directory, part) / "run") for part in self.parts]
-        samples, links = merge_records(results)
+        samples, links, events = merge_records(results)
         topology = self.scenario.topology.resolve(self.scale)
         variants = merge_summaries(self.scenario, topology, self.scale, results, samples, links)
         first = results[0]
@@ -213,6 +213,8 @@ class VirtualRun:
         directory.write_json("summary.json", summary)
         directory.write_lines("samples.jsonl", samples)
         directory.write_lines("links.jsonl", links)
+        if self.scenario.events:
+            directory.write_lines("events.jsonl", events)
         return summary
 
 
@@ -225,7 +227,8 @@ def _read(part: Part, run: Path) -> PartResult:
         return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
     summary, manifest = (json.loads((run / name).read_text()) for name in ("summary.json", "manifest.json"))
-    return PartResult(part, summary, manifest, lines("samples.jsonl"), lines("links.jsonl"))
+    events = lines("events.jsonl") if (run / "events.jsonl").exists() else []
+    return PartResult(part, summary, manifest, lines("samples.jsonl"), lines("links.jsonl"), events)
 
 
 def _search_path() -> str:

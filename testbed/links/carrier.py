@@ -159,6 +159,18 @@ class Carrier:
         """The kernel did not take a frame given out by `due`."""
         self._overrun += 1
 
+    def cut(self) -> None:
+        """The link is cut: what is on its way is lost."""
+        self._fibre.lost += len(self._waiting) + len(self._overtaking)
+        self._waiting.clear()
+        self._overtaking.clear()
+        self._leaving.clear()
+        self._held_bytes, self._free_ns, self._last_release_ns = 0, 0.0, 0
+
+    def lost_at_the_end(self) -> None:
+        """The port that a frame given out by `due` should leave by is down."""
+        self._fibre.lost += 1
+
     def missed(self, packets: int) -> None:
         """The kernel dropped `packets` frames before we could read them."""
         self._in_packets += packets

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import gc
 import json
 import os
@@ -59,8 +60,10 @@ class Port:
         for _ in range(FRAMES_AT_ONCE):
             try:
                 frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, _ANCILLARY_BYTES)
-            except BlockingIOError:
-                return
+            except OSError as error:  # nothing there (EAGAIN), or the interface was just taken down
+                if error.errno in (errno.EAGAIN, errno.ENETDOWN):
+                    return
+                raise
             seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
             accept(frame, seconds * 1_000_000_000 + nanoseconds + offset_ns)
 
@@ -103,8 +106,11 @@ class Emulator:
             while (frame := carrier.due(time.monotonic_ns())) is not None:
                 try:
                     send(frame)
-                except OSError:  # interface down, or no room: gone, and the books say so
-                    carrier.refused()
+                except OSError as error:  # gone, and the books say so
+                    if error.errno in (errno.ENETDOWN, errno.ENXIO):
+                        carrier.lost_at_the_end()
+                    else:
+                        carrier.refused()
                 else:
                     carrier.sent(len(frame))
             due_ns = carrier.next_release_ns
@@ -145,6 +151,9 @@ class Emulator:
             self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
         for name, way, settings in request.get("changes", ()):
             self.carriers[name, way].settings = direction_from_json(settings)
+        for name in request.get("cut", ()):
+            for way in ("a_to_b", "b_to_a"):
+                self.carriers[name, way].cut()
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)

@@ -24,10 +24,11 @@ from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError
 from testbed.links.netns import network_namespace
+from testbed.links.ports import set_up
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, read_counters, read_shape, shape_commands
-from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire
+from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
 
 SMALLEST_FRAME_BYTES = 64
 
@@ -137,6 +138,10 @@ class NetemEngine:
                 if asked.queue_packets:  # the kernel keeps no bytes then
                     found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
         return found
+
+    def set_carrier(self, link: str, up: bool) -> None:
+        """Take its ports of the bridge down or up; the kernel forgets what a port that goes down holds."""
+        set_up(self._pid, carrying(self._wires, link), up)
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""

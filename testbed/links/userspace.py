@@ -17,12 +17,14 @@ from typing import IO, Any
 from testbed.directions import Direction
 from testbed.links.command import inside
 from testbed.links.errors import LinkError
+from testbed.links.ports import set_up
 from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.wire import (
     DirectionAccount,
     EngineAccount,
     LinkWire,
+    carrying,
     direction_from_json,
     direction_to_json,
     wire_to_json,
@@ -46,17 +48,6 @@ def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
     if "links" not in reply:
         raise LinkError(f"the link engine answered {reply.get('error', 'nothing')}")
     return reply
-
-
-def read_settings(control: Path) -> dict[tuple[str, str], Direction]:
-    """The settings in force in the emulator behind `control`, per (link name, way)."""
-    return _directions(ask(control, "settings"))
-
-
-def change_settings(control: Path, asked: Mapping[tuple[str, str], Direction]) -> None:
-    """Have the emulator behind `control` change directions, and compare what it says with what was asked."""
-    changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
-    compare_settings(asked, _directions(ask(control, "settings", changes=changes)))
 
 
 def _directions(reply: Mapping[str, Any]) -> dict[tuple[str, str], Direction]:
@@ -111,11 +102,18 @@ class UserspaceEngine:
 
     def settings(self) -> dict[tuple[str, str], Direction]:
         """What each direction is set to, as the emulator says."""
-        return read_settings(self._control)
+        return _directions(ask(self._control, "settings"))
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Set directions anew; frames that the emulator holds keep their times."""
-        change_settings(self._control, asked)
+        changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
+        compare_settings(asked, _directions(ask(self._control, "settings", changes=changes)))
+
+    def set_carrier(self, link: str, up: bool) -> None:
+        """Take the emulator's interfaces down or up; what it holds of a link that is cut is lost."""
+        set_up(self._pid, carrying(self._wires, link), up)
+        if not up:
+            ask(self._control, "settings", cut=[link])
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Release every frame earlier by what the rest of its path adds."""

@@ -7,7 +7,7 @@ business: rate and queue, delay, loss and the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -51,6 +51,12 @@ def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
     """What `wire_to_json` gave."""
     ways = {way: direction_from_json(data[way]) for way in ("a_to_b", "b_to_a")}
     return LinkWire(**{**data, **ways})
+
+
+def carrying(wires: Iterable[LinkWire], link: str) -> tuple[str, str]:
+    """The interfaces in the WAN namespace between which frames of this link are carried. KeyError if there is none."""
+    inner = {wire.name: (wire.inner_a, wire.inner_b) for wire in wires}
+    return inner[link]
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,9 @@ class LinkEngine(Protocol):
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""
+
+    def set_carrier(self, link: str, up: bool) -> None:
+        """Cut a link, with what is on its way in it, or mend it: the ports at both ends see it. Raises LinkError."""
 
     def account(self) -> EngineAccount:
         """The books now."""

@@ -94,6 +94,7 @@ class RunData:
     scale: Scale
     samples: list[Sample]
     links: dict[LinkKey, LinkCounters]
+    events: list[JsonObject] = field(default_factory=list)
 
     @property
     def variants(self) -> list[JsonObject]:
@@ -119,6 +120,7 @@ def load_run(run_dir: Path) -> RunData:
         scale=scale,
         samples=read_samples(run_dir / "samples.jsonl", scale),
         links=_read_links(run_dir / "links.jsonl", scale),
+        events=_read_events(run_dir / "events.jsonl", scale),
     )
 
 
@@ -156,6 +158,20 @@ def _read_links(path: Path, scale: Scale) -> dict[LinkKey, LinkCounters]:
         except (KeyError, TypeError, ValueError) as error:
             raise ReportError(f"{path}:{number}: not a link counter: {error!r}") from error
     return links
+
+
+def _read_events(path: Path, scale: Scale) -> list[JsonObject]:
+    """The scenario's events as they came, in their order; `time_s` in real seconds of the run, None if never."""
+    if not path.exists():
+        return []
+    events = []
+    for number, record in _read_lines(path):
+        try:
+            time_s = record["time_s"]
+            events.append({**record, "time_s": None if time_s is None else scale.real_s(float(time_s))})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReportError(f"{path}:{number}: not an event: {error!r}") from error
+    return events
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:

@@ -70,6 +70,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "time_split": time_split_chart(data.variants),
         "per_step": utilisation_per_step_chart(data.variants),
         "over_time": utilisation_over_time_chart(data),
+        "events": data.events,
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,
         "environment": _environment(data.manifest),

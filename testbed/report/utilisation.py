@@ -62,6 +62,7 @@ def utilisation_over_time_chart(data: RunData) -> Markup | None:
     end = max(values[-1][1] for values in intervals.values())
     axis = Axis(begin, end, start=_LABEL_ROOM, end=CHART_WIDTH - 92)
     _draw_measured_steps(drawing, data, axis, strip, height - _AXIS_ROOM)
+    _draw_events(drawing, data, axis, strip, height - _AXIS_ROOM)
     draw_time_axis(drawing, axis, strip, height - _AXIS_ROOM, about=9)
     several_planes = len({key.plane for key in intervals}) > 1
     for position, (key, values) in enumerate(intervals.items()):
@@ -93,6 +94,17 @@ def _draw_measured_steps(drawing: Drawing, data: RunData, axis: Axis, top: float
             group = drawing.group(series_class(index), f"{variant['name']}, trial {trial}, step {step}")
             drawing.rect(left, 4, width, 10, "bar", parent=group)
             drawing.rect(left, top, width, bottom - top, "band", parent=group)
+
+
+def _draw_events(drawing: Drawing, data: RunData, axis: Axis, top: float, bottom: float) -> None:
+    """A line where an event begins, a dashed one where it ends."""
+    for entry in data.events:
+        if entry["time_s"] is None or not axis.low <= entry["time_s"] <= axis.high:
+            continue
+        x = axis(entry["time_s"])
+        words = f"{entry['action']} {entry['target']} {'begins' if entry['begins'] else 'ends'}"
+        group = drawing.group("event" if entry["begins"] else "event ends", words)
+        drawing.line((x, top - 6), (x, bottom), "event-line", parent=group)
 
 
 def _draw_link_label(

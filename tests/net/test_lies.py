@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from testbed.fabric.readback import CONTROL_SOCKET, engine_settings
+from testbed.fabric.readback import engine_of
 from testbed.fabric.state import FabricState, load_all
 from testbed.links.command import run_script
-from testbed.links.userspace import change_settings
 from tests.net.runs import end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = [
@@ -41,10 +40,9 @@ OPTIONS = ("--link-engine", "userspace", *SMALLER)
 
 def change(state: FabricState, **settings: Any) -> None:
     """Set every WAN direction of the userspace engine, as nobody is supposed to during a run."""
-    now = engine_settings(state)
-    change_settings(
-        state.folder / CONTROL_SOCKET,
-        {key: dataclasses.replace(direction, **settings) for key, direction in now.items()},
+    now = engine_of(state).settings()
+    engine_of(state).change(
+        {key: dataclasses.replace(direction, **settings) for key, direction in now.items()}
     )
 
 
@@ -53,11 +51,9 @@ def lengthen_delay(state: FabricState, run: subprocess.Popen[str]) -> None:
 
 
 def halve_rate(state: FabricState, run: subprocess.Popen[str]) -> None:
-    now = engine_settings(state)
-    change_settings(
-        state.folder / CONTROL_SOCKET,
-        {key: dataclasses.replace(way, rate_bps=way.rate_bps / 2) for key, way in now.items()},
-    )
+    now = engine_of(state).settings()
+    halved = {key: dataclasses.replace(way, rate_bps=way.rate_bps / 2) for key, way in now.items()}
+    engine_of(state).change(halved)
 
 
 def lose_a_hundredth(state: FabricState, run: subprocess.Popen[str]) -> None:

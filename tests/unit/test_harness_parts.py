@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from testbed.config import Scenario, TopologySpec
@@ -77,7 +78,10 @@ def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
 
 def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
     first, second = cut(scenario(12, "ring"))
-    samples, links = merge_records([result(first, [1.0, 1.0]), result(second, [1.5])])
+    happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
+    parts = [result(first, [1.0, 1.0]), replace(result(second, [1.5]), events=happened)]
+    samples, links, events = merge_records(parts)
+    assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.7, None]
     starts = sorted({sample["start_s"] for sample in samples})
     # a part begins with its first record of a link, half a second before its first step
     assert starts[:2] == [0.5, 2.5]
@@ -93,7 +97,7 @@ def test_the_summary_is_that_of_all_trials() -> None:
     whole = scenario(12, "ring")
     first, second = cut(whole)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
-    samples, links = merge_records(results)
+    samples, links, _ = merge_records(results)
     topology = TopologySpec.model_validate(TOPOLOGY).resolve(Scale(10))
     (variant,) = merge_summaries(whole, topology, Scale(10), results, samples, links)
     times = variant["step_time_s"]

@@ -1,0 +1,56 @@
+"""A link that is cut: its ends see it, what was on its way is lost, and it works again afterwards; on every engine."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.links.command import run_script
+from testbed.links.timing import udp_pair
+from tests.net.line import LEFT, RIGHT, Line, running, stream, way
+
+pytestmark = pytest.mark.net
+
+
+def carrier(line: Line, port: str) -> bool:
+    return "NO-CARRIER" not in run_script(line.edges.pid, [f"ip link show dev {port}"])
+
+
+def test_both_ends_see_a_cut_and_frames_pass_again_after_it(
+    line: Line, engine_kind: str, tmp_path: Path
+) -> None:
+    with running(engine_kind, line, tmp_path, way(delay_s=0.01), way(delay_s=0.01)) as engine:
+        assert carrier(line, "pa")
+        assert carrier(line, "pb")
+        engine.set_carrier("l", up=False)
+        assert not carrier(line, "pa")
+        assert not carrier(line, "pb")
+        assert stream(line, 20, pause_s=0.002) == []
+        engine.set_carrier("l", up=True)
+        assert carrier(line, "pa")
+        assert carrier(line, "pb")
+        assert [arrival.number for arrival in stream(line, 20, pause_s=0.002)] == list(range(20))
+        assert engine.failure() is None
+
+
+def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
+    line: Line, engine_kind: str, tmp_path: Path
+) -> None:
+    with (
+        running(engine_kind, line, tmp_path, way(delay_s=0.5)) as engine,
+        udp_pair((line.left.pid, LEFT), (line.right.pid, RIGHT)) as (sender, receiver),
+    ):
+        for number in range(10):
+            sender.send(b"early %d" % number)
+        time.sleep(0.2)
+        engine.set_carrier("l", up=False)
+        engine.set_carrier("l", up=True)
+        sender.send(b"late")
+        receiver.settimeout(2)
+        assert receiver.recv(100) == b"late"
+        receiver.settimeout(0.3)
+        with pytest.raises(socket.timeout):
+            receiver.recv(100)
