@@ -28,6 +28,16 @@ trials: {trials}
 scale: {{size_scale: {size_scale}}}
 """
 
+# A small model on slow links: a step takes a second or two.
+SMALLER = (
+    "--set",
+    "workload.model.dim=128",
+    "--set",
+    "workload.model.ffn_dim=256",
+    "--set",
+    "algorithms=[ring]",
+)
+
 
 def write_scenario(folder: Path, **changes: Any) -> Path:
     values = {

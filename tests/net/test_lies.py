@@ -18,7 +18,7 @@ import pytest
 from testbed.fabric.readback import engine_of
 from testbed.fabric.state import FabricState, load_all
 from testbed.links.command import run_script
-from tests.net.runs import end, owned, run_testbed, start, wait_for_words, write_scenario
+from tests.net.runs import SMALLER, end, owned, run_testbed, start, wait_for_words, write_scenario
 
 pytestmark = [
     pytest.mark.net,
@@ -26,15 +26,6 @@ pytestmark = [
 ]
 
 TRIALS = 3
-# A small model on slow links: a step takes a second or two.
-SMALLER = (
-    "--set",
-    "workload.model.dim=128",
-    "--set",
-    "workload.model.ffn_dim=256",
-    "--set",
-    "algorithms=[ring]",
-)
 OPTIONS = ("--link-engine", "userspace", *SMALLER)
 
 

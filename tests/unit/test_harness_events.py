@@ -94,7 +94,7 @@ def test_events_come_at_their_dilated_times_in_every_variant_and_are_undone_at_i
     playing, recorder = player(
         [
             event(at="10 ms", action="link_down", target="east-west-0"),
-            event(at="5 h", action="plane_down", target=1),
+            event(at="900 s", action="plane_down", target=1),
         ]
     )
     playing.step("ring", -1, time.monotonic())

@@ -81,7 +81,7 @@ def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
     happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
     parts = [result(first, [1.0, 1.0]), replace(result(second, [1.5]), events=happened)]
     samples, links, events = merge_records(parts)
-    assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.7, None]
+    assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.5 + 0.7, None]
     starts = sorted({sample["start_s"] for sample in samples})
     # a part begins with its first record of a link, half a second before its first step
     assert starts[:2] == [0.5, 2.5]
