@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,7 +31,9 @@ from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
 from testbed.harness.run import Run
 from testbed.harness.virtual_run import VirtualRun
-from testbed.report import print_summary, write_report
+from testbed.report import print_refusal, print_summary, write_report
+from testbed.report.compare import failing
+from testbed.scale import Scale
 from testbed.virtual import find_image
 
 EXIT_UNTRUSTED = 3
@@ -70,15 +73,30 @@ def run(
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Report no figures that are not to be trusted.")
+    ] = False,
+    retry_dilated: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            metavar="MOST",
+            help="Repeat an untrusted run with its time stretched twice as far, up to so many times.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
     if clock not in CLOCKS:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+    if retry_dilated and clock == "virtual":
+        raise ConfigError(
+            [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
+        )
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
-    make: Callable[[RunProgress], Run | VirtualRun]
+    make: Callable[[RunProgress, Scale], Run | VirtualRun]
     if clock == "virtual":
         if link_engine not in (None, "netem") or datapath not in (None, "system"):
             asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
@@ -91,7 +109,7 @@ def run(
         settings = replace(settings, memory_bytes=choose_guest_memory(loaded, scale, jobs, asked_bytes))
         parts = f"virtual clock, {jobs} at once, {format_size(settings.memory_bytes)} each"
 
-        def make(progress: RunProgress) -> Run | VirtualRun:
+        def make(progress: RunProgress, scale: Scale) -> Run | VirtualRun:
             return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
 
     else:
@@ -106,7 +124,7 @@ def run(
         )
         parts = f"link engine {stack.link_engine}, datapath {stack.datapath}"
 
-        def make(progress: RunProgress) -> Run | VirtualRun:
+        def make(progress: RunProgress, scale: Scale) -> Run | VirtualRun:
             return Run(loaded, stack, scale, target, progress)
 
     console = Console(stderr=True, highlight=False)
@@ -114,6 +132,22 @@ def run(
         f"{loaded.name}: {loaded.ranks} ranks, {', '.join(loaded.algorithms)}, policy {loaded.policy}; "
         f"{parts}" + ("" if scale.is_one else f"; {scale}")
     )
+    summary = _execute(make, scale, console)
+    while summary["status"] == "untrusted" and retry_dilated and scale.time_dilation * 2 <= retry_dilated:
+        scale = replace(scale, time_dilation=scale.time_dilation * 2)
+        reasons = sorted({entry["name"] for variant in summary["variants"] for entry in failing(variant)})
+        console.print(f"untrusted ({', '.join(reasons)}): once more, {scale}")
+        shutil.rmtree(target)
+        summary = _execute(make, scale, console)
+    _report(summary, target, console, strict=strict, as_json=as_json)
+    if summary["status"] == "untrusted":
+        raise typer.Exit(EXIT_UNTRUSTED)
+
+
+def _execute(
+    make: Callable[[RunProgress, Scale], Run | VirtualRun], scale: Scale, console: Console
+) -> dict[str, Any]:
+    """Run once, telling how far it is."""
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -133,7 +167,19 @@ def run(
             if not console.is_terminal and done % max(1, total // 4) == 0:
                 console.print(f"  step {done + 1} of {total}")
 
-        summary = make(RunProgress(phase, step)).execute()
+        return make(RunProgress(phase, step), scale).execute()
+
+
+def _report(summary: dict[str, Any], target: Path, console: Console, *, strict: bool, as_json: bool) -> None:
+    """Tell what came out; of an untrusted run and when strict, only why."""
+    if strict and summary["status"] == "untrusted":
+        hand_over(target)
+        if as_json:
+            kept = ("schema", "scenario", "run_dir", "clock", "scale", "status")
+            verdicts = [{key: variant[key] for key in ("name", "verdict")} for variant in summary["variants"]]
+            print(json.dumps({key: summary[key] for key in kept} | {"variants": verdicts}, indent=1))
+        print_refusal(summary, console)
+        return
     report = write_report(target)
     hand_over(target)
     if as_json:
@@ -142,5 +188,3 @@ def run(
     else:
         print_summary(summary, Console(highlight=False))
     sys.stdout.flush()
-    if summary["status"] == "untrusted":
-        raise typer.Exit(EXIT_UNTRUSTED)

@@ -20,9 +20,11 @@ from testbed.fidelity import (
     read_windows,
 )
 from testbed.fidelity.invariants import Conservation
+from testbed.fidelity.similarity import Number, scale_similarity
 from testbed.harness.events import events_record, touched
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
+from testbed.scale import UNSCALED, Scale
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Evidence:
     changed_offloads: str | None
     events: Sequence[EventSpec] = ()
     event_log: Sequence[Mapping[str, Any]] = ()
+    scale: Scale = UNSCALED
+    numbers: Sequence[Number] = ()
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -78,6 +82,7 @@ def assess(
             invariants.wan_bytes_as_computed(expected, observed),
             invariants.conservation(frames, edges, sorted(links)),
             *on_time,
+            scale_similarity(evidence.numbers, evidence.scale),
         ]
     )
 

@@ -16,6 +16,7 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
+from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.harness.assess import Evidence, assess, link_key
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
@@ -30,10 +31,12 @@ from testbed.harness.summary import (
 )
 from testbed.scale import Scale
 from testbed.virtual import clock_here
-from testbed.workload import AllReduce, training_step
+from testbed.workload import AllReduce, Compute, training_step
 
 LISTEN_PORT = 29_500
 MONITOR_FILE = "monitor.jsonl"
+ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
+MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
 
 
 @dataclass(frozen=True)
@@ -152,10 +155,13 @@ class Run:
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
         series = _series(job.samples)
         log = job.player.log if job.player else []
+        numbers = self._dimensionless()
         evidence = Evidence(
             topology=self.topology,
             events=self.scenario.events,
             event_log=log,
+            scale=self.scale,
+            numbers=numbers,
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
@@ -173,6 +179,7 @@ class Run:
             "run_dir": str(self.output),
             "clock": "real" if self.clock is None else "virtual",
             "scale": asdict(self.scale),
+            "dimensionless": [number.to_dict() for number in numbers],
             "status": worst([variant["verdict"]["status"] for variant in variants]),
             "variants": variants,
         }
@@ -221,9 +228,26 @@ class Run:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
 
+    def _dimensionless(self) -> list[Number]:
+        """What the scale keeps and what it changes."""
+        itemsize = ITEMSIZES[self.scenario.workload.gradient_dtype]
+        program = training_step(self.scenario.workload)
+        sizes = [action.numel * itemsize for action in program if isinstance(action, AllReduce)]
+        cost_s = self.scenario.transport.software_cost.per_message_s
+        traffic = Traffic(
+            message_bytes=max(sizes)
+            / len(self.hosts),  # a ring sends a bucket in as many parts as there are ranks
+            gradient_bytes=sum(sizes),
+            compute_s=sum(action.duration_s for action in program if isinstance(action, Compute)),
+            overhead_s=cost_s,
+            emulated_overhead_s=self.scale.emulated_s(cost_s) if self.clock == "free" else MESSAGE_S,
+        )
+        real = self.scenario.topology.resolve()
+        return dimensionless(real, self.topology, self.scale, traffic)
+
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
-        itemsize = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}[self.scenario.workload.gradient_dtype]
+        itemsize = ITEMSIZES[self.scenario.workload.gradient_dtype]
         return sum(
             wan_bytes(algorithm, action.numel, itemsize, self.buildings)
             for action in self.program

@@ -2,6 +2,6 @@
 
 from testbed.report.data import ReportError
 from testbed.report.html import write_report
-from testbed.report.terminal import print_summary
+from testbed.report.terminal import print_refusal, print_summary
 
-__all__ = ["ReportError", "print_summary", "write_report"]
+__all__ = ["ReportError", "print_refusal", "print_summary", "write_report"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich import box
@@ -29,6 +30,23 @@ def print_summary(summary: JsonObject, console: Console) -> None:
             console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
+    _print_failing(variants, console)
+    if summary["status"] == "untrusted":
+        console.print(
+            Text(f"Do not use the figures of an untrusted variant. {_remedy(summary)}", style="bold red")
+        )
+    # No wrapping: a path has to survive being copied.
+    console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+
+
+def print_refusal(summary: JsonObject, console: Console) -> None:
+    """Prints why an untrusted run's figures are not given."""
+    _print_failing(summary["variants"], console)
+    console.print(Text(f"Untrusted: its figures are not reported. {_remedy(summary)}", style="bold red"))
+    console.print(Text(f"Samples: {summary['run_dir']}"), soft_wrap=True)
+
+
+def _print_failing(variants: Sequence[JsonObject], console: Console) -> None:
     for variant in variants:
         status = variant["verdict"]["status"]
         for invariant in failing(variant):
@@ -38,10 +56,12 @@ def print_summary(summary: JsonObject, console: Console) -> None:
                     f"{variant['name']}, {invariant['name']}: {invariant['sentence']}",
                 )
             )
-    if summary["status"] == "untrusted":
-        console.print(Text("Do not use the figures of an untrusted variant.", style="bold red"))
-    # No wrapping: a path has to survive being copied.
-    console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+
+
+def _remedy(summary: JsonObject) -> str:
+    if summary["clock"] != "real":
+        return "See docs/fidelity.md."
+    return "--clock virtual gives exact ones whatever this machine does; --retry-dilated 8 stretches time until it can."
 
 
 def _sentence(start: str, rest: str) -> Text:

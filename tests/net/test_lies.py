@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,21 +132,42 @@ def test_a_rank_with_a_wrong_sum_is_detected(tmp_path: Path, monkeypatch: pytest
     assert summary["status"] == "untrusted"
 
 
-def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
-    """Somebody else's work on every core: the step time may or may not suffer, the verdict must."""
+@contextlib.contextmanager
+def busy_cores(programs: int) -> Iterator[None]:
+    """Somebody else's work on every core."""
     hogs = [
         subprocess.Popen([sys.executable, "-c", "import os\nwhile os.getppid() > 1: pass"])
-        for _ in range(os.cpu_count() or 1)
+        for _ in range(programs * (os.cpu_count() or 1))
     ]
     try:
-        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json", *SMALLER)
+        yield
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
+
+
+def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
+    """The step time may or may not suffer, the verdict must."""
+    with busy_cores(1):
+        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", "--json", *SMALLER)
     assert done.returncode in (0, 3), done.stderr
     summary = json.loads(done.stdout)
     for variant in summary["variants"]:
         headroom = next(e for e in variant["verdict"]["invariants"] if e["name"] == "cpu_headroom")
         assert headroom["ok"] is False
         assert variant["verdict"]["status"] != "trusted"
+
+
+def test_an_untrusted_run_is_repeated_with_more_dilation_and_its_figures_withheld(tmp_path: Path) -> None:
+    options = ("--strict", "--retry-dilated", 2, "--json", *SMALLER)
+    with busy_cores(4):
+        done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", *options)
+    assert done.returncode == 3, done.stderr
+    said = " ".join(done.stderr.split())
+    assert re.search(r"untrusted \(cpu_headroom.*\): once more, time stretched 2 times", said), said
+    assert "its figures are not reported. --clock virtual gives exact ones" in said
+    shown = json.loads(done.stdout)
+    assert shown["scale"]["time_dilation"] == 2
+    assert set(shown["variants"][0]) == {"name", "verdict"}
+    assert not (tmp_path / "out/report.html").exists()

@@ -63,6 +63,7 @@ def test_failing_invariants_are_told(tmp_path: Path) -> None:
     output = " ".join(printed(SyntheticRun(statuses={"ring": "untrusted"}), tmp_path).split())
     assert "UNTRUSTED: ring, cpu_headroom: The machine was busy with something else" in output
     assert "Do not use the figures of an untrusted variant." in output
+    assert "--clock virtual gives exact ones" in " ".join(output.split())
     assert "faster" not in output
     assert "hierarchical, cpu_headroom" not in output
 
