@@ -29,11 +29,41 @@ from testbed.config.forms import (
 from testbed.config.loading import OVERRIDES, Document, did_you_mean, parse_override, read_document, show
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.topology import TopologySpec, read_topology
+from testbed.config.units import format_duration, parse_duration
 
 MODELS = ("llama3-8b", "llama3-70b")
 ALGORITHMS = ("ring", "hierarchical")
 POLICIES = ("shortest", "ecmp")
 DTYPES = ("float32", "float64")
+
+
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.01, 1.0
+
+
+def _parse_interval(value: object) -> float:
+    try:
+        interval_s = parse_duration(value)
+    except ValueError:
+        interval_s = 0.0
+    if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
+        raise ValueError("a duration from 10 ms to 1 s")
+    return interval_s
+
+
+def _parse_links(value: object) -> str | tuple[str, ...]:
+    if value == "all":
+        return "all"
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise ValueError("all, or a list of WAN links such as [east-west-0]")
+
+
+_INTERVAL = Form(_parse_interval, {"type": "string", "examples": ["100 ms"]}, format_duration)
+_LINKS = Form(
+    _parse_links,
+    {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
+    lambda value: value if value == "all" else list(value),
+)
 
 
 class ModelSpec(Strict):
@@ -125,6 +155,20 @@ class TransportSpec(Strict):
     )
 
 
+class TelemetrySpec(Strict):
+    """What is recorded while steps are measured, beside the ranks' own times."""
+
+    interval_s: Annotated[float, _INTERVAL] = Field(
+        default=0.1,
+        alias="interval",
+        description="From one reading of every WAN link's counters to the next: rate, queue, drops, marks.",
+    )
+    capture: Annotated[str | tuple[str, ...], _LINKS] = Field(
+        default=(),
+        description="WAN links of which each direction is captured to a pcapng file, such as [east-west-0]; or all.",
+    )
+
+
 class ScaleSpec(Strict):
     """The scale model: how the figures of the network that is modelled become those of the one that is built."""
 
@@ -165,6 +209,9 @@ class Scenario(Strict):
         default=(),
         description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
     )
+    telemetry: TelemetrySpec = Field(
+        default=TelemetrySpec(), description="What is recorded beside the ranks' own times."
+    )
     trials: Count = Field(default=5, description="Measured steps per variant.")
     warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
     seed: CountOrZero = Field(default=1, description="Seed of everything random.")
@@ -201,9 +248,13 @@ class Scenario(Strict):
         for position, name in enumerate(self.algorithms):
             if name in self.algorithms[:position]:
                 yield Finding(("algorithms", position), f"{name!r} again", "each algorithm once")
-        topology = self.topology.resolve() if self.events else None
+        topology = self.topology.resolve()
+        links = [link.name for link in topology.wan]
+        for position, name in enumerate(self.telemetry.capture if self.telemetry.capture != "all" else ()):
+            if name not in links:
+                where = ("telemetry", "capture", position)
+                yield Finding(where, show(name), f"a WAN link: {did_you_mean(name, links)}")
         for position, event in enumerate(self.events):
-            assert topology is not None
             for finding in event.target_findings(topology, self.ranks):
                 yield replace(finding, location=("events", position, *finding.location))
 

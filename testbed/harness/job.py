@@ -23,7 +23,6 @@ from testbed.links import LinkError
 from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.wire import EngineAccount
 
-SAMPLE_INTERVAL_S = 0.1
 END_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 2.0
 POST_MORTEM_S = 1.0
@@ -41,7 +40,7 @@ class LinkSample:
 class Job:
     """One job's processes and the link samples taken while it ran.
 
-    `watch_also` may be set: it names a further part that ended. `player` carries out the scenario's events.
+    May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events.
     """
 
     def __init__(
@@ -49,12 +48,13 @@ class Job:
         fabric: Fabric,
         spec: JobSpec,
         on_step: Callable[[int], None],
-        player: EventPlayer | None = None,
+        sample_interval_s: float = 0.1,
     ) -> None:
         self.fabric = fabric
         self.spec = spec
         self.on_step = on_step
-        self.player = player
+        self.sample_interval_s = sample_interval_s
+        self.player: EventPlayer | None = None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
@@ -109,9 +109,8 @@ class Job:
                 self.player.play()
             if time.monotonic() >= next_sample_s:
                 # never two in quick succession, also after a delay: rates would be computed from next to no time
-                next_sample_s = (
-                    max(next_sample_s, time.monotonic() - SAMPLE_INTERVAL_S / 2) + SAMPLE_INTERVAL_S
-                )
+                least_s = time.monotonic() - self.sample_interval_s / 2
+                next_sample_s = max(next_sample_s, least_s) + self.sample_interval_s
                 self._check_parts()
                 self._sample(reader)
         if self.player:

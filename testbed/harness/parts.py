@@ -36,6 +36,11 @@ class Part:
         """For people."""
         return self.algorithm + (f", trials from {self.first_trial}" if self.first_trial else "")
 
+    @property
+    def folder(self) -> str:
+        """Its place among the others of its run."""
+        return f"{self.algorithm}-{self.first_trial}" if self.first_trial else self.algorithm
+
     def scenario(self, whole: Scenario) -> Scenario:
         """What this part runs."""
         changes = {"algorithms": (self.algorithm,), "trials": self.trials, "seed": self.seed}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any
 
 from testbed.collectives import wan_bytes
 from testbed.config import Scenario, Topology
+from testbed.fabric.capture import Capture
 from testbed.fabric.faults import Faults
 from testbed.fabric.network import Fabric
+from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
@@ -35,6 +39,7 @@ from testbed.workload import AllReduce, Compute, training_step
 
 LISTEN_PORT = 29_500
 MONITOR_FILE = "monitor.jsonl"
+CAPTURES = "captures"
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
 
@@ -93,17 +98,25 @@ class Run:
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
-            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)))
+            interval_s = self.scale.emulated_s(self.scenario.telemetry.interval_s)
+            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), interval_s)
             job.player = self._player(fabric, job)
-            if self.clock == "free":
-                job.run()
-            else:
-                with MonitorProcess(directory.partial / MONITOR_FILE) as monitor:
+            capture = self._capture(fabric, directory.partial)
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(capture)
+                if self.clock != "free":
+                    monitor = stack.enter_context(MonitorProcess(directory.partial / MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
-                    job.run()
+                job.run()
             self.progress.phase("judging the figures")
             changed = fabric.changed_settings(), fabric.changed_offloads()
-        return self._write(directory, job, measurements, shown, changed)
+        return self._write(directory, job, measurements, shown, changed, capture.records)
+
+    def _capture(self, fabric: Fabric, folder: Path) -> Capture:
+        asked = self.scenario.telemetry.capture
+        links = [link.name for link in self.topology.wan] if asked == "all" else asked
+        pid = fabric.state.pids[WAN_NODE]
+        return Capture(pid, fabric.plan.wires(), links, folder / CAPTURES)
 
     def _player(self, fabric: Fabric, job: Job) -> EventPlayer | None:
         if not self.scenario.events:
@@ -150,6 +163,7 @@ class Run:
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
+        captured: list[dict[str, Any]],
     ) -> dict[str, Any]:
         samples, sockets = _read_ranks(directory.partial, len(self.hosts))
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
@@ -194,6 +208,8 @@ class Run:
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "fabric": {"hosts": shown["hosts"], "wan": shown["wan"]},
+            "captures": captured,
+            "origin_epoch_s": origin_s + time.time() - time.monotonic(),
         }
         directory.write_text("scenario.yaml", self.scenario.to_yaml())
         directory.write_json("manifest.json", manifest)

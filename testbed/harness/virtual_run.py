@@ -19,7 +19,7 @@ from testbed.fidelity import worst
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.errors import RunError
 from testbed.harness.parts import Part, PartResult, cut, merge_records, merge_summaries
-from testbed.harness.run import Progress
+from testbed.harness.run import CAPTURES, Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
@@ -201,12 +201,22 @@ class VirtualRun:
                     for part, end in zip(self.parts, ended, strict=True)
                 ],
             },
+            "captures": [
+                {"folder": result.part.folder, **entry}
+                for result in results
+                for entry in result.manifest["captures"]
+            ],
             "sockets": [
                 {"variant": result.part.algorithm, **entry}
                 for result in results
                 for entry in result.manifest["sockets"]
             ],
         }
+        for part in self.parts:
+            captures = _folder(directory, part) / "run" / CAPTURES
+            if captures.exists():
+                (directory.partial / CAPTURES).mkdir(exist_ok=True)
+                shutil.move(captures, directory.partial / CAPTURES / part.folder)
         shutil.rmtree(directory.partial / "parts")
         directory.write_text("scenario.yaml", self.scenario.to_yaml())
         directory.write_json("manifest.json", manifest)

@@ -1,0 +1,144 @@
+"""Captures of WAN links: what enters each direction, before its queue, and what leaves it at its end."""
+
+from __future__ import annotations
+
+import re
+import select
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from testbed.fabric.pcapng import merge
+from testbed.links import LinkError, LinkWire
+from testbed.links.command import inside
+from testbed.links.process import close_pipes, wait_or_kill
+
+SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning of the payload
+BUFFER_KIB = 16_384
+START_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 10.0
+SUFFIX = ".pcapng"
+
+
+@dataclass
+class _Point:
+    """One interface watched in one direction."""
+
+    link: str
+    way: str
+    place: str
+    interface: str
+    flow: str
+    file: Path
+    process: subprocess.Popen[str] | None = None
+
+
+class Capture:
+    """Runs tcpdump on both ends of WAN links, in process `pid`'s namespaces; use as a context manager.
+
+    After the block `folder` has `LINK.a_to_b.pcapng` and `LINK.b_to_a.pcapng` for each link: an interface named "entry"
+    (before queue and fibre) and one named "exit", times with nanoseconds, packets cut to SNAP_BYTES. `records` tells
+    how many packets there are, and how many tcpdump was too slow for.
+    """
+
+    def __init__(self, pid: int, wires: Iterable[LinkWire], links: Iterable[str], folder: Path) -> None:
+        self._pid = pid
+        self._folder = folder
+        self._scratch = tempfile.TemporaryDirectory(prefix="testbed-capture-")
+        wanted = set(links)
+        self._points: list[_Point] = []
+        for wire in wires:
+            for way, entry, leave in (
+                ("a_to_b", wire.inner_a, wire.inner_b),
+                ("b_to_a", wire.inner_b, wire.inner_a),
+            ):
+                for place, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
+                    file = Path(self._scratch.name, f"{wire.name}.{way}.{place}")
+                    if wire.name in wanted:
+                        self._points.append(_Point(wire.name, way, place, interface, flow, file))
+        self.records: list[dict[str, Any]] = []
+
+    def __enter__(self) -> Capture:
+        try:
+            for point in self._points:
+                point.process = self._start(point)
+            for point in self._points:
+                self._await_start(point)
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._discard()
+
+    def _start(self, point: _Point) -> subprocess.Popen[str]:
+        command = [
+            "tcpdump",
+            "-i",
+            point.interface,
+            "-Q",
+            point.flow,
+            "-w",
+            str(point.file),
+            "-Z",
+            "root",
+            "-n",
+        ]
+        command += ["-s", str(SNAP_BYTES), "-B", str(BUFFER_KIB), "--time-stamp-precision=nano"]
+        command = ["setpriv", "--pdeathsig", "TERM", *command]
+        try:
+            return subprocess.Popen(inside(self._pid, command), stderr=subprocess.PIPE, text=True)
+        except FileNotFoundError as error:
+            raise LinkError(f"cannot capture: {error.filename} is not installed") from error
+
+    def _await_start(self, point: _Point) -> None:
+        assert point.process is not None
+        assert point.process.stderr is not None
+        said = ""
+        while "listening on" not in said:
+            readable, _, _ = select.select([point.process.stderr], [], [], START_TIMEOUT_S)
+            line = point.process.stderr.readline() if readable else ""
+            if not line:
+                raise LinkError(f"cannot capture link {point.link}: {said.strip() or 'no word from tcpdump'}")
+            said += line
+
+    def _finish(self) -> None:
+        missed: dict[tuple[str, str, str], int] = {}
+        for point in self._points:
+            assert point.process is not None
+            point.process.send_signal(signal.SIGINT)
+        for point in self._points:
+            assert point.process is not None
+            _, said = point.process.communicate(timeout=STOP_TIMEOUT_S)
+            dropped = re.search(r"(\d+) packets? dropped by kernel", said)
+            missed[point.link, point.way, point.place] = int(dropped[1]) if dropped else 0
+        self._folder.mkdir(exist_ok=True)
+        for link, way in dict.fromkeys((point.link, point.way) for point in self._points):
+            own = {
+                point.place: point.file for point in self._points if (point.link, point.way) == (link, way)
+            }
+            counts = merge(own, self._folder / f"{link}.{way}{SUFFIX}")
+            for place, packets in counts.items():
+                record = {"link": link, "way": way, "place": place, "packets": packets}
+                self.records.append({**record, "missed": missed[link, way, place]})
+
+    def _discard(self) -> None:
+        for point in self._points:
+            if point.process is not None:
+                if point.process.poll() is None:
+                    point.process.terminate()
+                    wait_or_kill(point.process, 2.0)
+                close_pipes(point.process)
+        self._scratch.cleanup()
