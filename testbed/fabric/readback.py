@@ -23,7 +23,13 @@ def describe(plan: Plan) -> dict[str, Any]:
     """The part of a fabric's state that `inspect` needs: hosts, and where each WAN direction's settings are kept."""
     return {
         "hosts": [
-            {"name": host.name, "building": host.building, "rank": host.index, "ip": host.ip}
+            {
+                "name": host.name,
+                "building": host.building,
+                "rank": host.index,
+                "ip": host.ip,
+                "mac": host.mac,
+            }
             for host in plan.topology.hosts
         ],
         "wan": [

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -212,3 +213,25 @@ def test_a_wrong_setting_of_a_link_changes_nothing(
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert call("inspect", "--fabric", fabric_id, "--json").stdout == before
+
+
+def test_probe_tells_the_way_the_time_and_the_class(fabric_id: str) -> None:
+    shown = json.loads(
+        call("probe", "--fabric", fabric_id, "north1", "coast1", "--dscp", "46", "--json").stdout
+    )
+    assert (shown["sent"], shown["arrived"]) == (10, 10)
+    (path,) = shown["paths"]
+    assert path["links"] == [{"link": "coast-north-0", "way": "b_to_a"}]
+    assert shown["dscp"] == {"46": 10}
+    assert 0.010 < statistics.median(shown["one_way_s"]) < 0.030
+    inside = call(
+        "probe", "--fabric", fabric_id, "south1", "south2", "--protocol", "tcp", "--count", "2"
+    ).stdout
+    assert "2 of 2 packets arrived" in inside
+    assert "path      no WAN link" in inside
+
+
+def test_probe_names_a_host_that_is_not_there(fabric_id: str) -> None:
+    done = call("probe", "--fabric", fabric_id, "north1", "nort")
+    assert done.returncode == 2
+    assert "TARGET: got nort, expected a host: north1" in done.stderr
