@@ -109,11 +109,11 @@ class BuildingsTopo(Topo):  # type: ignore[misc]
         interface = f"{name}-eth0"
         if len(interface) > _LONGEST_INTERFACE_NAME:
             interface = f"h{host['index']}-eth0"
-        self.addLink(name, switch, cls=CheckedLink, intfName1=interface, bw=host["nic_rate_bps"] / 1e6)
+        self.addLink(name, switch, cls=CheckedLink, intfName1=interface, bw=host["nic"]["rate_bps"] / 1e6)
 
 
 def _highest_rate_bps(topology: dict[str, Any]) -> float:
-    nics = [host["nic_rate_bps"] for building in topology["buildings"] for host in building["hosts"]]
+    nics = [host["nic"]["rate_bps"] for building in topology["buildings"] for host in building["hosts"]]
     return float(
         max(nics + [link[way]["rate_bps"] for link in topology["wan"] for way in ("a_to_b", "b_to_a")])
     )

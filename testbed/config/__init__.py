@@ -1,5 +1,6 @@
 """Topology and scenario files: strict models, units, and errors with file, line, field, value and expectation."""
 
+from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
 from testbed.config.scenario import (
@@ -11,8 +12,6 @@ from testbed.config.scenario import (
     load_scenario,
 )
 from testbed.config.topology import (
-    Building,
-    Host,
     Topology,
     TopologySpec,
     load_topology,
@@ -24,6 +23,7 @@ from testbed.directions import Direction, LossBursts
 
 __all__ = [
     "Building",
+    "Clos",
     "ConfigError",
     "Direction",
     "Host",

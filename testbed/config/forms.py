@@ -107,6 +107,11 @@ _FLOP_RATE = Form(
 _TIMEOUT = Form(
     _positive(units.parse_duration, "a duration above 0"), _DURATION.schema, units.format_duration
 )
+_RATIO = Form(
+    units.parse_ratio,
+    {"type": "string", "pattern": r"^1:[0-9.]+$", "examples": ["1:2.8"], "description": units.RATIO_EXPECTED},
+    lambda value: f"1:{value:g}",
+)
 _FACTOR = Form(
     _factor, {"type": "number", "minimum": 1}, lambda value: int(value) if value.is_integer() else value
 )
@@ -117,6 +122,7 @@ RateOrNone = Annotated[float | None, _RATE]
 Duration = Annotated[float, _DURATION]
 DurationOrNone = Annotated[float | None, _DURATION]
 DelayOrNone = Annotated[float | None, _DELAY]
+DelayOrZero = Annotated[float, _DELAY]
 Distribution = Annotated[str, _DISTRIBUTION]
 DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
 Timeout = Annotated[float, _TIMEOUT]
@@ -129,6 +135,7 @@ Share = Annotated[float, _SHARE]
 FlopRate = Annotated[float, _FLOP_RATE]
 Queue = Annotated[int | Literal["auto"], or_auto(_SIZE)]
 QueueOrNone = Annotated[int | Literal["auto"] | None, or_auto(_SIZE)]
+Ratio = Annotated[float, _RATIO]
 Factor = Annotated[float | Literal["auto"], or_auto(_FACTOR)]
 Name = Annotated[
     str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")

@@ -10,41 +10,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from testbed.config.buildings import Building, BuildingSpec, Host
 from testbed.config.errors import ConfigError
-from testbed.config.forms import BuildingName, Name, Queue, Rate, whole
+from testbed.config.forms import BuildingName, Name, whole
 from testbed.config.loading import Document, Location, did_you_mean, read_document, show
 from testbed.config.model import Finding, Strict, look, validate
 from testbed.config.units import format_size
-from testbed.config.wan import WanLink, WanSpec, first, queue_size
+from testbed.config.wan import WanLink, WanSpec, first
 from testbed.scale import UNSCALED, Scale
 
 MAX_BUILDINGS = 200
-MAX_HOSTS_PER_BUILDING = 2000
 MAX_WAN_LINKS = 256  # each has a probe subnet of its own, 10.254.<link>.0/24
-# Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
-NIC_AUTO_QUEUE_S = 1e-3
-
-
-@dataclass(frozen=True)
-class Host:
-    """A machine with one NIC. `index` counts hosts of the whole topology from 0."""
-
-    name: str
-    building: str
-    index: int
-    ip: str
-    mac: str
-    nic_rate_bps: float
-    nic_queue_bytes: int
-
-
-@dataclass(frozen=True)
-class Building:
-    """A data-center building and its hosts. `index` counts buildings from 0."""
-
-    name: str
-    index: int
-    hosts: tuple[Host, ...]
 
 
 @dataclass(frozen=True)
@@ -63,8 +39,8 @@ class Topology:
 
     @property
     def switches(self) -> tuple[str, ...]:
-        """Names of all switches: each building's leaf and edge."""
-        return tuple(f"{building.name}-{tier}" for building in self.buildings for tier in ("leaf", "edge"))
+        """Names of all switches."""
+        return tuple(name for building in self.buildings for name in building.switches)
 
     def host(self, name: str) -> Host:
         """The host of this name. KeyError if there is none."""
@@ -88,28 +64,6 @@ def probe_address(link_index: int, side: Literal["a", "b"]) -> str:
 def mac_address(ip: str) -> str:
     """The Ethernet address that belongs to an IPv4 address here: locally administered, 02:00 and the four bytes."""
     return "02:00:" + ":".join(f"{int(byte):02x}" for byte in ip.split("."))
-
-
-class NicSpec(Strict):
-    """Network card of a host."""
-
-    rate_bps: Rate = Field(
-        alias="rate", description="Rate of the card, and of the switch port it is plugged into."
-    )
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer in front of the card and of its switch port; auto: 1 ms at `rate`, at least 64 packets.",
-    )
-
-
-class BuildingSpec(Strict):
-    """A building."""
-
-    hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="How many hosts; they are named after the building: east1, east2, ..."
-    )
-    nic: NicSpec = Field(description="Network card of each host.")
 
 
 class TopologySpec(Strict):
@@ -169,16 +123,13 @@ class TopologySpec(Strict):
         buildings: list[Building] = []
         first = 0
         for index, (name, spec) in enumerate(self.buildings.items()):
-            rate = scale.emulated_bps(spec.nic.rate_bps)
-            queue = queue_size(
-                spec.nic.queue_bytes, rate * scale.emulated_s(NIC_AUTO_QUEUE_S) / 8, self.mtu, scale
-            )
+            nic = spec.nic_direction(self.mtu, scale)
             addresses = [host_address(index, number) for number in range(spec.hosts)]
             hosts = tuple(
-                Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), rate, queue)
+                Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), nic)
                 for number, ip in enumerate(addresses)
             )
-            buildings.append(Building(name, index, hosts))
+            buildings.append(Building(name, index, hosts, spec.resolve_clos(self.mtu, scale)))
             first += spec.hosts
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []

@@ -53,6 +53,7 @@ FLOP_RATE_EXPECTED = (
 DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
 DELAY_EXPECTED = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 SIZE_EXPECTED = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
+RATIO_EXPECTED = "a ratio of 1 to at least 1, such as 1:2.8"
 FRACTION_EXPECTED = "a share from 0 % to 100 %, such as 0.1 % or 0.001"
 
 
@@ -103,6 +104,15 @@ def parse_size(value: object) -> int:
     if size != size.to_integral_value():
         raise ValueError("a whole number of bytes")
     return int(size)
+
+
+def parse_ratio(value: object) -> float:
+    """The second number of "1:2.8". ValueError says what is expected."""
+    if not isinstance(value, str) or not (found := re.fullmatch(r"1:(\d+(?:\.\d+)?)", value.strip())):
+        raise ValueError(RATIO_EXPECTED)
+    if (ratio := float(found[1])) < 1:
+        raise ValueError(RATIO_EXPECTED)
+    return ratio
 
 
 def parse_fraction(value: object) -> float:

@@ -8,6 +8,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,21 +19,25 @@ from mininet.net import Mininet
 from testbed.config import Topology
 from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
 from testbed.fabric import plan as planning
+from testbed.fabric import setups
+from testbed.fabric.bridges import CARD, UPLINK
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
-from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, VethLink
+from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, VethLink
 from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
+from testbed.fabric.spaces import Spaces
 from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
 from testbed.fabric.verify import verify, verify_offloads
 from testbed.links import LinkEngine, LinkError
-from testbed.links.command import inside, run_script
+from testbed.links.command import inside
 from testbed.links.netem import NetemEngine
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.userspace import UserspaceEngine
 from testbed.scale import UNSCALED, Scale
 
 CONTROLLER_TIMEOUT_S = 30.0
+SETUPS_AT_ONCE = 4
 
 
 class Fabric:
@@ -64,6 +70,7 @@ class Fabric:
         self.net: Any = None
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
+        self.spaces: Spaces | None = None
 
     @property
     def state(self) -> FabricState:
@@ -157,18 +164,25 @@ class Fabric:
         setLogLevel("error")
         Mininet.inited = True  # or its first use would change limits of the whole machine
         net = self.net = Mininet(
-            topo=None, host=QuietHost, link=VethLink, controller=None, build=False, autoSetMacs=False
+            topo=None,
+            host=QuietHost,
+            link=VethLink,
+            intf=QuietInterface,
+            controller=None,
+            build=False,
+            autoSetMacs=False,
         )
-        net.addHost(planning.WAN_NODE, ip=None, mac=None)
-        for number, building in enumerate(topology.buildings):
-            edge = plan.edges[number]
+        self.spaces = Spaces(self._node_hosts_files())
+        place = self.spaces.pids
+        net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE])
+        for bridge in plan.bridges:
+            setup = setups.bridge_setup(plan, bridge)
+            net.addSwitch(bridge.name, cls=KernelBridge, setup=setup, place=place[bridge.name])
+        for host in topology.hosts:
+            net.addHost(host.name, ip=f"{host.ip}/8", mac=host.mac, place=place[host.name])
+        for building, edge in zip(topology.buildings, plan.edges, strict=True):
             ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
             ports |= {port.edge_interface: port.port for port in edge.wan}
-            leaf = net.addSwitch(
-                plan.leaf(building.name),
-                cls=KernelBridge,
-                setup=planning.leaf_setup(plan, building.name),
-            )
             switch = net.addSwitch(
                 plan.edge(building.name),
                 cls=EdgeSwitch,
@@ -178,21 +192,38 @@ class Fabric:
                 controller=controller,
                 dpid=f"{edge.dpid:016x}",
             )
-            for index, host in enumerate(building.hosts):
-                node = net.addHost(host.name, ip=f"{host.ip}/8", mac=host.mac)
-                net.addLink(node, leaf, intfName1="eth0", intfName2=f"p{index}", addr1=host.mac)
-            net.addLink(leaf, switch, intfName1="uplink", intfName2=edge.local_interface)
-            probe = net.addHost(plan.probe(building.name), ip=None, mac=None)
+            uplink = {"intfName1": UPLINK, "intfName2": edge.local_interface}
+            net.addLink(net[building.core], switch, **uplink)
+            name = plan.probe(building.name)
+            probe = net.addHost(name, ip=None, mac=None, place=place[name])
             mac = plan.probe_mac(building.name)
-            net.addLink(probe, switch, intfName1="eth0", intfName2=edge.probe_interface, addr1=mac)
+            net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
             for port in edge.wan:
-                net.addLink(
-                    net[planning.WAN_NODE],
-                    switch,
-                    intfName1=port.wan_interface,
-                    intfName2=port.edge_interface,
-                )
+                ends = {"intfName1": port.wan_interface, "intfName2": port.edge_interface}
+                net.addLink(net[planning.WAN_NODE], switch, **ends)
+        self._plug_in(net)
         net.build()
+
+    def _plug_in(self, net: Any) -> None:
+        """The cables within buildings; what takes time goes by way of the WAN namespace."""
+        wires = {wire.name: wire for wire in self.plan.wires()}
+        for cable in self.plan.cables:
+            (node_a, interface_a), (node_b, interface_b) = cable.a, cable.b
+            if not cable.takes_time:
+                ends = {"intfName1": interface_a, "intfName2": interface_b, "addr1": cable.mac_a}
+                net.addLink(net[node_a], net[node_b], **ends)
+                continue
+            wire, wan = wires[cable.name], net[planning.WAN_NODE]
+            net.addLink(net[node_a], wan, intfName1=interface_a, intfName2=wire.inner_a, addr1=cable.mac_a)
+            net.addLink(net[node_b], wan, intfName1=interface_b, intfName2=wire.inner_b)
+
+    def _node_hosts_files(self) -> dict[str, Path | None]:
+        """All nodes with namespaces of their own, and the /etc/hosts of each: `ping east2` has a meaning in hosts."""
+        names = self.state.folder / "hosts"
+        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
+        others = [planning.WAN_NODE, *(bridge.name for bridge in self.plan.bridges)]
+        others += [self.plan.probe(building.name) for building in self.topology.buildings]
+        return {**dict.fromkeys(others), **dict.fromkeys((host.name for host in self.topology.hosts), names)}
 
     def _namespace_pids(self) -> list[int]:
         """One process id in each namespace of ours (the edges live in the root namespace, which is not)."""
@@ -201,22 +232,20 @@ class Fabric:
 
     def _configure(self) -> None:
         plan, pids = self.plan, self.state.pids
-        planning.edge_setup(plan).apply(None)
-        planning.wan_setup(plan).apply(pids[planning.WAN_NODE])
-        for edge in plan.edges:
-            planning.probe_setup(plan, edge.building).apply(pids[plan.probe(edge.building)])
-        names = self.state.folder / "hosts"
-        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
-        for host in self.topology.hosts:
-            planning.host_setup(self.plan, host).apply(pids[host.name])
-            # the node has its own mount namespace, so this gives `ping east2` a meaning there and nowhere else
-            run_script(pids[host.name], [f"mount --bind {names} /etc/hosts"])
+        probes = [(plan.probe(edge.building), setups.probe_setup(plan, edge.building)) for edge in plan.edges]
+        hosts = [(host.name, setups.host_setup(plan, host)) for host in self.topology.hosts]
+        setups.edge_setup(plan).apply(None)
+        setups.wan_setup(plan).apply(pids[planning.WAN_NODE])
+        # a thread each: network namespaces are a thread's own, and most of the time goes by in other programs
+        with ThreadPoolExecutor(SETUPS_AT_ONCE) as pool:
+            for done in [pool.submit(setup.apply, pids[name]) for name, setup in (*probes, *hosts)]:
+                done.result()
 
     def _start_engine(self) -> LinkEngine:
         wires, wan_pid = self.plan.wires(), self.state.pids[planning.WAN_NODE]
         engine: LinkEngine
         if self.link_engine == "netem":
-            engine = NetemEngine(wan_pid, None, wires, self.topology.mtu, self.seed)
+            engine = NetemEngine(wan_pid, self.state.pids, wires, self.topology.mtu, self.seed)
         else:
             engine = UserspaceEngine(wan_pid, wires, self.state.folder / CONTROL_SOCKET, self.seed)
         self.engine = engine  # before it starts, so that a start that fails is also stopped
@@ -272,8 +301,10 @@ class Fabric:
                 for node in (*self.net.hosts, *self.net.switches):
                     with contextlib.suppress(OSError):
                         node.terminate()
+            if self.spaces is not None:
+                self.spaces.stop()
             clean(self._state)
-            self._state = self._plan = self.net = self.engine = self.controller = None
+            self._state = self._plan = self.net = self.engine = self.controller = self.spaces = None
 
 
 def _difference(check: Callable[[], None]) -> str | None:

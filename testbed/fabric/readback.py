@@ -38,30 +38,30 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "b": link.b,
                 "plane": link.plane,
                 "name": link.name,
-                "wire": wire_to_json(wire),
             }
-            for link, wire in zip(plan.topology.wan, plan.wires(), strict=True)
+            for link in plan.topology.wan
         ],
+        "wires": [wire_to_json(wire) for wire in plan.wires()],
         "mtu": plan.topology.mtu,
     }
 
 
 def engine_of(state: FabricState) -> LinkEngine:
     """The fabric's link engine, for whoever does not hold the fabric: to read and change, not to start or stop."""
-    wires = [wire_from_json(link["wire"]) for link in state.details["wan"]]
+    wires = [wire_from_json(wire) for wire in state.details["wires"]]
     pid, seed = state.pids["wan"], state.details["seed"]
     if state.details["link_engine"] == "userspace":
         return UserspaceEngine(pid, wires, state.folder / CONTROL_SOCKET, seed)
-    return NetemEngine(pid, None, wires, state.details["mtu"], seed)
+    return NetemEngine(pid, state.pids, wires, state.details["mtu"], seed)
 
 
 def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction]) -> None:
     """Set WAN directions anew, in place, from outside of the process that holds the fabric. LinkError."""
     engine_of(state).change(asked)
-    for link in state.details["wan"]:
+    for wire in state.details["wires"]:
         # for the next who reads: a kernel does not tell jitter's distribution
-        changed = {way: asked[name, way] for name, way in asked if name == link["name"]}
-        link["wire"] |= {way: direction_to_json(direction) for way, direction in changed.items()}
+        changed = {way: asked[name, way] for name, way in asked if name == wire["name"]}
+        wire |= {way: direction_to_json(direction) for way, direction in changed.items()}
     state.save()
 
 

@@ -23,7 +23,7 @@ from testbed.links.timing import one_way_times
 
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
-EXCESS_PACKETS = 13
+EXCESS_PACKETS = 9
 EXCESS_PAUSE_S = 0.02  # as between the packets of ping and other sparse traffic, which wakes each part anew
 EXCESS_MAX_S = 0.0006  # twice what a path through two userspace edges adds on an idle machine
 

@@ -10,11 +10,13 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from testbed.fabric import plan as planning
+from testbed.fabric import setups
+from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
 from testbed.links.offload import switched_on
 from testbed.links.setup import known_sysctls, read_sysctl
-from testbed.links.shaping import Shape, verify_shape
+from testbed.links.shaping import Shape, verify_shapes
 
 
 @dataclass(frozen=True)
@@ -29,15 +31,20 @@ class _Place:
 
 def _places(plan: Plan, pids: Mapping[str, int]) -> Iterator[_Place]:
     yield _Place("the root namespace", None, tuple(name for edge in plan.edges for name in edge.interfaces))
-    wan_ports = tuple(port.wan_interface for port in plan.wan_ports)
-    yield _Place(planning.WAN_NODE, pids[planning.WAN_NODE], wan_ports)
+    wires = plan.wires()
+    inner = tuple(name for wire in wires for name in (wire.inner_a, wire.inner_b))
+    yield _Place(planning.WAN_NODE, pids[planning.WAN_NODE], inner)
+    shapes: dict[str, dict[str, Shape]] = {}
+    for (node, interface), shape in plan.shapes.items():
+        shapes.setdefault(node, {})[interface] = shape
+    for bridge in plan.bridges:
+        ports = tuple(port.interface for port in bridge.ports)
+        yield _Place(bridge.name, pids[bridge.name], ports, shapes.get(bridge.name, {}))
     for building in plan.topology.buildings:
-        leaf, probe = plan.leaf(building.name), plan.probe(building.name)
-        ports = {f"p{index}": planning.nic_shape(host) for index, host in enumerate(building.hosts)}
-        yield _Place(leaf, pids[leaf], ("uplink", *ports), ports)
-        yield _Place(probe, pids[probe], ("eth0",))
-        for host in building.hosts:
-            yield _Place(host.name, pids[host.name], ("eth0",), {"eth0": planning.nic_shape(host)})
+        probe = plan.probe(building.name)
+        yield _Place(probe, pids[probe], (CARD,))
+    for host in plan.topology.hosts:
+        yield _Place(host.name, pids[host.name], (CARD,), shapes.get(host.name, {}))
 
 
 def verify_offloads(plan: Plan, pids: Mapping[str, int]) -> None:
@@ -55,14 +62,14 @@ def verify(plan: Plan, pids: Mapping[str, int]) -> None:
     What WAN links are set to, the link engine reads back itself.
     """
     hosts = {host.name for host in plan.topology.hosts}
-    leafs = {plan.leaf(building.name) for building in plan.topology.buildings}
+    bridges = {bridge.name for bridge in plan.bridges}
     for place in _places(plan, pids):
-        settings = {} if place.pid is None else known_sysctls(planning.HOST_SYSCTLS)
+        settings = {} if place.pid is None else known_sysctls(setups.HOST_SYSCTLS)
         if place.name in hosts:
-            settings |= planning.buffer_sysctls(plan.topology)
+            settings |= setups.buffer_sysctls(plan.topology)
         with network_namespace(place.pid), IPRoute() as ipr:
-            for interface, shape in place.shapes.items():
-                verify_shape(ipr, interface, shape)
+            if place.shapes:
+                verify_shapes(ipr, place.shapes)
             links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
             if place.name in hosts and plan.time_dilation != 1:
                 _verify_rto(ipr, place.name, plan.rto_min_ms)
@@ -73,7 +80,7 @@ def verify(plan: Plan, pids: Mapping[str, int]) -> None:
             mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
             if mtu != plan.topology.mtu:
                 raise SettingMismatch(f"{place.name}: {interface}", "mtu", plan.topology.mtu, mtu)
-            if place.name in leafs:
+            if place.name in bridges:
                 _verify_bridge_port(f"{place.name}: {interface}", links[interface])
 
 
@@ -89,7 +96,7 @@ def _verify_rto(ipr: IPRoute, where: str, asked_ms: int) -> None:
 
 
 def _verify_bridge_port(where: str, link: Any) -> None:
-    """A leaf's port neither learns nor floods."""
+    """A bridge's port neither learns nor floods."""
     data = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
     for flag in ("IFLA_BRPORT_LEARNING", "IFLA_BRPORT_UNICAST_FLOOD", "IFLA_BRPORT_MCAST_FLOOD"):
         if data.get_attr(flag) != 0:

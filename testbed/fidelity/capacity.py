@@ -45,7 +45,7 @@ class HostCapacity:
 
 def overload(topology: Topology, host: HostCapacity, stack: Stack, headroom: float = 1.0) -> list[str]:
     """What of `topology` (emulated rates) this host cannot carry, one sentence each; empty when it can."""
-    nic_bps = sum(entry.nic_rate_bps for entry in topology.hosts) * headroom
+    nic_bps = sum(entry.nic.rate_bps for entry in topology.hosts) * headroom
     nic_limit_bps = NIC_BPS_PER_CORE * host.cores
     wan_bps = sum(link.a_to_b.rate_bps + link.b_to_a.rate_bps for link in topology.wan)
     packets = wan_bps / 8 / topology.mtu * headroom

@@ -62,7 +62,7 @@ class Number:
 def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Traffic) -> list[Number]:
     """The numbers of a scenario; those of a WAN link for the one with the largest bandwidth-delay product."""
     message = scale.emulated_bytes(traffic.message_bytes)
-    nic, emulated_nic = (min(host.nic_rate_bps for host in one.hosts) for one in (real, emulated))
+    nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
     computing = traffic.gradient_bytes * 8 / nic / traffic.compute_s
     emulated_computing = (
         scale.emulated_bytes(traffic.gradient_bytes) * 8 / emulated_nic / scale.emulated_s(traffic.compute_s)

@@ -152,7 +152,7 @@ def wan_use(
 def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str]) -> tuple[str, float]:
     """The busiest NIC direction and its utilisation by payload (median over the steps); `hosts` by rank."""
     best = ("", 0.0)
-    rates = {host.name: host.nic_rate_bps for host in topology.hosts}
+    rates = {host.name: host.nic.rate_bps for host in topology.hosts}
     for rank, host in enumerate(hosts):
         for way in (0, 1):
             shares = [

@@ -14,6 +14,7 @@ import math
 import subprocess
 import time
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,35 +42,39 @@ class _Way:
     entry: str
     exit: str
     shaper: str
+    node: str | None  # in whose namespace the shaper is
 
 
 class NetemEngine:
     """WAN links by the kernel's own queueing disciplines.
 
-    Process `pid` is in the WAN namespace, `edges_pid` in that of the edges' ports (None: here). `mtu` in bytes.
+    Process `pid` is in the WAN namespace, `pids[node]` in that of each node that a wire names. `mtu` in bytes.
     """
 
     name = "netem"
 
-    def __init__(self, pid: int, edges_pid: int | None, wires: list[LinkWire], mtu: int, seed: int) -> None:
+    def __init__(self, pid: int, pids: Mapping[str, int], wires: list[LinkWire], mtu: int, seed: int) -> None:
         self._pid = pid
-        self._edges_pid = edges_pid
+        self._pids = pids
         self._wires = wires
         self._mtu = mtu
         self._seed = seed
         self._asked = asked_of(wires)
         self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
         self._wan: IPRoute | None = None
-        self._edges: IPRoute | None = None
+        self._ends: dict[str | None, IPRoute] = {}
 
     def _ways(self) -> Iterator[_Way]:
         for wire in self._wires:
-            yield _Way((wire.name, "a_to_b"), wire.inner_a, wire.inner_b, wire.outer_a)
-            yield _Way((wire.name, "b_to_a"), wire.inner_b, wire.inner_a, wire.outer_b)
+            yield _Way((wire.name, "a_to_b"), wire.inner_a, wire.inner_b, wire.outer_a, wire.node_a)
+            yield _Way((wire.name, "b_to_a"), wire.inner_b, wire.inner_a, wire.outer_b, wire.node_b)
+
+    def _place(self, node: str | None) -> int | None:
+        return None if node is None else self._pids[node]
 
     def start(self) -> None:
         """Make the bridges and queueing disciplines, then read every setting back."""
-        inner, outer = Setup(), Setup()
+        inner, outer = Setup(), defaultdict[str | None, Setup](Setup)
         for number, wire in enumerate(self._wires):
             bridge = f"br{number}"
             inner.ip.append(f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
@@ -82,22 +87,24 @@ class NetemEngine:
         for way in self._ways():
             asked = self._asked[way.key]
             inner.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, asked)}")
-            outer.tc += shape_commands(way.shaper, Shape.of(asked), self._mtu)
+            outer[way.node].tc += shape_commands(way.shaper, Shape.of(asked), self._mtu)
         inner.apply(self._pid)
-        outer.apply(self._edges_pid)
+        for node, setup in outer.items():
+            setup.apply(self._place(node))
         compare_settings(self._asked, self.settings())
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Change the queueing disciplines in place."""
-        inner, outer = Setup(), Setup()
+        inner, outer = Setup(), defaultdict[str | None, Setup](Setup)
         before = self.settings()
         for way in self._ways():
             if way.key in asked:
                 new, old = asked[way.key], Shape.of(before[way.key])
                 inner.tc.append(f"qdisc change dev {way.exit} root {self._netem(way.key, new)}")
-                outer.tc += shape_commands(way.shaper, Shape.of(new), self._mtu, now=old)
+                outer[way.node].tc += shape_commands(way.shaper, Shape.of(new), self._mtu, now=old)
         inner.apply(self._pid)
-        outer.apply(self._edges_pid)
+        for node, setup in outer.items():
+            setup.apply(self._place(node))
         self._asked.update(asked)
         self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(asked, self.settings())
@@ -127,17 +134,23 @@ class NetemEngine:
         shown = json.loads(run_script(self._pid, ["tc -j qdisc show"]))
         qdiscs = {item["dev"]: item["options"] for item in shown if item["kind"] == "netem"}
         found = {}
-        with network_namespace(self._edges_pid), IPRoute() as edges:
-            for way in self._ways():
-                if way.exit not in qdiscs:
-                    raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
-                shape, asked = read_shape(edges, way.shaper), self._asked[way.key]
-                found[way.key] = replace(
-                    _direction(qdiscs[way.exit], shape), jitter_distribution=asked.jitter_distribution
-                )
-                if asked.queue_packets:  # the kernel keeps no bytes then
-                    found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
+        for way in self._ways():
+            if way.exit not in qdiscs:
+                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
+            shape, asked = read_shape(self._end(way.node), way.shaper), self._asked[way.key]
+            found[way.key] = replace(
+                _direction(qdiscs[way.exit], shape), jitter_distribution=asked.jitter_distribution
+            )
+            if asked.queue_packets:  # the kernel keeps no bytes then
+                found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
         return found
+
+    def _end(self, node: str | None) -> IPRoute:
+        """Netlink where a link's end is."""
+        if node not in self._ends:
+            with network_namespace(self._place(node)):
+                self._ends[node] = IPRoute()
+        return self._ends[node]
 
     def set_carrier(self, link: str, up: bool) -> None:
         """Take its ports of the bridge down or up; the kernel forgets what a port that goes down holds."""
@@ -148,11 +161,9 @@ class NetemEngine:
 
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
-        if self._wan is None or self._edges is None:
+        if self._wan is None:
             with network_namespace(self._pid):
                 self._wan = IPRoute()
-            with network_namespace(self._edges_pid):
-                self._edges = IPRoute()
         links = self._wan.get_links()
         received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
@@ -167,7 +178,7 @@ class NetemEngine:
             if stats is None:
                 raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
             basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-            shaper = read_counters(self._edges, way.shaper)
+            shaper = read_counters(self._end(way.node), way.shaper)
             out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
             came = int(received[way.entry]["rx_packets"])
             twice = max(0, out + lost + held - came) if way.key in self._doubled else 0
@@ -194,10 +205,10 @@ class NetemEngine:
 
     def stop(self) -> None:
         """Bridges and queueing disciplines go with their interfaces."""
-        for netlink in (self._wan, self._edges):
+        for netlink in (self._wan, *self._ends.values()):
             if netlink is not None:
                 netlink.close()
-        self._wan = self._edges = None
+        self._wan, self._ends = None, {}
 
 
 @functools.cache

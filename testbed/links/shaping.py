@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +106,31 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
 def read_shape(ipr: IPRoute, interface: str) -> Shape:
     """Rate and queue that the kernel holds for `interface`; LinkError when it is not shaped."""
     index = _index(ipr, interface)
+    return _shape(ipr, interface, index, _queue(ipr.get_qdiscs(index=index)))
+
+
+def read_shapes(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, Shape]:
+    """As `read_shape`, of many interfaces of one namespace."""
+    indexes = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
+    queues: dict[int, list[Any]] = {}
+    for message in ipr.get_qdiscs():
+        queues.setdefault(message["index"], []).append(message)
+    shapes = {}
+    for name in interfaces:
+        if name not in indexes:
+            raise LinkError(f"{name}: no such interface")
+        shapes[name] = _shape(ipr, name, indexes[name], _queue(queues.get(indexes[name], [])))
+    return shapes
+
+
+def _shape(ipr: IPRoute, interface: str, index: int, message: Any) -> Shape:
+    """The shape of an interface whose queue is told by `message`."""
     rate = None
-    for message in ipr.get_classes(index=index):
-        options = message.get_attr("TCA_OPTIONS")
-        if message.get_attr("TCA_KIND") == "htb" and options is not None:
+    for found in ipr.get_classes(index=index):
+        options = found.get_attr("TCA_OPTIONS")
+        if found.get_attr("TCA_KIND") == "htb" and options is not None:
             wide = options.get_attr("TCA_HTB_RATE64")
             rate = wide if wide is not None else options.get_attr("TCA_HTB_PARMS")["rate"]
-    message = _queue(ipr, index)
     if rate is None or message is None:
         raise LinkError(f"{interface}: no HTB class with a queue found on it")
     kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
@@ -123,16 +142,15 @@ def read_shape(ipr: IPRoute, interface: str) -> Shape:
     return Shape(rate_bps, 0, queue_packets=limit) if kind == "pfifo" else Shape(rate_bps, limit)
 
 
-def verify_shape(ipr: IPRoute, interface: str, asked: Shape) -> Shape:
-    """Read the shape back and compare; SettingMismatch names what differs."""
-    found = read_shape(ipr, interface)
-    compare_fields(interface, asked, found)
-    return found
+def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape]) -> None:
+    """Read shapes back and compare; SettingMismatch names what differs. The keys are interfaces of one namespace."""
+    for interface, found in read_shapes(ipr, asked).items():
+        compare_fields(interface, asked[interface], found)
 
 
 def read_counters(ipr: IPRoute, interface: str) -> ShapeCounters:
     """Counters of the shaper's queue."""
-    message = _queue(ipr, _index(ipr, interface))
+    message = _queue(ipr.get_qdiscs(index=_index(ipr, interface)))
     if message is None:
         raise LinkError(f"{interface}: its shaper is gone")
     stats = message.get_attr("TCA_STATS2")
@@ -150,9 +168,9 @@ def read_counters(ipr: IPRoute, interface: str) -> ShapeCounters:
     )
 
 
-def _queue(ipr: IPRoute, index: int) -> Any:
-    """The queueing discipline below HTB's class, None if there is none."""
-    for message in ipr.get_qdiscs(index=index):
+def _queue(messages: Iterable[Any]) -> Any:
+    """The queueing discipline below HTB's class, of all those of an interface; None if there is none."""
+    for message in messages:
         if message.get_attr("TCA_KIND") in ("bfifo", "pfifo", "red") and message["parent"] == _HTB_CLASS:
             return message
     return None

@@ -19,7 +19,7 @@ class LinkWire:
     """One WAN link as an engine sees it.
 
     `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers: the ports of
-    the edge switches.
+    the edge switches, or of what else `node_a` and `node_b` name (None: the root namespace).
     """
 
     name: str
@@ -29,6 +29,8 @@ class LinkWire:
     outer_b: str
     a_to_b: Direction
     b_to_a: Direction
+    node_a: str | None = None
+    node_b: str | None = None
 
 
 def direction_to_json(direction: Direction) -> dict[str, Any]:

@@ -84,9 +84,9 @@ def running(
     kind: str, line: Line, folder: Path, forth: Direction, back: Direction | None = None, seed: int = 1
 ) -> Iterator[LinkEngine]:
     """An engine that carries the line's frames."""
-    wire = LinkWire("l", "wa", "wb", "pa", "pb", forth, back or way())
+    wire = LinkWire("l", "wa", "wb", "pa", "pb", forth, back or way(), "edges", "edges")
     engine: LinkEngine = (
-        NetemEngine(line.middle.pid, line.edges.pid, [wire], MTU, seed)
+        NetemEngine(line.middle.pid, {"edges": line.edges.pid}, [wire], MTU, seed)
         if kind == "netem"
         else UserspaceEngine(line.middle.pid, [wire], folder / "links.sock", seed)
     )

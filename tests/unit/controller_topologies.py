@@ -19,9 +19,10 @@ def topology(hosts: Mapping[str, int], links: Sequence[Link]) -> Topology:
     first = 0
     for index, (name, count) in enumerate(hosts.items()):
         own = []
+        card = Direction(1e9, 0.0, 0.0, 0.0, 10**6)
         for number in range(count):
             ip = host_address(index, number)
-            own.append(Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), 1e9, 10**6))
+            own.append(Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), card))
         buildings.append(Building(name, index, tuple(own)))
         first += count
     planes: Counter[frozenset[str]] = Counter()

@@ -450,7 +450,7 @@ def test_the_other_kind_of_file() -> None:
         (
             "trails=3",
             "trails: got an unknown key, expected one of: name, topology, ranks, workload, algorithms, policy, "
-            "transport, events, trials, warmup, seed, scale; did you mean trials?",
+            "transport, events, telemetry, trials, warmup, seed, scale; did you mean trials?",
         ),
         (
             "topology.wan.1.delay=5 ms",

@@ -60,16 +60,22 @@ wan:
 """
 
 
+def card(rate_bps: float, queue_bytes: int) -> Direction:
+    return Direction(rate_bps, 0.0, 0.0, 0.0, queue_bytes)
+
+
 def test_hosts_have_names_addresses_and_cards(tmp_path: Path) -> None:
     topology = resolved(PAIR, tmp_path)
-    assert topology.hosts[0] == Host("east1", "east", 0, "10.0.0.1", "02:00:0a:00:00:01", 10e9, 8_000_000)
+    assert topology.hosts[0] == Host(
+        "east1", "east", 0, "10.0.0.1", "02:00:0a:00:00:01", card(10e9, 8_000_000)
+    )
     assert topology.hosts[199].ip == "10.0.0.200"
     assert topology.hosts[201] == Host(
-        "east202", "east", 201, "10.0.1.2", "02:00:0a:00:01:02", 10e9, 8_000_000
+        "east202", "east", 201, "10.0.1.2", "02:00:0a:00:01:02", card(10e9, 8_000_000)
     )
     west1 = topology.host("west1")
     assert west1 == Host(
-        "west1", "west", 202, "10.1.0.1", "02:00:0a:01:00:01", 100e9, 12_500_000
+        "west1", "west", 202, "10.1.0.1", "02:00:0a:01:00:01", card(100e9, 12_500_000)
     )  # 1 ms at 100 Gbit/s
     assert topology.building("west").hosts == (west1,)
     assert len({host.ip for host in topology.hosts}) == len({host.mac for host in topology.hosts}) == 203
@@ -86,8 +92,8 @@ def test_links_count_their_planes_and_take_settings_per_direction(tmp_path: Path
 
 def test_the_size_scale_divides_rates_and_queues_and_leaves_times(tmp_path: Path) -> None:
     topology = resolved(PAIR, tmp_path, 10)
-    assert topology.hosts[0].nic_rate_bps == 1e9
-    assert topology.hosts[0].nic_queue_bytes == 800_000
+    assert topology.hosts[0].nic.rate_bps == 1e9
+    assert topology.hosts[0].nic.queue_bytes == 800_000
     assert topology.wan[0].a_to_b == Direction(8e8, 0.005, 0.0, 0.0, 1_000_000)
     assert topology.wan[2].b_to_a == Direction(50e6, 0.002, 0.001, 0.0, 60_000)
 
@@ -231,7 +237,7 @@ def test_the_small_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert main(["check", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == expand_data(file)
     assert main(["resolve", file, "--size-scale", "400"]) == 0
-    assert json.loads(capsys.readouterr().out)["buildings"][1]["hosts"][0]["nic_rate_bps"] == 1e9
+    assert json.loads(capsys.readouterr().out)["buildings"][1]["hosts"][0]["nic"]["rate_bps"] == 1e9
     assert main(["check", str(tmp_path / "none.yaml")]) == 2
     said = capsys.readouterr()
     assert said.out == ""

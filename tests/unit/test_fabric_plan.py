@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.config import load_topology
-from testbed.fabric.plan import (
-    FIRST_WAN_PORT,
-    buffer_sysctls,
-    host_setup,
-    leaf_setup,
-    make_plan,
-    probe_setup,
-)
+from testbed.fabric.plan import FIRST_WAN_PORT, make_plan
+from testbed.fabric.setups import bridge_setup, buffer_sysctls, host_setup, probe_setup
 from testbed.links.shaping import Shape, shape_commands
 from testbed.scale import Scale
 
@@ -55,7 +49,7 @@ def test_every_host_knows_every_other_and_the_leaf_knows_all() -> None:
     commands = "\n".join(host_setup(plan, hosts[0]).ip)
     assert commands.count("neigh replace") == len(hosts) - 1
     assert f"lladdr {hosts[0].mac}" not in commands
-    leaf = leaf_setup(plan, "east")
+    leaf = bridge_setup(plan, plan.bridges[0])
     entries = "\n".join(leaf.bridge)
     assert entries.count("fdb replace") == len(hosts)
     assert f"fdb replace {hosts[0].mac} dev p0 " in entries

@@ -68,7 +68,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 
 def engine() -> NetemEngine:
-    return NetemEngine(1, None, [WIRE], mtu=9000, seed=1)
+    return NetemEngine(1, {}, [WIRE], mtu=9000, seed=1)
 
 
 def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel: Kernel) -> None:

@@ -21,7 +21,7 @@ def test_two_buildings_are_oversubscribed_as_they_say() -> None:
         ("east", "west", 0),
         ("east", "west", 1),
     ]
-    nics_bps = sum(host.nic_rate_bps for host in topology.buildings[0].hosts)
+    nics_bps = sum(host.nic.rate_bps for host in topology.buildings[0].hosts)
     assert nics_bps / sum(link.a_to_b.rate_bps for link in topology.wan) == pytest.approx(2.8, rel=1e-3)
 
 
@@ -34,7 +34,7 @@ def test_three_buildings_are_unequal_and_carry_without_scaling() -> None:
     assert len(asymmetric) == 1
     assert asymmetric[0].a_to_b.rate_bps != asymmetric[0].b_to_a.rate_bps
     assert asymmetric[0].a_to_b.delay_s != asymmetric[0].b_to_a.delay_s
-    rates = [host.nic_rate_bps for host in topology.hosts] + [link.a_to_b.rate_bps for link in topology.wan]
+    rates = [host.nic.rate_bps for host in topology.hosts] + [link.a_to_b.rate_bps for link in topology.wan]
     assert max(rates) <= 200e6
 
 

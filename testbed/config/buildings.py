@@ -1,0 +1,165 @@
+"""Buildings: hosts, their cards, and the switches between them. The file form (`...Spec`) and what it resolves to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from testbed.config.forms import DelayOrZero, Queue, Rate, Ratio, whole
+from testbed.config.model import Finding, Strict
+from testbed.config.wan import queue_size
+from testbed.directions import Direction
+from testbed.scale import Scale
+
+MAX_HOSTS_PER_BUILDING = 2000
+MAX_SWITCHES = 64  # of one kind in a building
+# Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
+AUTO_QUEUE_S = 1e-3
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions."""
+
+    name: str
+    building: str
+    index: int
+    ip: str
+    mac: str
+    nic: Direction
+
+
+@dataclass(frozen=True)
+class Clos:
+    """Three tiers of switches in a building: leaves with hosts, spines, and one core that leads to the edge.
+
+    Each of `zones` zones has `leaves` leaves and `spines` spines, every leaf linked to every spine of its zone, every
+    spine to the core. A link is alike in both directions.
+    """
+
+    zones: int
+    leaves: int
+    spines: int
+    leaf_uplink: Direction
+    spine_uplink: Direction
+
+
+@dataclass(frozen=True)
+class Building:
+    """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0."""
+
+    name: str
+    index: int
+    hosts: tuple[Host, ...]
+    clos: Clos | None = None
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the switches that hosts are plugged into."""
+        if self.clos is None:
+            return (f"{self.name}-leaf",)
+        return tuple(f"{self.name}-leaf{n + 1}" for n in range(self.clos.zones * self.clos.leaves))
+
+    @property
+    def spines(self) -> tuple[str, ...]:
+        """Names of the spine switches."""
+        if self.clos is None:
+            return ()
+        return tuple(f"{self.name}-spine{n + 1}" for n in range(self.clos.zones * self.clos.spines))
+
+    @property
+    def core(self) -> str:
+        """Name of the switch that leads to the edge."""
+        return self.leaves[0] if self.clos is None else f"{self.name}-core"
+
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Names of all its switches, the edge last."""
+        return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, f"{self.name}-edge")))
+
+
+class NicSpec(Strict):
+    """Network card of a host."""
+
+    rate_bps: Rate = Field(
+        alias="rate", description="Rate of the card, and of the switch port it is plugged into."
+    )
+    delay_s: DelayOrZero = Field(
+        default=0.0, alias="delay", description="Between the host and its switch, one way."
+    )
+    queue_bytes: Queue = Field(
+        default="auto",
+        alias="queue",
+        description="Buffer in front of the card and of its switch port; auto: 1 ms at `rate`, at least 64 packets.",
+    )
+
+
+class UplinkSpec(Strict):
+    """Links from a switch to the tier above."""
+
+    oversubscription: Ratio = Field(
+        default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
+    )
+    delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+
+
+class ClosSpec(Strict):
+    """Tiers of switches in a building: leaves with hosts, spines, one core; every leaf linked to each of its spines.
+
+    Which spine a packet takes follows from its destination alone (D-mod-k).
+    """
+
+    zones: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+        default=1,
+        description="Parts of the building with leaves and spines of their own, joined at the core.",
+    )
+    leaves: Annotated[int, whole(1, MAX_SWITCHES)] = Field(
+        description="Leaf switches in each zone; hosts are spread over them evenly, neighbours together."
+    )
+    spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
+    leaf: UplinkSpec = Field(default=UplinkSpec(), description="From each leaf up to the spines of its zone.")
+    spine: UplinkSpec = Field(default=UplinkSpec(), description="From each spine up to the core.")
+
+
+class BuildingSpec(Strict):
+    """A building."""
+
+    hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(
+        description="How many hosts; they are named after the building: east1, east2, ..."
+    )
+    nic: NicSpec = Field(description="Network card of each host.")
+    clos: ClosSpec | None = Field(
+        default=None, description="Tiers of switches; one switch without bottleneck if left out."
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Every leaf has equally many hosts."""
+        if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
+            leaves = self.clos.zones * self.clos.leaves
+            yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
+
+    def nic_direction(self, mtu: int, scale: Scale) -> Direction:
+        """Each direction between a host and its switch."""
+        rate_bps = scale.emulated_bps(self.nic.rate_bps)
+        auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
+        queue_bytes = queue_size(self.nic.queue_bytes, auto_bytes, mtu, scale)
+        return Direction(rate_bps, scale.emulated_s(self.nic.delay_s), 0.0, 0.0, queue_bytes)
+
+    def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
+        """The switches between host and edge, None for the single one."""
+        if (clos := self.clos) is None:
+            return None
+        below_bps = self.hosts // (clos.zones * clos.leaves) * scale.emulated_bps(self.nic.rate_bps)
+        leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
+        spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
+        return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
+
+
+def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
+    """One of so many links that share what comes from below."""
+    rate_bps = below_bps / spec.oversubscription / links
+    queue_bytes = queue_size("auto", rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
+    return Direction(rate_bps, scale.emulated_s(spec.delay_s), 0.0, 0.0, queue_bytes)

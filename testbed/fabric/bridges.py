@@ -1,0 +1,143 @@
+"""The switches of a building that no policy touches: their ports, what lies behind each, who is cabled to whom. Pure.
+
+Kernel bridges that neither learn nor flood: every address is put where it belongs. In a Clos network a packet goes up
+to the spine, and down from the core to the spine, that its destination's number gives (D-mod-k routing: Leiserson 1996,
+"The network architecture of the Connection Machine CM-5"; its name from Zahavi 2010): many paths, no packet overtakes
+another of its flow, and no address has two places. A cable that takes time passes through the WAN namespace, where the
+link engine is all that it is; another is a plain pair of interfaces, shaped at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from testbed.config import Building, Clos, Direction, Host, Topology
+from testbed.links.shaping import Shape
+from testbed.links.wire import LinkWire
+
+UPLINK = "uplink"  # of the core, to the edge
+CARD = "eth0"
+
+End = tuple[str, str]  # node, interface
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of a bridge, and the Ethernet addresses behind it."""
+
+    interface: str
+    macs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A switch: its node is named like it."""
+
+    name: str
+    building: str
+    ports: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class Cable:
+    """Two ends that are plugged together; `direction` holds for both ways, None for one without any limit."""
+
+    a: End
+    b: End
+    direction: Direction | None
+    mac_a: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique within a topology."""
+        return f"{self.a[0]}-{self.b[0]}"
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether a link engine has to carry it."""
+        return self.direction is not None and self.direction.delay_s > 0
+
+    def shapes(self) -> dict[End, Shape]:
+        """What its ends are shaped to, where no link engine does it."""
+        if self.direction is None or self.takes_time:
+            return {}
+        shape = Shape.of(self.direction)
+        return {self.a: shape, self.b: shape}
+
+    def wire(self, number: int) -> LinkWire:
+        """As a link engine takes it; `number` counts those of a fabric."""
+        assert self.direction is not None
+        return LinkWire(
+            self.name,
+            *(f"t{number}a", f"t{number}b"),
+            *(self.a[1], self.b[1]),
+            self.direction,
+            self.direction,
+            node_a=self.a[0],
+            node_b=self.b[0],
+        )
+
+
+def bridges(topology: Topology) -> Iterator[Bridge]:
+    """All of a topology, by building."""
+    for building in topology.buildings:
+        far = [host for host in topology.hosts if host.building != building.name]
+        if building.clos is None:
+            ports = [Port(f"p{number}", (host.mac,)) for number, host in enumerate(building.hosts)]
+            yield Bridge(building.core, building.name, (*ports, Port(UPLINK, _macs(far))))
+        else:
+            yield from _clos_bridges(building, building.clos, far)
+
+
+def _clos_bridges(building: Building, clos: Clos, far: list[Host]) -> Iterator[Bridge]:
+    per_leaf = len(building.hosts) // len(building.leaves)
+    for number, leaf in enumerate(building.leaves):
+        own = building.hosts[number * per_leaf : (number + 1) * per_leaf]
+        others = [host for host in (*building.hosts, *far) if host not in own]
+        ports = [Port(f"p{index}", (host.mac,)) for index, host in enumerate(own)]
+        ports += [Port(f"u{spine}", _macs(_through(others, spine, clos))) for spine in range(clos.spines)]
+        yield Bridge(leaf, building.name, tuple(ports))
+    zone_size = per_leaf * clos.leaves
+    for number, spine_name in enumerate(building.spines):
+        zone = number // clos.spines
+        own = building.hosts[zone * zone_size : (zone + 1) * zone_size]
+        others = [host for host in (*building.hosts, *far) if host not in own]
+        ports = [
+            Port(f"d{leaf}", _macs(own[leaf * per_leaf : (leaf + 1) * per_leaf]))
+            for leaf in range(clos.leaves)
+        ]
+        yield Bridge(spine_name, building.name, (*ports, Port("u0", _macs(others))))
+    down = []
+    for number in range(len(building.spines)):
+        zone, spine = divmod(number, clos.spines)
+        own = building.hosts[zone * zone_size : (zone + 1) * zone_size]
+        down.append(Port(f"d{number}", _macs(_through(own, spine, clos))))
+    yield Bridge(building.core, building.name, (*down, Port(UPLINK, _macs(far))))
+
+
+def _through(hosts: list[Host] | tuple[Host, ...], spine: int, clos: Clos) -> list[Host]:
+    """Those that a spine of each zone leads to."""
+    return [host for host in hosts if host.index % clos.spines == spine]
+
+
+def _macs(hosts: list[Host] | tuple[Host, ...]) -> tuple[str, ...]:
+    return tuple(host.mac for host in hosts)
+
+
+def cables(topology: Topology) -> Iterator[Cable]:
+    """All between hosts and switches and among switches of a building; not those of the edges."""
+    for building in topology.buildings:
+        per_leaf = len(building.hosts) // len(building.leaves)
+        for number, host in enumerate(building.hosts):
+            leaf, port = divmod(number, per_leaf)
+            yield Cable((host.name, CARD), (building.leaves[leaf], f"p{port}"), host.nic, host.mac)
+        if (clos := building.clos) is None:
+            continue
+        for number, name in enumerate(building.leaves):
+            zone, leaf = divmod(number, clos.leaves)
+            for spine in range(clos.spines):
+                above = building.spines[zone * clos.spines + spine]
+                yield Cable((name, f"u{spine}"), (above, f"d{leaf}"), clos.leaf_uplink)
+        for number, name in enumerate(building.spines):
+            yield Cable((name, "u0"), (building.core, f"d{number}"), clos.spine_uplink)

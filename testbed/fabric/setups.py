@@ -1,0 +1,119 @@
+"""What is set in each namespace of a fabric: addresses, neighbours, forwarding, rates, kernel parameters. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from testbed.config import Building, Host, Topology, probe_address
+from testbed.fabric.bridges import CARD, Bridge
+from testbed.fabric.plan import HOSTS_NET, Plan
+from testbed.links.setup import Setup
+from testbed.links.shaping import shape_commands
+
+# In every namespace: no IPv6 chatter on the links; no memory of old connections' metrics, so that each run starts
+# alike; and connections that sat out a compute phase keep their window, as training hosts are set up.
+HOST_SYSCTLS = {
+    "net.ipv6.conf.all.disable_ipv6": "1",
+    "net.ipv6.conf.default.disable_ipv6": "1",
+    "net.ipv4.tcp_no_metrics_save": "1",
+    "net.ipv4.tcp_slow_start_after_idle": "0",
+}
+LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
+LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
+
+
+def host_setup(plan: Plan, host: Host) -> Setup:
+    """One host's namespace: interface, address, static neighbours for every other host, its NIC's rate."""
+    topology = plan.topology
+    setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(topology)})
+    setup.ip += ["link set dev lo up", f"address add {host.ip}/8 dev eth0"]
+    setup.add_interface("eth0", topology.mtu)
+    if plan.time_dilation != 1:
+        setup.ip.append(f"route replace {HOSTS_NET} dev eth0 src {host.ip} rto_min {plan.rto_min_ms}ms")
+    setup.ip += [
+        f"neigh replace {other.ip} lladdr {other.mac} dev eth0 nud permanent"
+        for other in topology.hosts
+        if other.name != host.name
+    ]
+    if shape := plan.shapes.get((host.name, CARD)):
+        setup.tc += shape_commands(CARD, shape, topology.mtu)
+    return setup
+
+
+def buffer_sysctls(topology: Topology) -> dict[str, str]:
+    """How far TCP may widen its buffers: to twice the largest bandwidth-delay product, or Linux's own default.
+
+    The window of one connection must cover rate x round trip of its path, and the kernel counts a packet's whole memory
+    against a receive buffer, up to twice its payload.
+    """
+    rate_bps = max(host.nic.rate_bps for host in topology.hosts)
+    round_trip_s = max((link.a_to_b.delay_s + link.b_to_a.delay_s for link in topology.wan), default=0.0)
+    round_trip_s *= max(1, len(topology.buildings) // 2)  # the farthest way round a ring of buildings
+    round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.buildings)
+    wanted = min(LARGEST_BUFFER_BYTES, math.ceil(4 * rate_bps / 8 * round_trip_s))
+    return {
+        "net.ipv4.tcp_rmem": f"4096 131072 {max(LINUX_RECEIVE_BUFFER_BYTES, wanted)}",
+        "net.ipv4.tcp_wmem": f"4096 16384 {max(LINUX_SEND_BUFFER_BYTES, wanted)}",
+    }
+
+
+def _delay_inside_s(building: Building) -> float:
+    """From a host up to its building's edge."""
+    tiers = (building.clos.leaf_uplink, building.clos.spine_uplink) if building.clos else ()
+    return building.hosts[0].nic.delay_s + sum(link.delay_s for link in tiers)
+
+
+def bridge_setup(plan: Plan, bridge: Bridge) -> Setup:
+    """A switch that neither learns nor floods: every address is put where it belongs."""
+    mtu = plan.topology.mtu
+    setup = Setup(dict(HOST_SYSCTLS))
+    setup.ip.append("link add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0")
+    for port in bridge.ports:
+        setup.add_interface(port.interface, mtu)
+        setup.ip += [
+            f"link set dev {port.interface} master br0",
+            f"link set dev {port.interface} type bridge_slave"
+            " learning off flood off mcast_flood off bcast_flood off",
+        ]
+        setup.bridge += [f"fdb replace {mac} dev {port.interface} master static" for mac in port.macs]
+        if shape := plan.shapes.get((bridge.name, port.interface)):
+            setup.tc += shape_commands(port.interface, shape, mtu)
+    setup.ip.append(f"link set dev br0 mtu {mtu} up")
+    return setup
+
+
+def probe_setup(plan: Plan, building: str) -> Setup:
+    """A probe node: one address per WAN link end, routes and neighbours that pin each address to its link."""
+    setup = Setup({**HOST_SYSCTLS, **buffer_sysctls(plan.topology)})
+    setup.ip.append("link set dev lo up")
+    setup.add_interface("eth0", plan.topology.mtu)
+    for port in plan.wan_ports:
+        if port.building != building:
+            continue
+        mine = probe_address(port.link_index, "a" if port.side == "a" else "b")
+        theirs = probe_address(port.link_index, "b" if port.side == "a" else "a")
+        setup.ip += [
+            f"address add {mine}/32 dev eth0",
+            f"route add {theirs}/32 dev eth0 src {mine}",
+            f"neigh replace {theirs} lladdr {plan.probe_mac(port.neighbour)} dev eth0 nud permanent",
+        ]
+    return setup
+
+
+def wan_setup(plan: Plan) -> Setup:
+    """The WAN namespace: the inner ends of all links, up and silent."""
+    setup = Setup(dict(HOST_SYSCTLS))
+    for wire in plan.wires():
+        for interface in (wire.inner_a, wire.inner_b):
+            setup.add_interface(interface, plan.topology.mtu)
+    return setup
+
+
+def edge_setup(plan: Plan) -> Setup:
+    """The edges' ports in the root namespace: silent and up."""
+    setup = Setup()
+    for edge in plan.edges:
+        for interface in edge.interfaces:
+            setup.sysctls[f"net.ipv6.conf.{interface}.disable_ipv6"] = "1"
+            setup.add_interface(interface, plan.topology.mtu)
+    return setup
