@@ -161,7 +161,7 @@ def nothing(interfaces: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("testbed.fabric.plan.shape_commands", wrong_rate, r"rate_bps: asked for .*, the system has"),
+        ("testbed.fabric.setups.shape_commands", wrong_rate, r"rate_bps: asked for .*, the system has"),
         ("testbed.links.offload.switch_off", nothing, r"offload: asked for off, the system has on"),
     ],
 )

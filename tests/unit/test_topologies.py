@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from testbed.config import load_topology
+from testbed.config import Topology, WanLink, load_topology
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
@@ -36,6 +38,25 @@ def test_three_buildings_are_unequal_and_carry_without_scaling() -> None:
     assert asymmetric[0].a_to_b.delay_s != asymmetric[0].b_to_a.delay_s
     rates = [host.nic.rate_bps for host in topology.hosts] + [link.a_to_b.rate_bps for link in topology.wan]
     assert max(rates) <= 200e6
+
+
+def test_the_ring_and_the_pair_of_regions_are_as_they_say() -> None:
+    ring = load_topology(TOPOLOGIES / "ring-of-four.yaml").resolve()
+    ends = Counter(end for link in ring.wan for end in (link.a, link.b))
+    assert (len(ring.wan), set(ends.values())) == (4, {2})
+    assert ring.wan[0].a_to_b.delay_s == pytest.approx(80 * 4.9e-6)
+    assert _ratio(ring, "north", ring.wan) == pytest.approx(2)
+    pair = load_topology(TOPOLOGIES / "region-pair.yaml").resolve()
+    near = [link for link in pair.wan if link.a[:-1] == link.b[:-1]]
+    far = [link for link in pair.wan if link not in near]
+    assert _ratio(pair, "iowa1", near) == pytest.approx(2.8, rel=1e-3)
+    assert _ratio(pair, "iowa1", far) == pytest.approx(7, rel=1e-2)
+    assert min(link.a_to_b.delay_s for link in far) > 40 * max(link.a_to_b.delay_s for link in near)
+
+
+def _ratio(topology: Topology, building: str, links: Sequence[WanLink]) -> float:
+    hosts_bps = sum(host.nic.rate_bps for host in topology.building(building).hosts)
+    return hosts_bps / sum(link.a_to_b.rate_bps for link in links if building in (link.a, link.b))
 
 
 @pytest.fixture(scope="module")
