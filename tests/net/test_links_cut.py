@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
 import time
 from pathlib import Path
 
@@ -48,9 +48,12 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
         time.sleep(0.2)
         engine.set_carrier("l", up=False)
         engine.set_carrier("l", up=True)
-        sender.send(b"late")
-        receiver.settimeout(2)
-        assert receiver.recv(100) == b"late"
-        receiver.settimeout(0.3)
-        with pytest.raises(socket.timeout):
-            receiver.recv(100)
+        # the ends see their carrier again a moment later; meanwhile they send nothing
+        receiver.settimeout(0.6)
+        arrived = []
+        for _ in range(5):
+            sender.send(b"late")
+            with contextlib.suppress(TimeoutError):
+                arrived.append(receiver.recv(100))
+        assert arrived
+        assert set(arrived) == {b"late"}
