@@ -41,6 +41,7 @@ class Evidence:
     event_log: Sequence[Mapping[str, Any]] = ()
     scale: Scale = UNSCALED
     numbers: Sequence[Number] = ()
+    agreement: Invariant | None = None
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -83,6 +84,7 @@ def assess(
             invariants.conservation(frames, edges, sorted(links)),
             *on_time,
             scale_similarity(evidence.numbers, evidence.scale),
+            *([evidence.agreement] if evidence.agreement else []),
         ]
     )
 

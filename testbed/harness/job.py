@@ -24,6 +24,7 @@ from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.wire import EngineAccount
 
 END_TIMEOUT_S = 10.0
+SETTLE_S, SETTLE_SAMPLES = 0.05, 40
 STOP_TIMEOUT_S = 2.0
 POST_MORTEM_S = 1.0
 
@@ -65,6 +66,11 @@ class Job:
 
     def run(self) -> None:
         """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
+        with CounterReader(self.fabric.plan) as reader:
+            self._settle(reader)
+            self._run(reader)
+
+    def _run(self, reader: CounterReader) -> None:
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _stop)
         environment = {
             **os.environ,
@@ -85,8 +91,7 @@ class Job:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.write(self.spec.to_json().encode() + b"\n")
                 self._process.stdin.flush()
-            with CounterReader(self.fabric.plan) as reader:
-                self._watch(reader)
+            self._watch(reader)
         finally:
             self._stop()
 
@@ -94,7 +99,7 @@ class Job:
         assert self._process is not None
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
-        next_sample_s = time.monotonic()
+        next_sample_s = time.monotonic() + self.sample_interval_s
         failures: list[str] = []
         while True:
             due_s = self.player.due_s if self.player else None
@@ -122,7 +127,17 @@ class Job:
         if status != 0:
             how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
             raise RunError(f"the launcher of the ranks {how}{self._last_words()}")
+        self._settle(reader)
+
+    def _settle(self, reader: CounterReader) -> None:
+        """The first sample, and the last one: taken while nothing is under way, or frames would seem to be missing."""
         self._sample(reader)
+        for _ in range(SETTLE_SAMPLES):
+            before = self.samples.pop()
+            time.sleep(SETTLE_S)
+            self._sample(reader)
+            if self.samples[-1].counters == before.counters:
+                return
 
     def _check_parts(self) -> None:
         if failure := self.fabric.failure() or self.watch_also():

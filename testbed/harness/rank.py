@@ -23,6 +23,7 @@ from testbed.workload import AllReduce, Compute, WaitAll
 
 SOURCE_PORT_BASE = 33_000
 BOOTSTRAP_TIMEOUT_S = 30.0
+CALIBRATIONS = 5
 
 
 class Rank:
@@ -61,15 +62,31 @@ class Rank:
         self.communicator = Communicator(transport, self.buildings, timeout_s=job.timeout_s)
         try:
             self.communicator.barrier()
+            calibration = self._calibrate()
             for index, step in enumerate(job.steps):
                 self._step(index, step)
             sockets = self.transport.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
         finally:
             transport.close()
-        lines = [*self.samples, {"rank": self.rank, "operation": "sockets", "sockets": sockets}]
+        lines = [*self.samples, *calibration]
+        lines.append({"rank": self.rank, "operation": "sockets", "sockets": sockets})
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _calibrate(self) -> list[dict[str, Any]]:
+        """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows."""
+        if not self.job.calibration_numel or self.size == 1:
+            return []
+        array = _zeros(self.job.calibration_numel, self.job.dtype)
+        records = []
+        for attempt in range(CALIBRATIONS):
+            start_s = self._agree_on_start()
+            self.communicator.sleep(start_s - time.monotonic())
+            self.communicator.all_reduce(array, algorithm="ring")
+            times = {"start_s": start_s, "end_s": time.monotonic()}
+            records.append({"rank": self.rank, "operation": "calibration", "attempt": attempt, **times})
+        return records
 
     def _agree_on_start(self) -> float:
         """A moment, not far ahead, that all ranks of this machine agree on: the latest proposal wins."""

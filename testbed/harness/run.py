@@ -19,6 +19,7 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
+from testbed.fidelity.alpha_beta import calibration_bytes, model_agreement, ring_all_reduce_s, ring_steps
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.harness.assess import Evidence, assess, link_key
@@ -67,6 +68,11 @@ class Run:
         self.topology: Topology = scenario.topology.resolve(scale)
         self.program = training_step(scenario.workload, scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
+        self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
+        self.ring = ring_steps(self.topology, self.hosts) if len(self.hosts) > 1 else []
+        largest = max(action.numel for action in self.program if isinstance(action, AllReduce))
+        message_bytes = largest * self.itemsize / len(self.hosts)
+        self.alone_bytes = calibration_bytes(self.ring, self.topology.mtu, message_bytes) if self.ring else 0
         self.buildings = [self.topology.building(host.building).index for host in self.hosts]
 
     def execute(self) -> dict[str, Any]:
@@ -150,6 +156,7 @@ class Run:
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
+            calibration_numel=self.alone_bytes // self.itemsize * len(self.hosts),
             per_message_s=self.scale.emulated_s(cost.per_message_s) if modelled else 0.0,
             per_byte_s=self.scale.emulated_s(self.scale.real_bytes(cost.per_gigabyte_s / 1e9))
             if modelled
@@ -165,7 +172,7 @@ class Run:
         changed: tuple[str | None, str | None],
         captured: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        samples, sockets = _read_ranks(directory.partial, len(self.hosts))
+        samples, sockets, calibrations = _read_ranks(directory.partial, len(self.hosts))
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
         series = _series(job.samples)
         log = job.player.log if job.player else []
@@ -176,6 +183,7 @@ class Run:
             event_log=log,
             scale=self.scale,
             numbers=numbers,
+            agreement=model_agreement(_alone_s(calibrations), self._model_s(), exact=self.clock == "free"),
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
@@ -244,11 +252,23 @@ class Run:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
 
+    def _model_s(self) -> float:
+        """What the collective that is done alone should take."""
+        if not self.ring:
+            return 0.0
+        message_bytes = self.alone_bytes
+        if self.clock == "free":
+            cost = self.scenario.transport.software_cost
+            per_byte_s = self.scale.real_bytes(cost.per_gigabyte_s / 1e9)
+            overhead_s = self.scale.emulated_s(2 * (cost.per_message_s + message_bytes * per_byte_s))
+        else:
+            overhead_s = MESSAGE_S
+        return ring_all_reduce_s(self.ring, message_bytes, overhead_s)
+
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
-        itemsize = ITEMSIZES[self.scenario.workload.gradient_dtype]
         program = training_step(self.scenario.workload)
-        sizes = [action.numel * itemsize for action in program if isinstance(action, AllReduce)]
+        sizes = [action.numel * self.itemsize for action in program if isinstance(action, AllReduce)]
         cost_s = self.scenario.transport.software_cost.per_message_s
         traffic = Traffic(
             message_bytes=max(sizes)
@@ -263,16 +283,27 @@ class Run:
 
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
-        itemsize = ITEMSIZES[self.scenario.workload.gradient_dtype]
         return sum(
-            wan_bytes(algorithm, action.numel, itemsize, self.buildings)
+            wan_bytes(algorithm, action.numel, self.itemsize, self.buildings)
             for action in self.program
             if isinstance(action, AllReduce)
         )
 
 
-def _read_ranks(folder: Path, ranks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """All ranks' samples, and their sockets' records; the ranks' own files are merged away."""
+def _alone_s(calibrations: list[dict[str, Any]]) -> float | None:
+    """Seconds of the quickest of the collectives that were done alone, from the common start to the last rank's end."""
+    took: dict[int, float] = {}
+    for entry in calibrations:
+        attempt = entry["attempt"]
+        took[attempt] = max(took.get(attempt, 0.0), entry["end_s"] - entry["start_s"])
+    return min(took.values(), default=None)
+
+
+def _read_ranks(
+    folder: Path, ranks: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """All ranks' samples, records of their sockets and of calibrations; the ranks' own files are merged away."""
+    calibrations: list[dict[str, Any]] = []
     samples: list[dict[str, Any]] = []
     sockets: list[dict[str, Any]] = []
     for rank in range(ranks):
@@ -281,11 +312,13 @@ def _read_ranks(folder: Path, ranks: int) -> tuple[list[dict[str, Any]], list[di
             entry = json.loads(line)
             if entry["operation"] == "sockets":
                 sockets += [{"rank": rank, **item} for item in entry["sockets"]]
+            elif entry["operation"] == "calibration":
+                calibrations.append(entry)
             else:
                 samples.append(entry)
         path.unlink()
     samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
-    return samples, sockets
+    return samples, sockets, calibrations
 
 
 def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:

@@ -47,6 +47,8 @@ class JobSpec:
     program: tuple[Action, ...]
     steps: tuple[Step, ...]
     output: str
+    # elements of the collective that is done alone before the steps; 0 for none
+    calibration_numel: int = 0
     # modelled cost of software, emulated bytes: zero where software costs what it costs
     per_message_s: float = 0.0
     per_byte_s: float = 0.0

@@ -1,0 +1,122 @@
+"""What one collective alone on the network should take, by the alpha-beta model, to be held against what it takes.
+
+A message of s bytes from one rank to the next takes alpha + s x beta: latency of the path, and time per byte of its
+slowest part (Hockney 1994, "The communication challenge for MPP"). The model holds where nothing else is on the
+network and TCP's windows are open: so each run does one such collective before its steps. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from testbed.config import Building, Host, Topology
+from testbed.controller.policies import next_hops
+from testbed.directions import Direction
+from testbed.fidelity.verdict import Invariant
+
+HEADER_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
+TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
+LEAST_PACKETS = 4  # per message
+FASTER, SLOWER, SLOWER_REAL_CLOCK = 0.9, 1.1, 1.35
+ABSOLUTE_S, ABSOLUTE_REAL_CLOCK_S = 0.0005, 0.01
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one rank of a ring to the next: latency in seconds, seconds per byte of payload."""
+
+    alpha_s: float
+    beta_s: float
+
+
+def ring_steps(topology: Topology, hosts: Sequence[Host]) -> list[Step]:
+    """The ring's steps, from each host to the next and from the last to the first; figures as in `topology`."""
+    hops = next_hops(topology)
+    return [_step(topology, one, hosts[(number + 1) % len(hosts)], hops) for number, one in enumerate(hosts)]
+
+
+def _step(topology: Topology, one: Host, other: Host, hops: dict[str, dict[str, str]]) -> Step:
+    links = [one.nic, other.nic]
+    here, target = topology.building(one.building), topology.building(other.building)
+    if here == target:
+        links += _inside(here, one, other)
+    else:
+        links += [*_way_up(here), *_way_up(target)]
+        while here != target:
+            there = topology.building(hops[here.name][target.name])
+            links.append(min(_wan(topology, here.name, there.name), key=lambda way: way.delay_s))
+            here = there
+    rate_bps = min(link.rate_bps for link in links)
+    payload = (topology.mtu + 14) / (topology.mtu + 14 - HEADER_BYTES)
+    # packets follow each other through all parts at once: only the slowest takes its time per byte
+    return Step(sum(link.delay_s for link in links), 8 / rate_bps * payload)
+
+
+def _inside(building: Building, one: Host, other: Host) -> list[Direction]:
+    """The links between two hosts' switches in one building."""
+    if (clos := building.clos) is None:
+        return []
+    per_leaf = len(building.hosts) // len(building.leaves)
+    first = building.hosts[0].index
+    leaf, other_leaf = ((host.index - first) // per_leaf for host in (one, other))
+    if leaf == other_leaf:
+        return []
+    if leaf // clos.leaves == other_leaf // clos.leaves:
+        return [clos.leaf_uplink] * 2
+    return _way_up(building) * 2
+
+
+def _way_up(building: Building) -> list[Direction]:
+    return [building.clos.leaf_uplink, building.clos.spine_uplink] if building.clos else []
+
+
+def _wan(topology: Topology, here: str, there: str) -> list[Direction]:
+    forth = [link.a_to_b for link in topology.wan if (link.a, link.b) == (here, there)]
+    return forth + [link.b_to_a for link in topology.wan if (link.b, link.a) == (here, there)]
+
+
+def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> int:
+    """Size of a message between neighbours of the ring for which bytes take some TRANSFER_S in all.
+
+    No larger than those of the workload itself, which are what memory was made for, but for some packets.
+    """
+    rounds = 2 * (len(steps) - 1)
+    wanted = TRANSFER_S / rounds / max(step.beta_s for step in steps)
+    return max(LEAST_PACKETS * mtu, round(min(wanted, largest_bytes)))
+
+
+def ring_all_reduce_s(steps: Sequence[Step], message_bytes: float, overhead_s: float) -> float:
+    """What a ring all-reduce takes in which every message has so many bytes and costs its two ends `overhead_s`.
+
+    Reduce-scatter and all-gather, n - 1 rounds each: a rank sends what it got in the round before, as soon as it has
+    it and has sent all before.
+    """
+    size = len(steps)
+    received = [0.0] * size
+    sent = [0.0] * size
+    for _ in range(2 * (size - 1)):
+        sent = [
+            max(received[rank], sent[rank]) + message_bytes * step.beta_s for rank, step in enumerate(steps)
+        ]
+        received = [sent[rank - 1] + steps[rank - 1].alpha_s + overhead_s for rank in range(size)]
+    return max(received)
+
+
+def model_agreement(measured_s: float | None, model_s: float, exact: bool) -> Invariant:
+    """Whether the collective took what the model says; `exact` under the virtual clock, where nothing else does."""
+    slower, absolute_s = (SLOWER, ABSOLUTE_S) if exact else (SLOWER_REAL_CLOCK, ABSOLUTE_REAL_CLOCK_S)
+    low_s, high_s = FASTER * model_s - absolute_s, slower * model_s + absolute_s
+    bound = f"{FASTER - 1:+.0%} to {slower - 1:+.0%}, or {absolute_s * 1e3:g} ms"
+    if measured_s is None:
+        return Invariant("model_agreement", bound, "not applicable", None, "There is one rank only.")
+    return Invariant(
+        "model_agreement",
+        bound=bound,
+        measured=f"{measured_s / model_s - 1:+.1%}" if math.isfinite(measured_s) else "none",
+        ok=low_s <= measured_s <= high_s,
+        sentence=f"A ring all-reduce alone on the network, before the steps, took {measured_s * 1e3:.4g} ms; "
+        f"latency and bandwidth of its paths make {model_s * 1e3:.4g}.",
+        severity="caution",
+    )

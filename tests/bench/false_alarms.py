@@ -1,0 +1,48 @@
+"""How often a clean run is not trusted: `sudo .venv/bin/python -m tests.bench.false_alarms [RUNS] [SCENARIO]`.
+
+Runs a scenario again and again by the real clock, with nothing wrong; do it on an otherwise idle machine. Prints each
+run's verdict with what did not hold, and the share of runs that were not trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> None:
+    """So many runs, one after the other."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    scenario = sys.argv[2] if len(sys.argv) > 2 else str(ROOT / "scenarios/quickstart.yaml")
+    verdicts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(runs):
+            command = [sys.executable, "-m", "testbed", "run", scenario, "--json", "--trials", "3"]
+            command += ["--output", f"{folder}/{number}"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode not in (0, 3):
+                raise SystemExit(done.stderr)
+            summary = json.loads(done.stdout)
+            failed = {
+                entry["name"]: entry["measured"]
+                for variant in summary["variants"]
+                for entry in variant["verdict"]["invariants"]
+                if entry["ok"] is False
+            }
+            times = [f"{variant['step_time_s']['median']:.3f} s" for variant in summary["variants"]]
+            verdicts[summary["status"]] += 1
+            reasons.update(failed.keys())
+            print(f"{number + 1}: {summary['status']}, {', '.join(times)} {failed or ''}", flush=True)
+    alarms = runs - verdicts["trusted"]
+    print(f"{alarms} of {runs} clean runs were not trusted: {dict(verdicts)} {dict(reasons) or ''}")
+
+
+if __name__ == "__main__":
+    main()

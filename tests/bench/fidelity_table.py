@@ -1,0 +1,210 @@
+"""Asked against measured, by tools that are not ours: `sudo .venv/bin/python -m tests.bench.fidelity_table [--write]`.
+
+Two hosts with one link between them, its two ways alike: the userspace engine on this machine, netem on it where its
+kernel has that, and netem inside a guest of the virtual clock. iperf3 measures rates and loss, ping round trips and
+queues, tcpdump records what scapy reads for jitter. With `--write` the tables replace those in docs/fidelity.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from scapy.layers.inet import UDP
+from scapy.utils import PcapReader
+from scipy.stats import binom
+
+from testbed.config import Direction
+from testbed.links.command import inside
+from tests.net.line import MTU, RIGHT, Line, running, stream, two_hosts, way
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs/fidelity.md"
+BEGIN, END = "<!-- tables: python -m tests.bench.fidelity_table --write -->", "<!-- end of tables -->"
+HEADER_BYTES = 14 + 52  # Ethernet, IPv4 and TCP with timestamps
+RATES_BPS = (1e6, 10e6, 100e6, 1e9, 4e9)
+ROUND_TRIPS_S = (0.0002, 0.001, 0.01, 0.05, 0.2)
+LOSSES = (0.0001, 0.001, 0.01, 0.1)
+JITTERS = (("uniform", 0.001), ("normal", 0.001), ("pareto", 0.001), ("normal", 0.005))
+QUEUES_BYTES = (100_000, 1_000_000)
+DELAYS_S = (0.0, 0.001, 0.005, 0.02, 0.05)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    asked: str
+    measured: str
+    error: str
+    met: bool
+
+
+def iperf(line: Line, seconds: int, *options: str) -> dict[str, dict[str, float]]:
+    """The end of iperf3's own report, from left to right."""
+    server = subprocess.Popen(
+        inside(line.right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        while "listening" not in server.stdout.readline():
+            pass
+        command = ["iperf3", "-c", RIGHT, "-J", "-t", str(seconds), *options]
+        done = subprocess.run(inside(line.left.pid, command), capture_output=True, text=True, check=True)
+        end: dict[str, dict[str, float]] = json.loads(done.stdout)["end"]
+        return end
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def goodput(line: Line) -> float:
+    """Of one TCP connection, bit/s at the receiver."""
+    return iperf(line, 3, "-O", "2")["sum_received"]["bits_per_second"]
+
+
+def pings(line: Line, count: int, interval_s: float) -> list[float]:
+    """Round trips in seconds."""
+    command = ["ping", "-c", str(count), "-i", str(interval_s), "-W", "3", RIGHT]
+    said = subprocess.run(inside(line.left.pid, command), capture_output=True, text=True, check=False).stdout
+    return [float(found) / 1e3 for found in re.findall(r"time=([\d.]+) ms", said)]
+
+
+def rates(kind: str) -> Iterator[Row]:
+    """Goal: within 1 % up to 1 Gbit/s."""
+    for asked in RATES_BPS:
+        both = way(asked, 0.001, queue_bytes=max(100_000, round(asked / 8 * 0.01)))
+        found = with_link(kind, both, goodput) * (MTU + 14) / (MTU + 14 - HEADER_BYTES)
+        error = found / asked - 1
+        text = f"{asked / 1e6:g} Mbit/s"
+        met = abs(error) <= 0.01
+        yield Row("rate (iperf3)", text, f"{found / 1e6:.4g} Mbit/s", f"{error:+.2%}", met)
+
+
+def round_trips(kind: str) -> Iterator[Row]:
+    """Goal: within max(1 %, 0.3 ms) on the idle link."""
+    for asked in ROUND_TRIPS_S:
+        found = with_link(kind, way(1e9, asked / 2), lambda line: statistics.median(pings(line, 15, 0.2)))
+        error = found - asked
+        met = abs(error) <= max(0.01 * asked, 0.0003)
+        yield Row(
+            "round trip (ping)", f"{asked * 1e3:g} ms", f"{found * 1e3:.3f} ms", f"{error * 1e3:+.3f} ms", met
+        )
+
+
+def losses(kind: str) -> Iterator[Row]:
+    """Goal: within the interval of 99 % of the binomial distribution."""
+    for asked in LOSSES:
+        end = with_link(
+            kind,
+            way(1e9, 0.001, loss=asked),
+            lambda line: iperf(line, 10, "-u", "-b", "50M", "-l", "500", "-w", "4M"),
+        )["sum"]
+        lost, sent = round(end["lost_packets"]), round(end["packets"])
+        low, high = binom.interval(0.99, sent, asked)
+        yield Row(
+            "loss (iperf3)",
+            f"{asked:.2%}",
+            f"{lost / sent:.4%}",
+            f"{lost} of {sent}, expected {low:.0f} to {high:.0f}",
+            bool(low <= lost <= high),
+        )
+
+
+def jitters(kind: str) -> Iterator[Row]:
+    """Goal: standard deviation within 10 % and 0.2 ms."""
+    for distribution, size_s in JITTERS:
+        both = way(1e9, 0.02, jitter_s=size_s, jitter_distribution=distribution)
+        found = with_link(kind, both, deviation)
+        expected = size_s / math.sqrt(3) if distribution == "uniform" else size_s
+        error = found - expected
+        yield Row(
+            "jitter (tcpdump, scapy)",
+            f"{distribution} {size_s * 1e3:g} ms",
+            f"deviation {found * 1e3:.3f} ms",
+            f"{error * 1e3:+.3f} ms",
+            abs(error) <= 0.1 * expected + 0.0002,
+        )
+
+
+def deviation(line: Line) -> float:
+    """Standard deviation of one-way times, from captures at both hosts."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("left", "right")]
+        recorders = []
+        for host, file in zip((line.left, line.right), files, strict=True):
+            command = ["tcpdump", "-i", "eth0", "-w", str(file), "-Z", "root", "-s", "64", "udp"]
+            recorders.append(subprocess.Popen(inside(host.pid, command), stderr=subprocess.PIPE, text=True))
+        for recorder in recorders:
+            assert recorder.stderr is not None
+            while "listening on" not in recorder.stderr.readline():
+                pass
+        stream(line, 1000, pause_s=0.01)
+        for recorder in recorders:
+            recorder.terminate()
+            recorder.communicate()
+        seen = []
+        for file in files:
+            with PcapReader(str(file)) as packets:
+                seen.append({bytes(p[UDP].payload)[:4]: float(p.time) for p in packets if UDP in p})
+    left, right = seen
+    return statistics.pstdev(right[number] - left[number] for number in left if number in right)
+
+
+def queues(kind: str) -> Iterator[Row]:
+    """Goal: what a full queue adds to the round trip is within 5 % and two packets of its size over the rate."""
+    rate_bps = 50e6
+    for asked in QUEUES_BYTES:
+        both = way(rate_bps, 0.001, queue_bytes=asked)
+        found = (with_link(kind, both, full_queue) - 0.002) * rate_bps / 8
+        error = found - asked
+        met = abs(error) <= 0.05 * asked + 2 * 1500
+        yield Row(
+            "queue (ping beside iperf3)",
+            f"{asked / 1e3:g} kB",
+            f"{found / 1e3:.4g} kB",
+            f"{error / asked:+.1%}",
+            met,
+        )
+
+
+def full_queue(line: Line) -> float:
+    """The longest round trip while UDP asks for half as much again as the link carries."""
+    command = ["iperf3", "-c", RIGHT, "-u", "-b", "75M", "-l", "1400", "-t", "5"]
+    server = subprocess.Popen(inside(line.right.pid, ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL)
+    pings(line, 3, 0.2)  # and time for the server to listen
+    client = subprocess.Popen(inside(line.left.pid, command), stdout=subprocess.DEVNULL)
+    try:
+        return sorted(pings(line, 150, 0.02))[-5]
+    finally:
+        for process in (client, server):
+            process.kill()
+            process.wait()
+
+
+def added_delay(kind: str) -> Iterator[Row]:
+    """Goal: goodput never rises by more than 0.5 % when delay is added."""
+    found = [with_link(kind, way(100e6, delay_s, queue_bytes=2_000_000), goodput) for delay_s in DELAYS_S]
+    rises = max(after / before - 1 for before, after in zip(found, found[1:], strict=False))
+    yield Row(
+        "goodput as delay is added (iperf3)",
+        ", ".join(f"{delay_s * 1e3:g}" for delay_s in DELAYS_S) + " ms at 100 Mbit/s",
+        ", ".join(f"{value / 1e6:.2f}" for value in found) + " Mbit/s",
+        f"rises by at most {max(rises, 0):.2%}",
+        rises <= 0.005,
+    )
+
+
+def with_link[T](kind: str, both: Direction, measure: Callable[[Line], T]) -> T:
+    """Measure on a fresh pair of hosts."""
+    with two_hosts() as line, tempfile.TemporaryDirectory() as folder:
+        with running(kind, line, Path(folder), both, both):
+            return measure(line)

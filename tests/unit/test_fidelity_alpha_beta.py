@@ -1,0 +1,78 @@
+"""The alpha-beta model of one collective, and how far a measured one may be from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.config import load_topology
+from testbed.fidelity.alpha_beta import (
+    Step,
+    calibration_bytes,
+    model_agreement,
+    ring_all_reduce_s,
+    ring_steps,
+)
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+
+
+def test_a_ring_of_equal_steps_takes_what_the_textbook_says() -> None:
+    steps = [Step(alpha_s=1e-3, beta_s=1e-8)] * 4
+    # 2 (n - 1) rounds, each alpha + s beta + what its two ends cost
+    assert ring_all_reduce_s(steps, 1e5, 1e-4) == pytest.approx(6 * (1e-3 + 1e-3 + 1e-4))
+
+
+def test_a_slow_step_sets_the_pace_and_long_ones_add_up() -> None:
+    quick, slow, far = Step(0.0, 1e-9), Step(0.0, 1e-7), Step(1.0, 1e-9)
+    assert ring_all_reduce_s([quick, quick, quick, slow], 1e6, 0.0) == pytest.approx(6 * 0.1, rel=0.05)
+    # a message crosses the far step once in four rounds, and so does the sum that it is part of
+    assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0) == pytest.approx(2.0, rel=0.05)
+
+
+def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
+    topology = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
+    steps = ring_steps(topology, topology.hosts)
+    headers = 9014 / (9014 - 66)
+    assert [step.alpha_s for step in steps] == [0, 0, 0, 2.5e-3, 0, 0, 0, 2.5e-3]
+    assert steps[0].beta_s == pytest.approx(8 / 400e9 * headers)
+    assert steps[3].beta_s == pytest.approx(8 / 285.7e9 * headers)
+
+
+def test_steps_in_a_ring_of_buildings_go_by_the_building_between() -> None:
+    topology = load_topology(TOPOLOGIES / "ring-of-four.yaml").resolve()
+    opposite = [topology.building("north").hosts[0], topology.building("south").hosts[0]]
+    assert ring_steps(topology, opposite)[0].alpha_s == pytest.approx(2 * 80 * 4.9e-6)
+
+
+def test_steps_within_a_building_of_tiers() -> None:
+    topology = load_topology(TOPOLOGIES / "training-region.yaml").resolve()
+    steps = ring_steps(topology, topology.hosts)
+    rack, zone, building, region = (steps[index].alpha_s for index in (0, 3, 7, 15))
+    assert [round(value * 1e6, 6) for value in (rack, zone, building, region)] == [10, 70, 150, 300]
+
+
+def test_the_message_is_long_enough_to_be_measured_and_no_longer_than_the_workloads() -> None:
+    steps = [Step(0.0, 1e-7)] * 3
+    assert calibration_bytes(steps, 9000, 1e9) == round(0.1 / 4 / 1e-7)
+    assert calibration_bytes(steps, 9000, 100_000) == 100_000
+    assert calibration_bytes(steps, 9000, 100) == 36_000
+
+
+@pytest.mark.parametrize(
+    ("measured_s", "exact", "ok"),
+    [
+        (0.100, True, True),
+        (0.115, True, False),
+        (0.115, False, True),
+        (0.085, False, True),
+        (0.079, False, False),
+        (0.17, False, False),
+    ],
+)
+def test_agreement_is_closer_under_the_virtual_clock(measured_s: float, exact: bool, ok: bool) -> None:
+    found = model_agreement(measured_s, 0.1, exact)
+    assert found.ok is ok
+    assert found.severity == "caution"
+    assert model_agreement(None, 0.0, exact).ok is None
