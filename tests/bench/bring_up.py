@@ -1,9 +1,9 @@
-"""How long a network takes to stand and to go away, beside plain Mininet: `sudo .venv/bin/python -m tests.bench.bring_up`.
+"""How long a network takes to stand and to go away: `sudo .venv/bin/python -m tests.bench.bring_up [HOSTS]`.
 
-The same topology both times: 64 hosts in four buildings, each a switch and an edge (Open vSwitch's userspace datapath in
-plain Mininet, whose hosts and links are shaped by TCLink), in a row. In turns, so that slow drifts hit both; medians.
-The testbed reads every setting back, which Mininet does not; its self-tests (TCP across every link, what the path adds)
-come on top and are told apart.
+Beside plain Mininet, the same topology both times: 64 hosts in four buildings in a row, each a switch and an edge (Open
+vSwitch's userspace datapath in plain Mininet, whose hosts and links are shaped by TCLink). In turns, so that slow
+drifts hit both; medians. The testbed reads every setting back, which Mininet does not; its self-tests (TCP across every
+link, what the path adds) come on top and are told apart.
 """
 
 from __future__ import annotations
