@@ -71,6 +71,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "per_step": utilisation_per_step_chart(data.variants),
         "over_time": utilisation_over_time_chart(data),
         "events": data.events,
+        "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,
         "environment": _environment(data.manifest),
