@@ -53,6 +53,7 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(person: Pe
             *("rate_accuracy", "delay_accuracy", "jitter_accuracy", "loss_accuracy", "conservation"),
             "drops_only_where_modelled",
             *("settings_in_force", "offload_state", "payload_correct", "wan_bytes_as_computed"),
+            "model_agreement",
         }
         cannot_fail = {name for name, row in rows.items() if row["measured"] == "cannot fail"}
         assert cannot_fail == {
@@ -81,6 +82,26 @@ def test_small_messages_pay_for_software(person: Person) -> None:
         medians.append(load(person.home / name, "summary.json")["variants"][0]["step_time_s"]["median"])
     # a ring of 8 sends and receives 14 times, one after the other
     assert medians[1] - medians[0] > 14 * 2 * 100e-6 * 0.9
+
+
+def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> None:
+    events = "events=[{at: 20 ms, action: plane_down, target: 0, for: 30 ms}]"
+    done = run(person, "cut", "--set", events, "--set", "telemetry={interval: 10 ms, capture: all}")
+    assert done.returncode == 0, done.stderr
+    folder = person.home / "cut"
+    log = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [(entry["variant"], entry["begins"]) for entry in log] == [
+        (variant, begins) for variant in ("ring", "hierarchical") for begins in (True, False)
+    ]
+    assert all(0 <= entry["actual_s"] - entry["planned_s"] < 0.01 for entry in log)
+    summary, manifest = load(folder, "summary.json"), load(folder, "manifest.json")
+    assert [variant["verdict"]["status"] for variant in summary["variants"]] == ["trusted"] * 2
+    for variant in ("ring", "hierarchical"):
+        captures = {path.name for path in (folder / "captures" / variant).iterdir()}
+        own = [entry for entry in manifest["captures"] if entry["folder"] == variant]
+        assert captures == {f"{entry['link']}.{entry['way']}.pcapng" for entry in own}
+        assert sum(entry["packets"] for entry in own) > 100
+        assert sum(entry["missed"] for entry in own) == 0
 
 
 def test_long_series_are_cut_into_parts_and_put_together(person: Person) -> None:
