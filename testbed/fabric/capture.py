@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import select
+import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +49,7 @@ class Capture:
     def __init__(self, pid: int, wires: Iterable[LinkWire], links: Iterable[str], folder: Path) -> None:
         self._pid = pid
         self._folder = folder
-        self._scratch = tempfile.TemporaryDirectory(prefix="testbed-capture-")
+        self._scratch = folder.with_name(f"{folder.name}.partial")
         wanted = set(links)
         self._points: list[_Point] = []
         for wire in wires:
@@ -58,13 +58,15 @@ class Capture:
                 ("b_to_a", wire.inner_b, wire.inner_a),
             ):
                 for place, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
-                    file = Path(self._scratch.name, f"{wire.name}.{way}.{place}")
+                    file = self._scratch / f"{wire.name}.{way}.{place}"
                     if wire.name in wanted:
                         self._points.append(_Point(wire.name, way, place, interface, flow, file))
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Capture:
         try:
+            if self._points:
+                self._scratch.mkdir(parents=True)
             for point in self._points:
                 point.process = self._start(point)
             for point in self._points:
@@ -124,7 +126,8 @@ class Capture:
             _, said = point.process.communicate(timeout=STOP_TIMEOUT_S)
             dropped = re.search(r"(\d+) packets? dropped by kernel", said)
             missed[point.link, point.way, point.place] = int(dropped[1]) if dropped else 0
-        self._folder.mkdir(exist_ok=True)
+        if self._points:
+            self._folder.mkdir(exist_ok=True)
         for link, way in dict.fromkeys((point.link, point.way) for point in self._points):
             own = {
                 point.place: point.file for point in self._points if (point.link, point.way) == (link, way)
@@ -141,4 +144,4 @@ class Capture:
                     point.process.terminate()
                     wait_or_kill(point.process, 2.0)
                 close_pipes(point.process)
-        self._scratch.cleanup()
+        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -19,6 +19,7 @@ def test_a_run_captures_both_ends_of_each_direction(tmp_path: Path) -> None:
     options = (*SMALLER, "--trials", 1, "--set", "telemetry={capture: [north-south-0], interval: 20 ms}")
     done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out", *options)
     assert done.returncode in (0, 3), done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.is_dir()] == ["captures"]
     files = {path.name for path in (tmp_path / "out/captures").iterdir()}
     assert files == {"north-south-0.a_to_b.pcapng", "north-south-0.b_to_a.pcapng"}
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
