@@ -86,22 +86,13 @@ class Capture:
             self._discard()
 
     def _start(self, point: _Point) -> subprocess.Popen[str]:
-        command = [
-            "tcpdump",
-            "-i",
-            point.interface,
-            "-Q",
-            point.flow,
-            "-w",
-            str(point.file),
-            "-Z",
-            "root",
-            "-n",
-        ]
+        command = ["tcpdump", "-i", point.interface, "-Q", point.flow, "-w", "-", "-Z", "root", "-n"]
         command += ["-s", str(SNAP_BYTES), "-B", str(BUFFER_KIB), "--time-stamp-precision=nano"]
-        command = ["setpriv", "--pdeathsig", "TERM", *command]
+        command = inside(self._pid, ["setpriv", "--pdeathsig", "TERM", *command])
         try:
-            return subprocess.Popen(inside(self._pid, command), stderr=subprocess.PIPE, text=True)
+            # the file is opened here: tcpdump would give it to another user, which not every file system allows
+            with point.file.open("wb") as file:
+                return subprocess.Popen(command, stdout=file, stderr=subprocess.PIPE, text=True)
         except FileNotFoundError as error:
             raise LinkError(f"cannot capture: {error.filename} is not installed") from error
 
