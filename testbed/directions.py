@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WAYS = ("a_to_b", "b_to_a")
+
 
 @dataclass(frozen=True)
 class LossBursts:

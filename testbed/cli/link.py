@@ -13,6 +13,7 @@ from testbed.config import ConfigError, Direction, Problem
 from testbed.config.loading import Document, Origin, did_you_mean, parse_override
 from testbed.config.model import validate
 from testbed.config.wan import DirectionSpec, change_direction
+from testbed.directions import WAYS
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.readback import change_links, engine_of
@@ -20,7 +21,6 @@ from testbed.links.wire import direction_to_json
 from testbed.scale import Scale
 
 COMMAND = "link set"
-WAYS = ("a_to_b", "b_to_a")
 
 
 def add_link_commands(app: typer.Typer) -> None:

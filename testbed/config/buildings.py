@@ -71,6 +71,20 @@ class Building:
         return tuple(f"{self.name}-spine{n + 1}" for n in range(self.clos.zones * self.clos.spines))
 
     @property
+    def hosts_per_leaf(self) -> int:
+        """How many hosts each leaf has; neighbours are together."""
+        return len(self.hosts) // len(self.leaves)
+
+    def leaf_hosts(self, leaf: int) -> tuple[Host, ...]:
+        """The hosts of a leaf, counted from 0."""
+        return self.hosts[leaf * self.hosts_per_leaf : (leaf + 1) * self.hosts_per_leaf]
+
+    def zone_hosts(self, zone: int) -> tuple[Host, ...]:
+        """The hosts of a zone, counted from 0."""
+        leaves = len(self.leaves) if self.clos is None else self.clos.leaves
+        return tuple(host for leaf in range(leaves) for host in self.leaf_hosts(zone * leaves + leaf))
+
+    @property
     def core(self) -> str:
         """Name of the switch that leads to the edge."""
         return self.leaves[0] if self.clos is None else f"{self.name}-core"

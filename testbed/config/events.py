@@ -12,12 +12,12 @@ from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict
 from testbed.config.units import format_duration
 from testbed.config.wan import DirectionSpec
+from testbed.directions import WAYS
 
 if TYPE_CHECKING:
     from testbed.config.topology import Topology
 
 ACTIONS = ("degrade", "host_pause", "link_down", "plane_down", "rank_kill", "switch_down")
-WAYS = ("a_to_b", "b_to_a", "both")
 
 
 def _parse_target(value: object) -> int | str:
@@ -54,7 +54,7 @@ class EventSpec(Strict):
         description="From one beginning to the next, where it happens several `times`.",
     )
     times: Count = Field(default=1, description="How many times: a link that flaps goes down several times.")
-    way: Annotated[str, choice("a direction", WAYS)] = Field(
+    way: Annotated[str, choice("a direction", (*WAYS, "both"))] = Field(
         default="both", description="Which direction of the link `degrade` changes."
     )
     settings: DirectionSpec | None = Field(

@@ -51,6 +51,11 @@ class WanLink:
         """Unique within the topology."""
         return f"{self.a}-{self.b}-{self.plane}"
 
+    @property
+    def round_trip_s(self) -> float:
+        """There and back, without queues."""
+        return self.a_to_b.delay_s + self.b_to_a.delay_s
+
 
 class LossBurstsSpec(Strict):
     """Loss in bursts, after Gilbert and Elliott: a channel that is good or bad, decided anew before each packet."""

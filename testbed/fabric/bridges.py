@@ -9,7 +9,7 @@ link engine is all that it is; another is a plain pair of interfaces, shaped at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from testbed.config import Building, Clos, Direction, Host, Topology
@@ -91,47 +91,46 @@ def bridges(topology: Topology) -> Iterator[Bridge]:
 
 
 def _clos_bridges(building: Building, clos: Clos, far: list[Host]) -> Iterator[Bridge]:
-    per_leaf = len(building.hosts) // len(building.leaves)
     for number, leaf in enumerate(building.leaves):
-        own = building.hosts[number * per_leaf : (number + 1) * per_leaf]
-        others = [host for host in (*building.hosts, *far) if host not in own]
+        own = building.leaf_hosts(number)
         ports = [Port(f"p{index}", (host.mac,)) for index, host in enumerate(own)]
+        others = _without(building, own) + far
         ports += [Port(f"u{spine}", _macs(_through(others, spine, clos))) for spine in range(clos.spines)]
         yield Bridge(leaf, building.name, tuple(ports))
-    zone_size = per_leaf * clos.leaves
-    for number, spine_name in enumerate(building.spines):
-        zone = number // clos.spines
-        own = building.hosts[zone * zone_size : (zone + 1) * zone_size]
-        others = [host for host in (*building.hosts, *far) if host not in own]
+    down = []
+    for number, name in enumerate(building.spines):
+        zone, spine = divmod(number, clos.spines)
+        own = building.zone_hosts(zone)
         ports = [
-            Port(f"d{leaf}", _macs(own[leaf * per_leaf : (leaf + 1) * per_leaf]))
+            Port(f"d{leaf}", _macs(building.leaf_hosts(zone * clos.leaves + leaf)))
             for leaf in range(clos.leaves)
         ]
-        yield Bridge(spine_name, building.name, (*ports, Port("u0", _macs(others))))
-    down = []
-    for number in range(len(building.spines)):
-        zone, spine = divmod(number, clos.spines)
-        own = building.hosts[zone * zone_size : (zone + 1) * zone_size]
+        yield Bridge(name, building.name, (*ports, Port("u0", _macs(_without(building, own) + far))))
         down.append(Port(f"d{number}", _macs(_through(own, spine, clos))))
     yield Bridge(building.core, building.name, (*down, Port(UPLINK, _macs(far))))
 
 
-def _through(hosts: list[Host] | tuple[Host, ...], spine: int, clos: Clos) -> list[Host]:
+def _without(building: Building, own: Sequence[Host]) -> list[Host]:
+    """The building's other hosts."""
+    names = {host.name for host in own}
+    return [host for host in building.hosts if host.name not in names]
+
+
+def _through(hosts: Sequence[Host], spine: int, clos: Clos) -> list[Host]:
     """Those that a spine of each zone leads to."""
     return [host for host in hosts if host.index % clos.spines == spine]
 
 
-def _macs(hosts: list[Host] | tuple[Host, ...]) -> tuple[str, ...]:
+def _macs(hosts: Sequence[Host]) -> tuple[str, ...]:
     return tuple(host.mac for host in hosts)
 
 
 def cables(topology: Topology) -> Iterator[Cable]:
     """All between hosts and switches and among switches of a building; not those of the edges."""
     for building in topology.buildings:
-        per_leaf = len(building.hosts) // len(building.leaves)
-        for number, host in enumerate(building.hosts):
-            leaf, port = divmod(number, per_leaf)
-            yield Cable((host.name, CARD), (building.leaves[leaf], f"p{port}"), host.nic, host.mac)
+        for leaf, name in enumerate(building.leaves):
+            for port, host in enumerate(building.leaf_hosts(leaf)):
+                yield Cable((host.name, CARD), (name, f"p{port}"), host.nic, host.mac)
         if (clos := building.clos) is None:
             continue
         for number, name in enumerate(building.leaves):

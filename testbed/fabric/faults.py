@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from testbed.directions import Direction
 from testbed.fabric.network import Fabric
@@ -42,10 +42,8 @@ class Faults:
         }
         if directions:
             fabric.engine.change(directions)
-            self.condition = replace(self.condition, changed=wanted.changed)
         for link in sorted(wanted.links_down ^ former.links_down):
             fabric.engine.set_carrier(link, up=link not in wanted.links_down)
-        self.condition = replace(self.condition, links_down=wanted.links_down)
         for switch in sorted(wanted.switches_down ^ former.switches_down):
             place, interfaces = fabric.plan.switch_ports(switch)
             pid = None if place is None else fabric.state.pids[place]

@@ -24,16 +24,14 @@ from testbed.fabric.bridges import CARD, UPLINK
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
 from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, VethLink
-from testbed.fabric.readback import CONTROL_SOCKET, describe, inspect
+from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.spaces import Spaces
 from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
 from testbed.fabric.verify import verify, verify_offloads
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
-from testbed.links.netem import NetemEngine
 from testbed.links.settings import asked_of, compare_settings
-from testbed.links.userspace import UserspaceEngine
 from testbed.scale import UNSCALED, Scale
 
 CONTROLLER_TIMEOUT_S = 30.0
@@ -242,13 +240,9 @@ class Fabric:
                 done.result()
 
     def _start_engine(self) -> LinkEngine:
-        wires, wan_pid = self.plan.wires(), self.state.pids[planning.WAN_NODE]
-        engine: LinkEngine
-        if self.link_engine == "netem":
-            engine = NetemEngine(wan_pid, self.state.pids, wires, self.topology.mtu, self.seed)
-        else:
-            engine = UserspaceEngine(wan_pid, wires, self.state.folder / CONTROL_SOCKET, self.seed)
-        self.engine = engine  # before it starts, so that a start that fails is also stopped
+        self.engine = engine = engine_of(
+            self.state
+        )  # before it starts, so that a start that fails is also stopped
         engine.start()
         return engine
 

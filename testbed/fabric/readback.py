@@ -10,7 +10,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from testbed.config import Direction
-from testbed.fabric.plan import Plan
+from testbed.fabric.plan import WAN_NODE, Plan
 from testbed.fabric.state import FabricState
 from testbed.links.netem import NetemEngine
 from testbed.links.userspace import UserspaceEngine
@@ -47,9 +47,9 @@ def describe(plan: Plan) -> dict[str, Any]:
 
 
 def engine_of(state: FabricState) -> LinkEngine:
-    """The fabric's link engine, for whoever does not hold the fabric: to read and change, not to start or stop."""
+    """The fabric's link engine: for its owner to start and stop, for anybody else to read and change."""
     wires = [wire_from_json(wire) for wire in state.details["wires"]]
-    pid, seed = state.pids["wan"], state.details["seed"]
+    pid, seed = state.pids[WAN_NODE], state.details["seed"]
     if state.details["link_engine"] == "userspace":
         return UserspaceEngine(pid, wires, state.folder / CONTROL_SOCKET, seed)
     return NetemEngine(pid, state.pids, wires, state.details["mtu"], seed)

@@ -47,7 +47,7 @@ def buffer_sysctls(topology: Topology) -> dict[str, str]:
     against a receive buffer, up to twice its payload.
     """
     rate_bps = max(host.nic.rate_bps for host in topology.hosts)
-    round_trip_s = max((link.a_to_b.delay_s + link.b_to_a.delay_s for link in topology.wan), default=0.0)
+    round_trip_s = max((link.round_trip_s for link in topology.wan), default=0.0)
     round_trip_s *= max(1, len(topology.buildings) // 2)  # the farthest way round a ring of buildings
     round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.buildings)
     wanted = min(LARGEST_BUFFER_BYTES, math.ceil(4 * rate_bps / 8 * round_trip_s))

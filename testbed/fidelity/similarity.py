@@ -14,13 +14,13 @@ from typing import Any
 
 from testbed.config import Topology, WanLink
 from testbed.directions import Direction
+from testbed.fabric.plan import LINUX_RTO_MIN_MS
 from testbed.fidelity.verdict import Invariant
 from testbed.scale import Scale
 
 LEAST_PACKETS = 4  # per message: fewer and store-and-forward of single packets shows
 LARGEST_OVERHEAD = 0.1
 MATHIS = 1.22  # sqrt(3/2): Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"
-LINUX_RTO_MIN_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,10 @@ def _of_link(real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_b
         ),
         Number("packets per bandwidth-delay product", bdp / mtu, emulated_bdp / mtu, f"of {real.name}"),
     ]
-    if round_trip_s := _round_trip_s(real):
-        rto = LINUX_RTO_MIN_S / round_trip_s
-        emulated_rto = scale.emulated_s(LINUX_RTO_MIN_S) / _round_trip_s(emulated)
+    if round_trip_s := real.round_trip_s:
+        rto_min_s = LINUX_RTO_MIN_MS / 1e3
+        rto = rto_min_s / round_trip_s
+        emulated_rto = scale.emulated_s(rto_min_s) / emulated.round_trip_s
         found.append(Number("shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"))
     loss = max(way.mean_loss for way in (real.a_to_b, real.b_to_a))
     if loss:
@@ -152,13 +153,9 @@ def _loss_matters(real: float, emulated: float) -> str | None:
     )
 
 
-def _round_trip_s(link: WanLink) -> float:
-    return link.a_to_b.delay_s + link.b_to_a.delay_s
-
-
 def _bdp_bytes(link: WanLink) -> float:
     ways: Sequence[Direction] = (link.a_to_b, link.b_to_a)
-    return max(way.rate_bps for way in ways) / 8 * _round_trip_s(link)
+    return max(way.rate_bps for way in ways) / 8 * link.round_trip_s
 
 
 def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:

@@ -12,11 +12,9 @@ from typing import Any
 from testbed.config import Topology
 from testbed.config.events import EventSpec
 from testbed.config.wan import change_direction
-from testbed.directions import Direction
+from testbed.directions import WAYS, Direction
 from testbed.fabric.faults import Condition, Faults
-from testbed.scale import Scale
-
-BOTH = ("a_to_b", "b_to_a")
+from testbed.scale import UNSCALED, Scale
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> 
         elif event.action == "degrade":
             assert event.settings is not None
             (link,) = (link for link in topology.wan if link.name == event.target)
-            for way in BOTH if event.way == "both" else (event.way,):
+            for way in WAYS if event.way == "both" else (event.way,):
                 now = changed.get((link.name, way), getattr(link, way))
                 changed[link.name, way] = change_direction(now, event.settings, topology.mtu, scale)
     return Condition(frozenset(links), frozenset(switches), changed)
@@ -65,7 +63,7 @@ def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], 
     """(links, buildings) whose packet counts do not add up by design when these events happen."""
     links: set[str] = set()
     for event in events:
-        now = condition([event], topology, Scale())
+        now = condition([event], topology, UNSCALED)
         links |= now.links_down | {name for name, _ in now.changed}
         for switch in now.switches_down:
             building = switch.split("-")[0]

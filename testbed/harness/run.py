@@ -68,6 +68,10 @@ class Run:
         self.topology: Topology = scenario.topology.resolve(scale)
         self.program = training_step(scenario.workload, scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
+        # what messages cost software, in emulated seconds, where that is modelled: else it costs what it costs
+        cost, modelled = scenario.transport.software_cost, self.clock == "free"
+        self.message_cost_s = scale.emulated_s(cost.per_message_s) if modelled else 0.0
+        self.byte_cost_s = scale.emulated_s(scale.real_bytes(cost.per_gigabyte_s / 1e9)) if modelled else 0.0
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
         self.ring = ring_steps(self.topology, self.hosts) if len(self.hosts) > 1 else []
         largest = max(action.numel for action in self.program if isinstance(action, AllReduce))
@@ -139,7 +143,6 @@ class Run:
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
-        cost, modelled = scenario.transport.software_cost, self.clock == "free"
         return JobSpec(
             token=secrets.token_hex(8),
             ranks=tuple(
@@ -157,10 +160,8 @@ class Run:
             ),
             output=str(directory.partial.resolve()),
             calibration_numel=self.alone_bytes // self.itemsize * len(self.hosts),
-            per_message_s=self.scale.emulated_s(cost.per_message_s) if modelled else 0.0,
-            per_byte_s=self.scale.emulated_s(self.scale.real_bytes(cost.per_gigabyte_s / 1e9))
-            if modelled
-            else 0.0,
+            per_message_s=self.message_cost_s,
+            per_byte_s=self.byte_cost_s,
         )
 
     def _write(
@@ -256,27 +257,22 @@ class Run:
         """What the collective that is done alone should take."""
         if not self.ring:
             return 0.0
-        message_bytes = self.alone_bytes
-        if self.clock == "free":
-            cost = self.scenario.transport.software_cost
-            per_byte_s = self.scale.real_bytes(cost.per_gigabyte_s / 1e9)
-            overhead_s = self.scale.emulated_s(2 * (cost.per_message_s + message_bytes * per_byte_s))
-        else:
+        overhead_s = 2 * (self.message_cost_s + self.alone_bytes * self.byte_cost_s)
+        if self.clock != "free":
             overhead_s = MESSAGE_S
-        return ring_all_reduce_s(self.ring, message_bytes, overhead_s)
+        return ring_all_reduce_s(self.ring, self.alone_bytes, overhead_s)
 
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
         program = training_step(self.scenario.workload)
         sizes = [action.numel * self.itemsize for action in program if isinstance(action, AllReduce)]
-        cost_s = self.scenario.transport.software_cost.per_message_s
         traffic = Traffic(
-            message_bytes=max(sizes)
-            / len(self.hosts),  # a ring sends a bucket in as many parts as there are ranks
+            # a ring sends a bucket in as many parts as there are ranks
+            message_bytes=max(sizes) / len(self.hosts),
             gradient_bytes=sum(sizes),
             compute_s=sum(action.duration_s for action in program if isinstance(action, Compute)),
-            overhead_s=cost_s,
-            emulated_overhead_s=self.scale.emulated_s(cost_s) if self.clock == "free" else MESSAGE_S,
+            overhead_s=self.scenario.transport.software_cost.per_message_s,
+            emulated_overhead_s=self.message_cost_s if self.clock == "free" else MESSAGE_S,
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)
