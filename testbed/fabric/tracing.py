@@ -17,14 +17,11 @@ from dataclasses import dataclass, field
 
 from testbed.fabric.state import FabricState
 from testbed.links.netns import network_namespace
-from testbed.links.timing import SO_TIMESTAMPNS
+from testbed.links.packets import packet_socket, receive_stamped
 
-ETH_P_ALL = 3
-SOL_PACKET, PACKET_IGNORE_OUTGOING = 263, 23
 PAUSE_S = 0.02
 LAST_WAIT_S = 1.0  # beyond any delay on Earth
 TOKEN_BYTES = 12
-_ANCILLARY_BYTES = socket.CMSG_SPACE(16)
 _NUMBER = struct.Struct("!I")
 _TOS_AT, _SOURCE = 15, slice(26, 30)
 
@@ -101,13 +98,7 @@ class _Watch:
 
     def _open(self, pid: int, interface: str) -> socket.socket:
         with network_namespace(pid):
-            made = self._stack.enter_context(
-                socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-            )
-        made.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-        made.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        made.bind((interface, ETH_P_ALL))
-        return made
+            return self._stack.enter_context(packet_socket(interface))
 
     def collect(self, wait_s: float, enough: int | None = None) -> None:
         """Note what passes within the time, or until so many have arrived."""
@@ -118,9 +109,7 @@ class _Watch:
             for one in sorted(readable, key=lambda ready: ready is self._end):
                 with contextlib.suppress(BlockingIOError):
                     while True:
-                        packet, ancillary, _flags, _address = one.recvmsg(2048, _ANCILLARY_BYTES)
-                        seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
-                        self._note(one, packet, seconds * 1_000_000_000 + nanoseconds)
+                        self._note(one, *receive_stamped(one))
         self.trace.sent = len(self.sent_ns)
 
     def _note(self, where: socket.socket, packet: bytes, time_ns: int) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from testbed.config import Direction, Topology, probe_address
+from testbed.links.packets import receive_stamped
 from testbed.links.shaping import burst_bytes
-from testbed.links.timing import End, one_way_times, receive_stamped, udp_pair
+from testbed.links.timing import End, one_way_times, udp_pair
 
 DELAY_PACKETS = 20
 JITTER_PACKETS = 60  # for a spread worth having

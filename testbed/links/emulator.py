@@ -24,22 +24,17 @@ import time
 from typing import Any
 
 from testbed.links.carrier import Carrier
+from testbed.links.packets import ANCILLARY_BYTES, SOL_PACKET, TIMESPEC, packet_socket
 from testbed.links.process import end_with_parent
 from testbed.links.wire import direction_from_json, direction_to_json
 
-ETH_P_ALL = 3
-SOL_PACKET = 263
 PACKET_STATISTICS = 6
-PACKET_IGNORE_OUTGOING = 23
-SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
 LARGEST_FRAME_BYTES = 65_600
 FRAMES_AT_ONCE = 32  # between looks at what is due
 REALTIME_PRIORITY = 10
-_TIMESPEC = struct.Struct("qq")
-_ANCILLARY_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 class Port:
@@ -47,11 +42,8 @@ class Port:
 
     def __init__(self, interface: str, carrier: Carrier) -> None:
         self.carrier = carrier
-        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
-        self.socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.socket = packet_socket(interface)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
-        self.socket.bind((interface, ETH_P_ALL))
 
     def drain(self) -> None:
         """Hand what has arrived to the carrier, a bounded number of frames at a time."""
@@ -59,12 +51,12 @@ class Port:
         offset_ns = time.monotonic_ns() - time.time_ns()
         for _ in range(FRAMES_AT_ONCE):
             try:
-                frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, _ANCILLARY_BYTES)
+                frame, ancillary, _flags, _address = receive(LARGEST_FRAME_BYTES, ANCILLARY_BYTES)
             except OSError as error:  # nothing there (EAGAIN), or the interface was just taken down
                 if error.errno in (errno.EAGAIN, errno.ENETDOWN):
                     return
                 raise
-            seconds, nanoseconds = _TIMESPEC.unpack(ancillary[0][2])
+            seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
             accept(frame, seconds * 1_000_000_000 + nanoseconds + offset_ns)
 
     def missed(self) -> int:

@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterator
 
 from testbed.links.netns import network_namespace
+from testbed.links.packets import SO_TIMESTAMPNS, receive_stamped
 
-SO_TIMESTAMPNS = 35
 SO_RCVBUFFORCE = 33
 PACKET_TIMEOUT_S = 1.0  # more than any path on Earth takes
 RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
-ANCILLARY_BYTES = socket.CMSG_SPACE(16)
 
 End = tuple[int, str]  # a process in the namespace, the address there
 
@@ -33,13 +32,6 @@ def udp_pair(here: End, there: End) -> Iterator[tuple[socket.socket, socket.sock
         sender.bind((here[1], 0))
         sender.connect(receiver.getsockname())
         yield sender, receiver
-
-
-def receive_stamped(receiver: socket.socket) -> tuple[bytes, int]:
-    """The next datagram and when the kernel got it, in nanoseconds of CLOCK_REALTIME."""
-    packet, ancillary, _flags, _address = receiver.recvmsg(65_536, ANCILLARY_BYTES)
-    seconds, nanoseconds = struct.unpack("qq", ancillary[0][2])
-    return packet, seconds * 1_000_000_000 + nanoseconds
 
 
 def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -> list[float]:

@@ -30,6 +30,7 @@ from testbed.links import LinkError
 from testbed.links.command import inside
 from testbed.links.timing import one_way_times
 from testbed.virtual import clock_here
+from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, running, stream, two_hosts, way
 
 ROOT = Path(__file__).parents[2]
@@ -57,20 +58,11 @@ class Row:
 
 def iperf(line: Line, seconds: int, *options: str) -> dict[str, dict[str, float]]:
     """The end of iperf3's own report, from left to right."""
-    server = subprocess.Popen(
-        inside(line.right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            pass
+    with iperf_server(line.right.pid):
         command = ["iperf3", "-c", RIGHT, "-J", "-t", str(seconds), *options]
         done = subprocess.run(inside(line.left.pid, command), capture_output=True, text=True, check=False)
         end: dict[str, dict[str, float]] = json.loads(done.stdout)["end"]
         return end
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def goodput(line: Line, seconds: int = 3) -> float:
@@ -208,15 +200,13 @@ def full_queue(line: Line) -> float:
     """The longest round trip while UDP asks for half as much again as the link carries."""
     # many sockets: the kernel lets each have only so much under way
     command = ["iperf3", "-c", RIGHT, "-u", "-b", "3750k", "-P", "20", "-l", "1400", "-t", "5"]
-    server = subprocess.Popen(inside(line.right.pid, ["iperf3", "-s", "-1"]), stdout=subprocess.DEVNULL)
-    pings(line, 3, 0.2)  # and time for the server to listen
-    client = subprocess.Popen(inside(line.left.pid, command), stdout=subprocess.DEVNULL)
-    try:
-        return sorted(pings(line, 150, 0.02))[-5]
-    finally:
-        for process in (client, server):
-            process.kill()
-            process.wait()
+    with iperf_server(line.right.pid):
+        client = subprocess.Popen(inside(line.left.pid, command), stdout=subprocess.DEVNULL)
+        try:
+            return sorted(pings(line, 150, 0.02))[-5]
+        finally:
+            client.kill()
+            client.wait()
 
 
 def added_delay(kind: str) -> Iterator[Row]:

@@ -25,6 +25,7 @@ from testbed.links.command import inside, run_script
 from testbed.links.setup import Setup
 from testbed.links.timing import one_way_times
 from testbed.links.userspace import UserspaceEngine
+from tests.net.iperf import iperf_server
 from tests.net.namespaces import Namespace, namespaces
 
 MTU, DELAY_S = 1500, 0.005
@@ -95,13 +96,7 @@ def _plain(host: Namespace, *interfaces: str) -> None:
 def lost(hosts: Hosts, rate_bps: float) -> tuple[float, float]:
     """(share of packets lost, bit/s of Ethernet frames received) of UDP at this rate."""
     left, right = hosts
-    server = subprocess.Popen(
-        inside(right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            pass
+    with iperf_server(right.pid):
         payload = MTU - 28
         command = [
             "iperf3",
@@ -118,9 +113,6 @@ def lost(hosts: Hosts, rate_bps: float) -> tuple[float, float]:
         total = said["end"]["sum"]
         received = total["packets"] - total["lost_packets"]
         return total["lost_percent"] / 100, received * (MTU + 14) * 8 / total["seconds"]
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def highest(hosts: Hosts) -> float:

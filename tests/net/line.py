@@ -15,8 +15,9 @@ from testbed.config import Direction
 from testbed.links import LinkEngine, LinkWire
 from testbed.links.command import inside, run_script
 from testbed.links.netem import NetemEngine
+from testbed.links.packets import receive_stamped
 from testbed.links.setup import Setup
-from testbed.links.timing import receive_stamped, udp_pair
+from testbed.links.timing import udp_pair
 from testbed.links.userspace import UserspaceEngine
 from tests.net.namespaces import Namespace, namespaces
 

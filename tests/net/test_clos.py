@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import subprocess
@@ -16,6 +17,7 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.state import load_all
 from testbed.links.timing import one_way_times
 from testbed.virtual import clock_here
+from tests.net.iperf import iperf_server
 from tests.net.patience import assert_within
 
 pytestmark = pytest.mark.net
@@ -73,27 +75,21 @@ def test_each_tier_has_its_latency(tiers: Fabric, target: str, expected_s: float
 
 
 def goodput_bps(fabric: Fabric, pairs: list[tuple[str, str]]) -> float:
-    """Of UDP streams that together ask for more than the tier carries, at their receivers."""
-    servers, clients = [], []
-    try:
+    """Of TCP connections that together ask for more than the tier carries, at their receivers."""
+    with contextlib.ExitStack() as stack:
         for _, target in pairs:
-            command = fabric.command(target, ["iperf3", "-s", "-1", "--forceflush"])
-            servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        for server in servers:
-            assert server.stdout is not None
-            while "listening" not in server.stdout.readline():
-                pass
-        for source, target in pairs:
-            ip = fabric.topology.host(target).ip
-            command = ["iperf3", "-c", ip, "-t", "2", "-O", "1", "-f", "k"]
-            clients.append(
-                subprocess.Popen(fabric.command(source, command), stdout=subprocess.PIPE, text=True)
-            )
-        said = [client.communicate(timeout=60)[0] for client in clients]
-    finally:
-        for process in (*clients, *servers):
-            process.kill()
-            process.communicate()
+            stack.enter_context(iperf_server(fabric.state.pids[target]))
+        clients = []
+        try:
+            for source, target in pairs:
+                ip = fabric.topology.host(target).ip
+                command = fabric.command(source, ["iperf3", "-c", ip, "-t", "2", "-O", "1", "-f", "k"])
+                clients.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            said = [client.communicate(timeout=60)[0] for client in clients]
+        finally:
+            for client in clients:
+                client.kill()
+                client.communicate()
     found = [re.search(r"([\d.]+) Kbits/sec +receiver", words) for words in said]
     return sum(float(match[1]) * 1e3 for match in found if match)
 

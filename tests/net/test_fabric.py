@@ -22,6 +22,7 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.state import clean_abandoned, load_all
 from testbed.links.shaping import Shape, shape_commands
 from testbed.virtual import clock_here
+from tests.net.iperf import iperf_server
 from tests.net.patience import assert_within
 
 pytestmark = pytest.mark.net
@@ -92,18 +93,9 @@ def test_iperf3_sees_the_configured_rate_in_both_directions(fabric: Fabric) -> N
 def goodput_bps(fabric: Fabric, here: str, there: Host) -> float:
     """What iperf3 receives, after 2 seconds; what still waits in queues at the end counts, too."""
     seconds = "10" if clock_here() else "4"
-    server = subprocess.Popen(
-        fabric.command(there.name, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            pass
+    with iperf_server(fabric.state.pids[there.name]):
         said = json.loads(run_in(fabric, here, "iperf3", "-c", there.ip, "-t", seconds, "-O", "2", "-J"))
         return float(said["end"]["sum_received"]["bits_per_second"])
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def test_inspect_gives_back_what_was_asked(fabric: Fabric) -> None:

@@ -22,6 +22,7 @@ from testbed.links.command import inside
 from testbed.links.netem import tc_takes_seeds
 from testbed.links.timing import udp_pair
 from testbed.links.userspace import UserspaceEngine
+from tests.net.iperf import iperf_server
 from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, balanced, fastest_ping_s, running, stream, way
 from tests.net.namespaces import namespaces
 from tests.net.patience import assert_within
@@ -193,19 +194,10 @@ def test_tcp_gets_the_goodput_that_rate_and_headers_allow(
 
 def goodput_bps(line: Line) -> float:
     """What iperf3 receives, of 3 seconds after one."""
-    server = subprocess.Popen(
-        inside(line.right.pid, ["iperf3", "-s", "-1", "--forceflush"]), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        while "listening" not in server.stdout.readline():
-            pass
+    with iperf_server(line.right.pid):
         command = inside(line.left.pid, ["iperf3", "-c", RIGHT, "-t", "3", "-O", "1", "-J"])
         said = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         return float(said["end"]["sum_received"]["bits_per_second"])
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def test_a_killed_engine_is_noticed_and_named(line: Line, tmp_path: Path) -> None:
