@@ -15,7 +15,7 @@ HASH := \#
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test setup environment virtual lint unit net test-virtual lock build clean-env
+.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -28,7 +28,7 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 
 test: setup ## install what is missing, run all checks and tests
 	@tools/bootstrap ryu
-	@$(MAKE) --no-print-directory --keep-going lint unit net test-virtual
+	@$(MAKE) --no-print-directory --keep-going lint unit thorough net test-virtual
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
 	@tools/bootstrap system switch environment
@@ -47,6 +47,9 @@ lint: environment ## ruff and mypy
 
 unit: environment ## tests that need no root
 	$(AS_OWNER) $(BIN)/python -m pytest tests/unit
+
+thorough: environment ## what unit tests try by turns, all of it; two minutes
+	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough tests/unit
 
 net: setup ## tests on real namespaces and Open vSwitch, as root
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/net

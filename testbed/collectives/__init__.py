@@ -1,28 +1,29 @@
-"""Collectives between ranks: a communicator, its algorithms, their bytes on the wire, data with known answers."""
+"""Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, data with known answers."""
 
+from testbed.collectives.catalogue import ALGORITHMS, AUTO, automatic, between_groups, traffic, wan_bytes
 from testbed.collectives.check import count_wrong, fill
-from testbed.collectives.communicator import ALGORITHMS, DTYPES, CollectiveTimeout, Communicator, Work
-from testbed.collectives.formulas import (
-    all_gather_traffic,
-    between_groups,
-    broadcast_traffic,
-    reduce_scatter_traffic,
-    traffic,
-    wan_bytes,
-)
+from testbed.collectives.communicator import Communicator, P2POp
+from testbed.collectives.data import Array
+from testbed.collectives.operations import DTYPES, OPERATIONS, dtype_named
+from testbed.collectives.tuning import TuningTable
+from testbed.collectives.work import CollectiveTimeout, Work
 
 __all__ = [
     "ALGORITHMS",
+    "AUTO",
     "DTYPES",
+    "OPERATIONS",
+    "Array",
     "CollectiveTimeout",
     "Communicator",
+    "P2POp",
+    "TuningTable",
     "Work",
-    "all_gather_traffic",
+    "automatic",
     "between_groups",
-    "broadcast_traffic",
     "count_wrong",
+    "dtype_named",
     "fill",
-    "reduce_scatter_traffic",
     "traffic",
     "wan_bytes",
 ]

@@ -1,20 +1,25 @@
 """Data whose exact reduction is known, whatever the order of adding, in the spirit of nccl-tests' `#wrong`.
 
-For a sum, minimum or maximum rank r holds pattern x (r + 1): whole numbers so small that sums stay exact in float32 for
-up to 180 ranks. The pattern repeats after a prime number of elements and has every value once, so data that is shifted,
-missing, doubled or of another salt differs everywhere. For a product ranks hold ones and twos.
+For a sum, average, minimum or maximum rank r holds pattern x (r + 1): whole numbers so small that sums stay exact in
+float32 for up to 180 ranks. The pattern repeats after a prime number of elements and has every value once, so data that
+is shifted, missing, doubled or of another salt differs nearly everywhere. float16 and bfloat16 have room for less:
+there ranks hold zeros and ones to be added up, exact for up to 256 ranks, or numbers up to 210 to be compared. For a
+product ranks hold ones and twos.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
-from testbed.collectives.algorithms import Array
+from testbed.collectives.data import Array
+from testbed.collectives.operations import finish
 
 PERIOD = 1021
+SMALL_FLOATS = ("float16", "bfloat16")
+_SMALL = 211  # whole numbers below it are exact in every type
 _STRIDE = 379  # neighbours differ much
 _TILE = 17 * PERIOD  # small enough for a core's cache
 _BLOCK = _TILE - PERIOD  # of these elements one period is left to start anywhere
@@ -22,14 +27,14 @@ _BLOCK = _TILE - PERIOD  # of these elements one period is left to start anywher
 
 def fill(array: Array, rank: int, salt: int = 0, op: str = "sum") -> None:
     """Write rank `rank`'s contribution; `salt` tells one collective's data from another's."""
-    tile = _contribution(array.dtype.str, rank, op)
+    tile = _contribution(array.dtype.name, rank, op)
     for block, expected in _blocks(array, tile, salt):
         block[:] = expected
 
 
 def count_wrong(array: Array, size: int, salt: int = 0, op: str = "sum") -> int:
     """How many elements differ from the reduction of what `size` ranks have filled in."""
-    tile = _reduced(array.dtype.str, size, op)
+    tile = _reduced(array.dtype.name, size, op)
     return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
@@ -43,20 +48,36 @@ def _blocks(array: Array, tile: Array, salt: int) -> Iterator[tuple[Array, Array
 
 
 def _contribution_of(dtype: str, rank: int, op: str) -> Array:
+    return _whole_numbers(dtype, rank, op).astype(dtype)
+
+
+def _whole_numbers(dtype: str, rank: int, op: str) -> Array:
     pattern = np.arange(_TILE, dtype=np.int64) * _STRIDE % PERIOD + 1
     if op == "product":
-        return (1 + (pattern + rank) % 7 // 6).astype(dtype)
-    return (pattern * (rank + 1)).astype(dtype)
+        return 1 + (pattern + rank) % 7 // 6
+    if dtype in SMALL_FLOATS:
+        spread = pattern * (2 * rank + 3) % PERIOD
+        return spread % 2 if op in ("sum", "avg") else spread % _SMALL
+    return pattern * (rank + 1)
 
 
-_contribution = lru_cache(maxsize=4)(_contribution_of)
+_contribution = lru_cache(maxsize=128)(_contribution_of)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _reduced(dtype: str, size: int, op: str) -> Array:
     if op == "product":
         reduced = _contribution_of(dtype, 0, op)
         for rank in range(1, size):
             reduced *= _contribution_of(dtype, rank, op)
         return reduced
-    return _contribution_of(dtype, {"sum": size * (size + 1) // 2, "min": 1, "max": size}[op] - 1, op)
+    if dtype in SMALL_FLOATS:
+        parts = [_whole_numbers(dtype, rank, op) for rank in range(size)]
+        combine = {"min": np.minimum, "max": np.maximum}.get(op, np.add)
+        reduced = reduce(combine, parts).astype(dtype)
+    else:
+        # rank r's data are r + 1 times those of rank 0
+        times = {"min": 1, "max": size}.get(op, size * (size + 1) // 2)
+        reduced = _contribution_of(dtype, times - 1, op)
+    finish(op, reduced, size)
+    return reduced

@@ -2,219 +2,447 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from testbed.collectives.algorithms import (
-    OPERATIONS,
-    Array,
-    Operation,
-    Ring,
-    as_bytes,
-    dissemination_barrier,
-    hierarchical_all_reduce,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce_scatter,
-    tree_broadcast,
-)
-from testbed.collectives.engine import Engine, Steps, Task, Waitable
-from testbed.transport import Transport, TransportError
+from testbed.collectives import late_counts
+from testbed.collectives.carrying import Group, carry_out
+from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
+from testbed.collectives.data import NOTHING, Array, Blocks, Operation, Parcels, as_bytes
+from testbed.collectives.engine import Engine, Position, Steps, Waitable
+from testbed.collectives.operations import check_array, finish, operation_named, split_bounds
+from testbed.collectives.plan import Plan
+from testbed.collectives.tuning import TuningTable
+from testbed.collectives.work import Work
+from testbed.transport import BEST_EFFORT, TrafficClass, Transport, TransportError
 
-ALGORITHMS = ("ring", "hierarchical")
-DTYPES = ("float32", "float64", "int32", "int64")
-_DTYPES = frozenset(map(np.dtype, DTYPES))
+LARGEST_TAG = 2**32 - 1
+LARGE_BYTES = 1 << 40
+LARGEST_COUNT = 1 << 36
 
-# a tag: 1 bit for point-to-point, then either the caller's tag, or a sequence number and a channel within a collective
+# a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
+# which may come round) and a strand within a collective
 _POINT_TO_POINT = 1 << 62
-_CHANNEL_BITS = 16
+_COMMUNICATOR_BIT, _COMMUNICATORS = 46, 1 << 16
+_STRAND_BITS = 16
+_SEQUENCE_MASK = (1 << 30) - 1
 
 
-class CollectiveTimeout(TransportError, TimeoutError):
-    """A collective that did not finish in time: its name and number, this rank, and the peers that it waits for."""
+class P2POp(NamedTuple):
+    """One message of `Communicator.batch_isend_irecv`."""
 
-    def __init__(
-        self, name: str, rank: int, sends_to: Sequence[int], receives_from: Sequence[int], timeout_s: float
-    ) -> None:
-        self.name, self.rank, self.timeout_s = name, rank, timeout_s
-        self.sends_to, self.receives_from = tuple(sends_to), tuple(receives_from)
-        waits = [
-            f"to {verb} rank {', '.join(map(str, peers))}"
-            for verb, peers in (("receive from", self.receives_from), ("send to", self.sends_to))
-            if peers
-        ]
-        super().__init__(
-            f"{name} on rank {rank}: not done within {timeout_s:g} s; waits {' and '.join(waits)}"
-        )
-
-
-class Work:
-    """One operation under way. `start_s`, `end_s`: CLOCK_MONOTONIC on this rank; `end_s` is NaN until it is done."""
-
-    __slots__ = ("_engine", "_task", "_timeout_s")
-
-    def __init__(self, engine: Engine, task: Task, timeout_s: float) -> None:
-        self._engine = engine
-        self._task = task
-        self._timeout_s = timeout_s
-
-    @property
-    def name(self) -> str:
-        """The operation and its sequence number, such as "all_reduce #12"."""
-        return self._task.name
-
-    @property
-    def start_s(self) -> float:
-        """When it was asked for."""
-        return self._task.start_s
-
-    @property
-    def end_s(self) -> float:
-        """When this rank had its result."""
-        return self._task.end_s
-
-    def is_completed(self) -> bool:
-        """Whether it is over, well or not."""
-        return self._task.done
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """Return when it is done; after an error the arrays' contents are undefined.
-
-        Raises CollectiveTimeout `timeout_s` from now, or by default the communicator's timeout after its start;
-        TransportError (PeerLost) as soon as this or any other operation of the communicator has failed.
-        """
-        engine, task = self._engine, self._task
-        if timeout_s is None:
-            deadline_s, timeout_s = task.start_s + self._timeout_s, self._timeout_s
-        else:
-            deadline_s = time.monotonic() + timeout_s
-        if not task.done:
-            engine.progress(0.0)
-        while not task.done:
-            if engine.failure is not None:
-                raise engine.failure
-            left_s = deadline_s - engine.transport.now_s
-            if left_s <= 0:
-                raise self._timeout(timeout_s)
-            engine.progress(left_s)
-        if task.error is not None:
-            raise task.error
-
-    def _timeout(self, timeout_s: float) -> CollectiveTimeout:
-        pending = self._task.pending()
-        sends_to = sorted({request.peer for request in pending if request.kind == "send"})
-        receives_from = sorted({request.peer for request in pending if request.kind == "recv"})
-        rank = self._engine.transport.rank
-        return CollectiveTimeout(self.name, rank, sends_to, receives_from, timeout_s)
+    kind: Literal["isend", "irecv"]
+    array: Array
+    peer: int
+    tag: int = 0
 
 
 class Communicator:
-    """All ranks of a transport. Every rank calls the same collectives in the same order.
+    """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
 
-    groups: the building of each rank, as any numbers; None: one building. It matters to hierarchical algorithms only:
+    groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
     a ring follows the ranks' own order, so it crosses boundaries least where each building's ranks are consecutive.
-    timeout_s: for every operation, from its start.
+    timeout_s: for every operation, from its start, unless the operation has one of its own. traffic: class of all its
+    messages, on connections of their own. tuning: what `auto` goes by. name: for errors.
 
-    Arrays are C-contiguous, of float32, float64, int32 or int64; ValueError or TypeError otherwise. All operations
-    return a Work, which is done already unless `async_op`. Operations move on only inside calls of this communicator:
-    `wait` of any Work, `sleep`, `progress`, or any blocking operation. One communicator per transport.
+    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`; ValueError or
+    TypeError otherwise. All operations return a Work, which is done already unless `async_op`; any number may be under
+    way. They move on only inside calls of this communicator, or of others split from it: `wait` of any Work, `sleep`,
+    `progress`, or any blocking operation. One communicator per transport, others by `split`; one thread, but `abort`.
+    An operation that fails, fails all that are waited for on this rank; what is in their arrays is undefined then.
     """
 
     def __init__(
-        self, transport: Transport, groups: Sequence[int] | None = None, timeout_s: float = 30.0
+        self,
+        transport: Transport,
+        groups: Sequence[int] | None = None,
+        timeout_s: float = 30.0,
+        *,
+        traffic: TrafficClass | None = None,
+        tuning: TuningTable | None = None,
+        name: str = "",
     ) -> None:
         if groups is not None and len(groups) != transport.size:
             raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
-        self.transport = transport
-        self.rank = transport.rank
-        self.size = transport.size
-        self.groups = tuple(groups) if groups is not None else (0,) * self.size
+        buildings = tuple(groups) if groups is not None else (0,) * transport.size
+        engine = Engine(transport)
+        self._set_up(engine, range(transport.size), buildings, timeout_s, traffic or BEST_EFFORT, name, 0)
+        self.tuning = tuning or TuningTable()
+        self._next_number = [1]  # shared by all split from this one
+
+    def _set_up(
+        self,
+        engine: Engine,
+        ranks: Sequence[int],
+        groups: tuple[int, ...],
+        timeout_s: float,
+        traffic: TrafficClass,
+        name: str,
+        number: int,
+    ) -> None:
+        self.transport = engine.transport
+        self.ranks = ranks
+        self.rank = ranks.index(engine.transport.rank)
+        self.size = len(ranks)
+        self.groups = groups
         self.timeout_s = timeout_s
-        self._engine = Engine(transport)
+        self.traffic = traffic
+        self.name = name
+        self._engine = engine
+        self._group = Group(engine, ranks, traffic)
+        self._number = number
         self._sequence = 0
 
-    # ---- collectives
+    # ---- groups of ranks
+
+    def split(
+        self,
+        ranks: Sequence[int],
+        name: str = "",
+        *,
+        timeout_s: float | None = None,
+        traffic: TrafficClass | None = None,
+    ) -> Communicator | None:
+        """A communicator of these ranks (numbers in this one), in this order; None on all others.
+
+        Every rank of this communicator calls it, those outside with whatever ranks they like, such as those of their
+        own new group. Takes one small all-reduce. What is not given is as in this communicator.
+        """
+        if len(set(ranks)) != len(ranks) or any(not 0 <= rank < self.size for rank in ranks):
+            raise ValueError(f"ranks: got {list(ranks)}, expected different ones of 0 to {self.size - 1}")
+        # a number that none of the ranks has used: messages of different communicators never meet
+        number = np.array(self._next_number, dtype=np.int64)
+        self.all_reduce(number, op="max", algorithm="halving_doubling")
+        self._next_number[0] = int(number[0]) + 1
+        if self._next_number[0] > _COMMUNICATORS:
+            raise ValueError(f"split: {_COMMUNICATORS} communicators have been made, there can be no more")
+        if self.rank not in ranks:
+            return None
+        made = Communicator.__new__(Communicator)
+        made._set_up(
+            self._engine,
+            tuple(self.ranks[rank] for rank in ranks),
+            tuple(self.groups[rank] for rank in ranks),
+            self.timeout_s if timeout_s is None else timeout_s,
+            self.traffic if traffic is None else traffic,
+            name or self.name,
+            int(number[0]),
+        )
+        made.tuning = self.tuning
+        made._next_number = self._next_number
+        return made
+
+    # ---- reductions
 
     def all_reduce(
-        self, array: Array, op: str = "sum", algorithm: str = "ring", async_op: bool = False
+        self,
+        array: Array,
+        op: str = "sum",
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
     ) -> Work:
-        """Reduce `array`, in place, over all ranks. Algorithms: "ring", "hierarchical"."""
-        _check(array, "array", writes=True)
-        operation = _operation(op)
-        tag = self._next_tag()
-        if algorithm == "ring":
-            steps = ring_all_reduce(self._ring(tag), array.reshape(-1), operation)
-        elif algorithm == "hierarchical":
-            steps = hierarchical_all_reduce(self._engine, array.reshape(-1), operation, self.groups, tag)
-        else:
-            raise ValueError(f"algorithm: got {algorithm!r}, expected one of {', '.join(ALGORITHMS)}")
-        return self._start("all_reduce", steps, async_op)
+        """Reduce `array`, in place, over all ranks. Algorithms: `catalogue.ALGORITHMS["all_reduce"]`."""
+        check_array(array, "array", writes=True)
+        operation = operation_named(op)
+        flat = array.reshape(-1)
+        plan = self._plan("all_reduce", algorithm, array.nbytes)
+
+        def steps(tag: int, position: Position) -> Steps:
+            yield from self._blocks(plan, flat, flat, tag, position, operation)
+            finish(op, flat, self.size)
+
+        return self._collective("all_reduce", steps, async_op, timeout_s)
 
     def reduce_scatter_tensor(
-        self, output: Array, input: Array, op: str = "sum", async_op: bool = False
+        self,
+        output: Array,
+        input: Array,
+        op: str = "sum",
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
     ) -> Work:
-        """Reduce `input` (size x output's elements) over all ranks; rank i's `output` gets the i-th part. Ring."""
-        _check(output, "output", writes=True)
-        _check(input, "input", like=output, numel=output.size * self.size)
-        operation = _operation(op)
+        """Reduce `input` (size x output's elements) over all ranks; rank i's `output` gets the i-th part."""
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output, numel=output.size * self.size)
+        operation = operation_named(op)
+        source, flat = input.reshape(-1), output.reshape(-1)
+        plan = self._plan("reduce_scatter", algorithm, output.nbytes)
+        own = slice(self.rank * output.size, (self.rank + 1) * output.size)
+
+        def steps(tag: int, position: Position) -> Steps:
+            scratch = np.empty_like(source) if self.size > 1 else source
+            yield from self._blocks(plan, source, scratch, tag, position, operation)
+            flat[:] = scratch[own]
+            finish(op, flat, self.size)
+
+        return self._collective("reduce_scatter_tensor", steps, async_op, timeout_s)
+
+    def reduce(
+        self,
+        array: Array,
+        dst: int,
+        op: str = "sum",
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Reduce all ranks' `array` into rank `dst`'s; those of the others stay as they are."""
+        root = self._root("dst", dst)
+        check_array(array, "array", writes=self.rank == root)
+        operation = operation_named(op)
+        flat = array.reshape(-1)
+        plan = self._plan("reduce", algorithm, array.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            place = flat if self.rank == root else np.empty_like(flat)
+            yield from self._blocks(plan, flat, place, tag, position, operation)
+            if self.rank == root:
+                finish(op, flat, self.size)
+
+        return self._collective("reduce", steps, async_op, timeout_s)
+
+    # ---- copies
+
+    def all_gather_into_tensor(
+        self,
+        output: Array,
+        input: Array,
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Every rank's `input`, in rank order, into every rank's `output` (size x input's elements)."""
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output)
+        check_array(output, "output", numel=input.size * self.size)
         flat = output.reshape(-1)
-        if self.size == 1:
-            flat[:] = input.reshape(-1)
-        inputs = list(input.reshape(self.size, output.size))
-        scratch = np.empty_like(flat)
-        outputs = [flat if index == self.rank else scratch for index in range(self.size)]
-        steps = ring_reduce_scatter(self._ring(self._next_tag()), inputs, outputs, operation)
-        return self._start("reduce_scatter_tensor", steps, async_op)
+        flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
+        plan = self._plan("all_gather", algorithm, input.nbytes)
 
-    def all_gather_into_tensor(self, output: Array, input: Array, async_op: bool = False) -> Work:
-        """Every rank's `input`, in rank order, into every rank's `output` (size x input's elements). Ring."""
-        _check(output, "output", writes=True)
-        _check(input, "input", like=output)
-        _check(output, "output", numel=input.size * self.size)
-        parts = output.reshape(self.size, input.size)
-        parts[self.rank] = input.reshape(-1)
-        chunks = [as_bytes(part) for part in parts]
-        steps = ring_all_gather(self._ring(self._next_tag()), chunks)
-        return self._start("all_gather_into_tensor", steps, async_op)
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
 
-    def broadcast(self, array: Array, src: int, async_op: bool = False) -> Work:
-        """Rank `src`'s `array` into every rank's. Binomial tree."""
-        _check(array, "array", writes=self.rank != src)
-        if not 0 <= src < self.size:
-            raise ValueError(f"src: got {src}, expected 0 to {self.size - 1}")
-        return self._start(
-            "broadcast", tree_broadcast(self._engine, as_bytes(array), src, self._next_tag()), async_op
-        )
+        return self._collective("all_gather_into_tensor", steps, async_op, timeout_s)
 
-    def barrier(self, async_op: bool = False) -> Work:
-        """Done when every rank has called it. Dissemination."""
-        return self._start("barrier", dissemination_barrier(self._engine, self._next_tag()), async_op)
+    def broadcast(
+        self,
+        array: Array,
+        src: int,
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Rank `src`'s `array` into every rank's."""
+        root = self._root("src", src)
+        check_array(array, "array", writes=self.rank != root)
+        flat = array.reshape(-1)
+        plan = self._plan("broadcast", algorithm, array.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
+
+        return self._collective("broadcast", steps, async_op, timeout_s)
+
+    def gather(
+        self,
+        output: Array | None,
+        input: Array,
+        dst: int,
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Every rank's `input`, in rank order, into rank `dst`'s `output` (size x input's elements), None elsewhere."""
+        root = self._root("dst", dst)
+        check_array(input, "input")
+        if self.rank == root:
+            output = _given(output, "output", "on the rank that gathers")
+            check_array(output, "output", writes=True, like=input, numel=input.size * self.size)
+            flat = output.reshape(-1)
+        else:
+            flat = np.empty(input.size * self.size, input.dtype)
+        flat[self.rank * input.size : (self.rank + 1) * input.size] = input.reshape(-1)
+        plan = self._plan("gather", algorithm, input.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            return self._blocks(plan, flat, flat, tag, position)
+
+        return self._collective("gather", steps, async_op, timeout_s)
+
+    def scatter(
+        self,
+        output: Array,
+        input: Array | None,
+        src: int,
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """The i-th part of rank `src`'s `input` (size x output's elements, None elsewhere) into rank i's `output`."""
+        root = self._root("src", src)
+        check_array(output, "output", writes=True)
+        if self.rank == root:
+            input = _given(input, "input", "on the rank that scatters")
+            check_array(input, "input", like=output, numel=output.size * self.size)
+            flat = input.reshape(-1)
+        else:
+            flat = np.empty(output.size * self.size, output.dtype)
+        own = flat[self.rank * output.size : (self.rank + 1) * output.size]
+        plan = self._plan("scatter", algorithm, output.nbytes, root)
+
+        def steps(tag: int, position: Position) -> Steps:
+            yield from self._blocks(plan, flat, flat, tag, position)
+            output.reshape(-1)[:] = own
+
+        return self._collective("scatter", steps, async_op, timeout_s)
+
+    # ---- exchanges
+
+    def all_to_all_single(
+        self,
+        output: Array,
+        input: Array,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        algorithm: str = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """The i-th share of rank s's `input` into the s-th share of rank i's `output`.
+
+        Split sizes: rows of the first dimension per rank; None: equal shares. What rank s has for i, i must expect.
+        """
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output)
+        sends = split_bounds(input, "input", input_split_sizes, self.size)
+        receives = split_bounds(output, "output", output_split_sizes, self.size)
+        inputs, outputs = _shares(input, sends), _shares(output, receives)
+        if inputs[self.rank].size != outputs[self.rank].size:
+            expected = f"{inputs[self.rank].size} elements for this rank itself, as in input"
+            raise ValueError(f"output_split_sizes: got {outputs[self.rank].size}, expected {expected}")
+        outputs[self.rank][:] = inputs[self.rank]
+        even = input_split_sizes is None and output_split_sizes is None
+        if algorithm == AUTO:
+            # all ranks must choose alike, so not by sizes that they do not share
+            size_bytes = inputs[self.rank].nbytes if even else LARGE_BYTES
+            algorithm = self.tuning.choose("all_to_all", size_bytes, self.groups)
+        plan = self._plan("all_to_all", algorithm, 0)
+        relays = algorithm == "hierarchical" and len(set(self.groups)) > 1
+
+        def steps(tag: int, position: Position) -> Steps:
+            counts = np.zeros((self.size, self.size), np.int64)
+            counts[self.rank] = [share.size for share in inputs]
+            if even:
+                counts[:] = counts[self.rank]
+            elif relays:  # who passes on for others must know how much
+                whole = counts.reshape(-1)
+                share = self._plan("all_gather", "far_first", counts[0].nbytes)
+                yield from self._blocks(share, whole, whole, tag, position)
+                self._check_counts(counts, outputs)
+            data = Parcels(self.rank, inputs, outputs, counts.reshape(-1).tolist())
+            yield from carry_out(self._group, plan, data, tag + 1, position)
+
+        return self._collective("all_to_all_single", steps, async_op, timeout_s)
+
+    def all_to_all_v_dynamic(
+        self,
+        output: Array,
+        input: Array,
+        input_split_sizes: Sequence[int],
+        algorithm: str = "late_counts",
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """All-to-all whose receivers do not know how much comes, as for tokens that a router sends to experts.
+
+        input: rows for rank 0, then for rank 1 and so on, `input_split_sizes` of each. output: (size, M, ...), room for
+        M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
+        Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody: see `late_counts`.
+        """
+        if algorithm not in late_counts.ALGORITHMS:
+            expected = ", ".join(late_counts.ALGORITHMS)
+            raise ValueError(f"algorithm: got {algorithm!r}, expected one of {expected}")
+        check_array(output, "output", writes=True)
+        check_array(input, "input", like=output)
+        if output.ndim < 2 or output.shape[0] != self.size or output.shape[2:] != input.shape[1:]:
+            expected = f"({self.size}, most rows of any rank, *{input.shape[1:]})"
+            raise ValueError(f"output: got shape {output.shape}, expected {expected}")
+        bounds = split_bounds(input, "input", input_split_sizes, self.size)
+        most = output.shape[1]
+        if max(input_split_sizes) > most:
+            expected = f"at most {most} rows, as output has room for"
+            raise ValueError(f"input_split_sizes: got {max(input_split_sizes)}, expected {expected}")
+        shares = [
+            share.reshape(count, *input.shape[1:])
+            for share, count in zip(_shares(input, bounds), input_split_sizes, strict=True)
+        ]
+        padded = algorithm == "padded"
+        if padded:
+            shares = [_padded(share, most) for share in shares]
+        exchange = late_counts.Exchange(self._group, self.rank, shares, output, input_split_sizes, padded)
+        return self._collective("all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, exchange.come)
+
+    def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
+        """Done when every rank has called it. Dissemination: in round k tell the rank 2^k further, hear from 2^k back.
+
+        Steps: ceil(log2 n), an empty message each way.
+        """
+
+        def steps(tag: int, position: Position) -> Steps:
+            distance = 1
+            while distance < self.size:
+                position.phase = f"distance {distance}"
+                yield (
+                    self._group.send((self.rank + distance) % self.size, tag, NOTHING),
+                    self._group.receive((self.rank - distance) % self.size, tag, NOTHING),
+                )
+                distance *= 2
+
+        return self._collective("barrier", steps, async_op, timeout_s)
 
     # ---- point to point
 
-    def isend(self, array: Array, peer: int, tag: int = 0) -> Work:
-        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**62 - 1."""
-        _check(array, "array")
-        request = self.transport.isend(peer, _point_to_point(tag), as_bytes(array))
-        return self._work(f"isend to rank {peer}, tag {tag}", _one(request))
+    def isend(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
+        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**32 - 1."""
+        check_array(array, "array")
+        request = self._group.send(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
+        return self._work(f"isend to rank {peer}, tag {tag}", _one(request), timeout_s)
 
-    def irecv(self, array: Array, peer: int, tag: int = 0) -> Work:
-        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**62 - 1."""
-        _check(array, "array", writes=True)
-        request = self.transport.irecv(peer, _point_to_point(tag), as_bytes(array))
-        return self._work(f"irecv from rank {peer}, tag {tag}", _one(request))
+    def irecv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
+        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
+        check_array(array, "array", writes=True)
+        request = self._group.receive(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
+        return self._work(f"irecv from rank {peer}, tag {tag}", _one(request), timeout_s)
 
-    def send(self, array: Array, peer: int, tag: int = 0) -> None:
+    def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
         """`isend`, then wait."""
-        self.isend(array, peer, tag).wait()
+        self.isend(array, peer, tag, timeout_s).wait()
 
-    def recv(self, array: Array, peer: int, tag: int = 0) -> None:
+    def recv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
         """`irecv`, then wait."""
-        self.irecv(array, peer, tag).wait()
+        self.irecv(array, peer, tag, timeout_s).wait()
 
-    # ---- time
+    def batch_isend_irecv(self, operations: Sequence[P2POp], timeout_s: float | None = None) -> list[Work]:
+        """Begin all of these messages, receives first, so that none has to be staged for another; a Work for each."""
+        works: dict[int, Work] = {}
+        for kind in ("irecv", "isend"):
+            for number, operation in enumerate(operations):
+                if operation.kind == kind:
+                    begin = self.isend if kind == "isend" else self.irecv
+                    works[number] = begin(operation.array, operation.peer, operation.tag, timeout_s)
+        for number, operation in enumerate(operations):
+            if number not in works:
+                raise ValueError(
+                    f"operations[{number}]: kind: got {operation.kind!r}, expected isend or irecv"
+                )
+        return [works[number] for number in range(len(operations))]
+
+    # ---- time, and the end
 
     def sleep(self, seconds: float) -> None:
         """Let this much time pass, as computing would, while operations move on. Raises when one of them fails."""
@@ -224,54 +452,100 @@ class Communicator:
         """Move operations on; waits up to `timeout_s` for something to do."""
         self._engine.progress(timeout_s)
 
+    def abort(self, reason: str) -> None:
+        """End every operation of this rank, of all its communicators, with Aborted; peers lose this rank.
+
+        For any thread, or a signal handler. The first reason given counts. Arrays' contents are undefined after it.
+        """
+        self._engine.abort(reason)
+
     # ---- how
 
-    def _ring(self, tag: int) -> Ring:
-        return Ring(self._engine, range(self.size), tag)
+    def _plan(self, collective: str, algorithm: str, size_bytes: int, root: int = 0) -> Plan:
+        """This rank's plan; size as `catalogue.traffic` counts it. ValueError for an algorithm that there is not."""
+        if algorithm == AUTO:
+            algorithm = self.tuning.choose(collective, size_bytes, self.groups)
+        pieces = pieces_for(collective, algorithm, size_bytes, self.size)
+        return plan_of(collective, algorithm, Ask(self.rank, self.groups, root, pieces))
 
-    def _next_tag(self) -> int:
+    def _blocks(
+        self,
+        plan: Plan,
+        source: Array,
+        place: Array,
+        tag: int,
+        position: Position,
+        operation: Operation | None = None,
+    ) -> Steps:
+        """The plan carried out on blocks of these arrays."""
+        data = Blocks(source, place, plan.bounds(place.size), operation)
+        return carry_out(self._group, plan, data, tag, position)
+
+    def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:
+        """What all ranks say they send to all must make sense, and be what this one expects."""
+        expected = [share.size for share in outputs]
+        if counts.min() < 0 or counts.max() > LARGEST_COUNT or counts[:, self.rank].tolist() != expected:
+            raise TransportError(
+                f"rank {self.transport.rank}: shares announced by the peers: got {counts[:, self.rank].tolist()} "
+                f"elements for this rank, expected {expected}"
+            )
+
+    def _root(self, name: str, rank: int) -> int:
+        if not 0 <= rank < self.size:
+            raise ValueError(f"{name}: got {rank}, expected 0 to {self.size - 1}")
+        return rank
+
+    def _message_tag(self, tag: int) -> int:
+        if not 0 <= tag <= LARGEST_TAG:
+            raise ValueError(f"tag: got {tag}, expected 0 to 2**32 - 1")
+        return _POINT_TO_POINT | self._number << _COMMUNICATOR_BIT | tag
+
+    def _collective(
+        self,
+        name: str,
+        steps: Callable[[int, Position], Steps],
+        async_op: bool,
+        timeout_s: float | None,
+        result: object = None,
+    ) -> Work:
         self._sequence += 1
-        return self._sequence << _CHANNEL_BITS
-
-    def _start(self, name: str, steps: Steps, async_op: bool) -> Work:
-        work = self._work(f"{name} #{self._sequence}", steps)
+        numbers = self._number << _COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
+        position = Position()
+        words = f"{name} #{self._sequence}"
+        work = self._work(words, steps(numbers, position), timeout_s, position, result)
         if not async_op:
             work.wait()
         return work
 
-    def _work(self, name: str, steps: Steps) -> Work:
-        return Work(self._engine, self._engine.start(name, steps), self.timeout_s)
+    def _work(
+        self,
+        name: str,
+        steps: Steps,
+        timeout_s: float | None,
+        position: Position | None = None,
+        result: object = None,
+    ) -> Work:
+        name = f"{name} of {self.name}" if self.name else name
+        task = self._engine.start(name, steps, position)
+        return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
 
 
 def _one(item: Waitable) -> Steps:
     yield (item,)
 
 
-def _point_to_point(tag: int) -> int:
-    if not 0 <= tag < _POINT_TO_POINT:
-        raise ValueError(f"tag: got {tag}, expected 0 to 2**62 - 1")
-    return _POINT_TO_POINT | tag
+def _shares(array: Array, bounds: Sequence[int]) -> list[Array]:
+    flat = array.reshape(-1)
+    return [flat[start:end] for start, end in pairwise(bounds)]
 
 
-def _operation(op: str) -> Operation:
-    if op not in OPERATIONS:
-        raise ValueError(f"op: got {op!r}, expected one of {', '.join(OPERATIONS)}")
-    return OPERATIONS[op]
+def _padded(share: Array, rows: int) -> Array:
+    padded = np.zeros((rows, *share.shape[1:]), share.dtype)
+    padded[: len(share)] = share
+    return padded
 
 
-def _check(
-    array: Array, name: str, writes: bool = False, like: Array | None = None, numel: int | None = None
-) -> None:
-    """Refuse what the algorithms cannot work on in place."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name}: got {type(array).__name__}, expected a numpy array")
-    if array.dtype not in _DTYPES:
-        raise TypeError(f"{name}: got dtype {array.dtype}, expected one of {', '.join(DTYPES)}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: got a non-contiguous array, expected a C-contiguous one")
-    if writes and not array.flags.writeable:
-        raise ValueError(f"{name}: got a read-only array, expected one that can be written to")
-    if like is not None and array.dtype != like.dtype:
-        raise TypeError(f"{name}: got dtype {array.dtype}, expected {like.dtype}, as the output's")
-    if numel is not None and array.size != numel:
-        raise ValueError(f"{name}: got {array.size} elements, expected {numel}")
+def _given(array: Array | None, name: str, where: str) -> Array:
+    if array is None:
+        raise ValueError(f"{name}: got None, expected an array {where}")
+    return array

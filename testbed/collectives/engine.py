@@ -1,4 +1,4 @@
-"""Runs collectives, written as generators, as far as their messages have come.
+"""Runs operations, written as generators, as far as their messages have come.
 
 A generator yields tuples of requests (of a transport, or tasks begun by `Engine.start`) and goes on when all of a tuple
 are done. Many are under way at once; they go on in the order in which their messages arrive.
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from testbed.transport import PeerLost, Request, Transport, TransportError
+from testbed.transport import Aborted, Request, Transport, TransportError
 
 
 class Waitable(Protocol):
@@ -31,6 +31,20 @@ class Waitable(Protocol):
 Steps = Generator[tuple[Waitable, ...], None, None]
 
 
+class Position:
+    """How far an operation is: phase, and round of rounds (0 where it has none). For errors, and whoever is curious."""
+
+    __slots__ = ("phase", "round", "rounds")
+
+    def __init__(self) -> None:
+        self.phase = ""
+        self.round = 0
+        self.rounds = 0
+
+    def __str__(self) -> str:
+        return f"{self.phase}, round {self.round} of {self.rounds}" if self.rounds else self.phase
+
+
 class Task:
     """One generator on its way. `start_s`, `end_s`: CLOCK_MONOTONIC; `end_s` is NaN until it is done."""
 
@@ -44,11 +58,13 @@ class Task:
         "error",
         "name",
         "on_done",
+        "position",
         "start_s",
     )
 
-    def __init__(self, engine: Engine, name: str, steps: Steps) -> None:
+    def __init__(self, engine: Engine, name: str, steps: Steps, position: Position | None) -> None:
         self.name = name
+        self.position = position
         # a part of another task has no name, and nobody asks how long it took
         self.start_s = time.monotonic() if name else float("nan")
         self.end_s = float("nan")
@@ -107,12 +123,12 @@ class Task:
             self._engine.ready.append(self)
 
     def _finish(self, error: TransportError | None) -> None:
-        if error is not None and self.name:
-            if isinstance(error, PeerLost):
-                error = PeerLost(error.rank, error.peer, error.reason, self.name)
-            self._engine.failure = self._engine.failure or error
         if self.name:
             self.end_s = time.monotonic()
+            if error is not None:
+                where = str(self.position or "")
+                error = error.during_operation(f"{self.name} ({where})" if where else self.name)
+                self._engine.failure = self._engine.failure or error
         self.error = error
         self.done = True
         self._steps.close()
@@ -122,16 +138,17 @@ class Task:
 
 
 class Engine:
-    """The tasks of one transport. `failure` is the first error that any of them ended with."""
+    """The tasks of one transport. `failure` is the first error that any of them ended with, or that it was aborted."""
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.ready: deque[Task] = deque()
         self.failure: TransportError | None = None
+        self._abort_told = False
 
-    def start(self, name: str, steps: Steps) -> Task:
+    def start(self, name: str, steps: Steps, position: Position | None = None) -> Task:
         """Begin; what can be done at once is done when this returns. A part of another task has no name of its own."""
-        task = Task(self, name, steps)
+        task = Task(self, name, steps, position)
         task.go_on()
         return task
 
@@ -142,12 +159,25 @@ class Engine:
         while ready:
             ready.popleft().go_on()
 
+    def abort(self, reason: str) -> None:
+        """Have every wait end with Aborted, and peers lose this rank for this reason. Any thread, or signal handler."""
+        self.failure = self.failure or Aborted(self.transport.rank, reason)
+        self.transport.wake()
+
+    def check(self) -> None:
+        """Raise the error that ended an operation. Called in every wait, by the rank's own thread."""
+        if self.failure is None:
+            return
+        if isinstance(self.failure, Aborted) and not self._abort_told:
+            self._abort_told = True
+            self.transport.abort(self.failure.reason)
+        raise self.failure
+
     def sleep(self, seconds: float) -> None:
         """Keep everything moving for this long. Raises the error of a task that fails meanwhile, or has failed."""
         deadline_s = time.monotonic() + seconds
         left_s = seconds
         while left_s > 0:
-            if self.failure is not None:
-                raise self.failure
+            self.check()
             self.progress(left_s)
             left_s = deadline_s - self.transport.now_s

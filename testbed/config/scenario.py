@@ -32,7 +32,15 @@ from testbed.config.topology import TopologySpec, read_topology
 from testbed.config.units import format_duration, parse_duration
 
 MODELS = ("llama3-8b", "llama3-70b")
-ALGORITHMS = ("ring", "hierarchical")
+ALGORITHMS = (
+    "ring",
+    "bidirectional_ring",
+    "halving_doubling",
+    "double_tree",
+    "hierarchical",
+    "hierarchical_tree",
+    "auto",
+)
 POLICIES = ("shortest", "ecmp")
 DTYPES = ("float32", "float64")
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Communicator, Work, count_wrong, fill
-from testbed.collectives.algorithms import Array
+from testbed.collectives import Array, Communicator, Work, count_wrong, fill
 from testbed.harness.spec import JobSpec, Step
-from testbed.transport import CostedTransport, TcpTransport, Transport
+from testbed.transport import CostedTransport, MeshSettings, TcpTransport, Transport
 from testbed.virtual.memory import private_memory
 from testbed.workload import AllReduce, Compute, WaitAll
 
@@ -47,15 +46,18 @@ class Rank:
         job = self.job
         ports = random.Random(f"{job.seed}/ports")
         offset = ports.randrange(1000)
-        self.transport = TcpTransport(
-            self.rank,
-            [(place.ip, job.port) for place in job.ranks],
+        pairs = self.size * self.size
+        settings = MeshSettings(
             token=job.token,
             congestion_control=job.congestion_control,
             # given ports, so that a run with the same seed hashes its flows onto the same paths
-            source_port=lambda rank, peer: SOURCE_PORT_BASE + (offset + rank * self.size + peer) % 20_000,
+            source_port=lambda rank, peer, number: (
+                SOURCE_PORT_BASE + (offset + rank * self.size + peer + number * pairs) % 20_000
+            ),
             bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         )
+        addresses = [(place.ip, job.port) for place in job.ranks]
+        self.transport = TcpTransport(self.rank, addresses, settings)
         transport: Transport = self.transport
         if job.per_message_s or job.per_byte_s:
             transport = CostedTransport(self.transport, job.per_message_s, job.per_byte_s)

@@ -280,7 +280,7 @@ class Run:
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
         return sum(
-            wan_bytes(algorithm, action.numel, self.itemsize, self.buildings)
+            wan_bytes("all_reduce", algorithm, action.numel, self.itemsize, self.buildings)
             for action in self.program
             if isinstance(action, AllReduce)
         )

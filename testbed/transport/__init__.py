@@ -1,10 +1,13 @@
 """Messages between ranks: TCP, and an in-memory network for tests, behind one interface."""
 
 from testbed.transport.base import (
+    BEST_EFFORT,
     MAX_TAG,
+    Aborted,
     PeerCounters,
     PeerLost,
     Request,
+    TrafficClass,
     Transport,
     TransportError,
     TransportTimeout,
@@ -12,17 +15,22 @@ from testbed.transport.base import (
 )
 from testbed.transport.cost import CostedTransport
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
+from testbed.transport.mesh import MeshSettings
 from testbed.transport.tcp import TcpTransport
 
 __all__ = [
+    "BEST_EFFORT",
     "MAX_TAG",
+    "Aborted",
     "CostedTransport",
     "MemoryNetwork",
     "MemoryTransport",
+    "MeshSettings",
     "PeerCounters",
     "PeerLost",
     "Request",
     "TcpTransport",
+    "TrafficClass",
     "Transport",
     "TransportError",
     "TransportTimeout",

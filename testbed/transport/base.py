@@ -5,24 +5,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 MAX_TAG = 2**63 - 1
+MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
 
 
 class TransportError(Exception):
-    """Something that a transport cannot do, or a peer did against the rules."""
+    """Something that a transport cannot do, or a peer did against the rules.
+
+    `during` names what was under way, such as "all_reduce #12 (all-gather, round 2 of 7)".
+    """
+
+    during = ""
+
+    def during_operation(self, during: str) -> TransportError:
+        """The same error as one operation met it: an error of a connection ends many."""
+        error = self.__class__.__new__(self.__class__)
+        error.__dict__.update(self.__dict__)
+        error.args = self.args
+        error.during = during
+        return error
+
+    def __str__(self) -> str:
+        words = super().__str__()
+        return f"{self.during} on {words}" if self.during else words
 
 
 class PeerLost(TransportError):
-    """The peer has gone: it closed or reset its connection, or broke the protocol.
+    """The peer has gone: it closed or reset its connection, broke the protocol, or aborted."""
 
-    `during` names what was under way, such as "all_reduce #12".
-    """
+    def __init__(self, rank: int, peer: int, reason: str) -> None:
+        self.rank, self.peer, self.reason = rank, peer, reason
+        super().__init__(f"rank {rank}: lost peer {peer}: {reason}")
 
-    def __init__(self, rank: int, peer: int, reason: str, during: str = "") -> None:
-        self.rank, self.peer, self.reason, self.during = rank, peer, reason, during
-        super().__init__(f"{during + ' on ' if during else ''}rank {rank}: lost peer {peer}: {reason}")
+
+class Aborted(TransportError):
+    """This rank was told to give up."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        self.rank, self.reason = rank, reason
+        super().__init__(f"rank {rank}: aborted: {reason}")
 
 
 class TransportTimeout(TransportError, TimeoutError):
@@ -32,6 +55,27 @@ class TransportTimeout(TransportError, TimeoutError):
         self.rank, self.peers, self.timeout_s = rank, tuple(peers), timeout_s
         names = "peer " + ", ".join(map(str, self.peers))
         super().__init__(f"rank {rank}: {what} {names}: nothing within {timeout_s:g} s")
+
+
+class TrafficClass(NamedTuple):
+    """What the network, and a rank itself, should put first. Each class has connections of its own.
+
+    dscp: 0 to 63, in every packet's IP header. priority: 0 to 6, of the socket (SO_PRIORITY); a rank that finds several
+    connections ready tends to the highest first.
+    """
+
+    dscp: int = 0
+    priority: int = 0
+
+
+BEST_EFFORT = TrafficClass()
+
+
+def check_traffic_class(traffic: TrafficClass) -> None:
+    """Raise ValueError for what packets or sockets cannot carry."""
+    for name, value, most in zip(TrafficClass._fields, traffic, (63, 6), strict=True):
+        if not 0 <= value <= most:
+            raise ValueError(f"traffic class: {name}: got {value}, expected 0 to {most}")
 
 
 class Request:
@@ -69,7 +113,11 @@ class Request:
 
 @dataclass
 class PeerCounters:
-    """What has passed between this rank and one peer: whole messages, and the bytes of their payloads and headers."""
+    """What has passed between this rank and one peer: whole messages, and the bytes of their payloads and headers.
+
+    bytes_copied: received payload that this process has moved from one place to another, where its buffer was not
+    known, or not used, when it came from the kernel.
+    """
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -77,14 +125,15 @@ class PeerCounters:
     messages_received: int = 0
     header_bytes_sent: int = 0
     header_bytes_received: int = 0
+    bytes_copied: int = 0
 
 
 class Transport(Protocol):
     """Messages between the ranks of one job. All calls of one transport come from one thread.
 
-    A message goes to the oldest receive posted for its sender and tag; messages of one sender and tag stay in order.
-    Its length must equal the length of the receive's buffer. Tags are 0 to `MAX_TAG`. Buffers are contiguous views of
-    bytes (format "B") and stay untouched by the caller until the request is done.
+    A message goes to the oldest receive posted for its sender, tag and class; those of one sender, tag and class stay
+    in order. Its length must equal the length of the receive's buffer. Tags are 0 to `MAX_TAG`. Buffers are contiguous
+    views of bytes (format "B") and stay untouched by the caller until the request is done.
     """
 
     @property
@@ -106,25 +155,42 @@ class Transport(Protocol):
         Under the virtual clock reading the time is a system call of 15 us, and was most of what a rank did.
         """
 
-    def isend(self, peer: int, tag: int, view: memoryview) -> Request:
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """Begin to send; a lost peer shows as an error of the request. ValueError for a bad peer or tag."""
 
-    def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Begin to receive; a lost peer shows as an error of the request. ValueError for a bad peer, tag or view."""
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """Begin to receive what the peer sends in the same class; errors as `isend`, and ValueError for a bad view."""
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """Do what can be done, waiting for it up to `timeout_s` (None: for ever); may return early, never much late."""
+
+    def wake(self) -> None:
+        """Have `progress` return soon. The one call that any thread, or a signal handler, may make."""
+
+    def abort(self, reason: str) -> None:
+        """Give up: fail all requests, tell the peers why, as far as that can be done at once; then only `close`."""
 
     def close(self) -> None:
         """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
 
 
-def address_error(transport: Transport, peer: int, tag: int) -> ValueError:
+def reason_bytes(reason: str) -> bytes:
+    """Why this rank gives up, as it goes to the peers."""
+    return reason.encode()[:MOST_REASON_BYTES]
+
+
+def aborted_words(data: bytes | bytearray) -> str:
+    """Why a peer says that it gave up: text from elsewhere, so made printable."""
+    text = data[:MOST_REASON_BYTES].decode(errors="replace")
+    return "it aborted: " + "".join(c if c.isprintable() else "?" for c in text)
+
+
+def address_error(rank: int, size: int, peer: int, tag: int) -> ValueError:
     """What is wrong with a peer or a tag."""
     if 0 <= tag <= MAX_TAG:
-        expected = f"another rank of 0 to {transport.size - 1}"
-        return ValueError(f"rank {transport.rank}: peer: got {peer}, expected {expected}")
-    return ValueError(f"rank {transport.rank}: tag: got {tag}, expected 0 to 2**63 - 1")
+        expected = f"another rank of 0 to {size - 1}"
+        return ValueError(f"rank {rank}: peer: got {peer}, expected {expected}")
+    return ValueError(f"rank {rank}: tag: got {tag}, expected 0 to 2**63 - 1")
 
 
 def check_writable(view: memoryview) -> None:

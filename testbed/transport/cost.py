@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from testbed.transport.base import PeerCounters, PeerLost, Request, Transport, TransportError
+from testbed.transport.base import (
+    BEST_EFFORT,
+    PeerCounters,
+    PeerLost,
+    Request,
+    TrafficClass,
+    Transport,
+    TransportError,
+    check_traffic_class,
+)
 
 
 class CostedTransport:
@@ -45,22 +54,23 @@ class CostedTransport:
         """See Transport."""
         return self.inner.now_s
 
-    def isend(self, peer: int, tag: int, view: memoryview) -> Request:
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport; the message leaves once the rank has paid for it."""
+        check_traffic_class(traffic)
         request = Request("send", peer, tag, view)
         if not self._valid(peer, tag):
-            return self.inner.isend(peer, tag, view)  # which says what is wrong
+            return self.inner.isend(peer, tag, view, traffic)  # which says what is wrong
 
         if peer in self._lost:
             request.fail(self._lost[peer])
             return request
-        self._after(len(view), lambda: self._follow(request, self.inner.isend(peer, tag, view)))
+        self._after(len(view), lambda: self._follow(request, self.inner.isend(peer, tag, view, traffic)))
         return request
 
-    def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport; the message is there once the rank has paid for it."""
         request = Request("recv", peer, tag, view)
-        inner = self.inner.irecv(peer, tag, view)
+        inner = self.inner.irecv(peer, tag, view, traffic)
 
         def arrived(_: Request) -> None:
             if inner.error is not None:
@@ -82,6 +92,16 @@ class CostedTransport:
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self.inner.progress(timeout_s)
         self._do_due()
+
+    def wake(self) -> None:
+        """See Transport."""
+        self.inner.wake()
+
+    def abort(self, reason: str) -> None:
+        """See Transport."""
+        while self._due:
+            self._due.popleft()[1]()
+        self.inner.abort(reason)
 
     def close(self) -> None:
         """See Transport; what is paid for already still leaves."""

@@ -6,18 +6,27 @@ import os
 import select
 import socket
 
-from testbed.transport.wire import HELLO_BYTES, make_hello, read_hello
+from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello, read_hello
 
 
 class Handshake:
     """A socket that has not proven yet to belong to a rank of this job.
 
-    peer: the rank that was dialled; None on a connection that was accepted.
+    peer, key: the rank that was dialled and for which connection; None on one that was accepted.
     """
 
-    def __init__(self, sock: socket.socket, rank: int, size: int, token: str, peer: int | None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        rank: int,
+        size: int,
+        token: str,
+        peer: int | None,
+        key: ConnectionKey | None,
+    ) -> None:
         self.sock = sock
         self.peer = peer
+        self.key = key
         self._rank = rank
         self._size = size
         self._token = token
@@ -29,13 +38,16 @@ class Handshake:
         """The epoll events that it waits for."""
         return select.EPOLLIN if self.peer is None or self._spoken else select.EPOLLOUT
 
-    def on_event(self) -> int | None:
-        """Go on; the peer's rank once it is known. Raises OSError or ValueError saying why there will be none."""
-        if self.peer is not None and not self._spoken:
+    def on_event(self) -> tuple[int, ConnectionKey] | None:
+        """Go on; the peer's rank and the connection once they are known.
+
+        Raises OSError or ValueError saying why there will be none.
+        """
+        if self.peer is not None and self.key is not None and not self._spoken:
             number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if number:
                 raise OSError(number, os.strerror(number))
-            self.speak(self.peer)
+            self.speak(self.peer, self.key)
             return None
         try:
             # no more than the hello: what follows belongs to the connection
@@ -47,13 +59,13 @@ class Handshake:
         self._heard += data
         if len(self._heard) < HELLO_BYTES:
             return None
-        sender = read_hello(self._heard, self._rank, self._size, self._token)
-        if self.peer is not None and sender != self.peer:
-            raise ValueError(f"sender: got rank {sender}, expected rank {self.peer}")
-        return sender
+        sender, key = read_hello(self._heard, self._rank, self._size, self._token)
+        if self.peer is not None and (sender, key) != (self.peer, self.key):
+            raise ValueError(f"sender: got rank {sender}, {key}, expected rank {self.peer}, {self.key}")
+        return sender, key
 
-    def speak(self, peer: int) -> None:
-        """Say hello to this rank. Raises OSError."""
+    def speak(self, peer: int, key: ConnectionKey) -> None:
+        """Say hello to this rank, for this connection. Raises OSError."""
         self._spoken = True
         # the first bytes of a connection: there is room for them
-        self.sock.send(make_hello(self._rank, peer, self._size, self._token))
+        self.sock.send(make_hello(self._rank, peer, self._size, self._token, key))

@@ -8,27 +8,29 @@ import numpy as np
 
 from testbed.transport.base import Request, TransportError
 
+_MOST_MESSAGES = 100_000
+
 
 class Staged:
     """A message that nobody has asked for yet: its payload so far, in memory of its own."""
 
-    __slots__ = ("received", "view")
+    __slots__ = ("view",)
 
     def __init__(self, length: int) -> None:
         # numpy does not touch the memory, so an announced length costs nothing until bytes come
         self.view = np.empty(length, dtype=np.uint8).data
-        self.received = 0
 
 
 class Mailbox:
     """Receives posted and messages staged, each in order per tag; at most one of the two exists for a tag."""
 
-    __slots__ = ("posted", "staged", "staged_bytes")
+    __slots__ = ("posted", "staged", "staged_bytes", "staged_messages")
 
     def __init__(self) -> None:
         self.posted: dict[int, deque[Request]] = {}
         self.staged: dict[int, deque[Staged]] = {}
         self.staged_bytes = 0
+        self.staged_messages = 0
 
     def post(self, request: Request) -> None:
         """Remember a receive that no message waits for."""
@@ -48,11 +50,16 @@ class Mailbox:
             del self.posted[tag]
         return request
 
+    def has_room(self, length: int, most_bytes: int) -> bool:
+        """Whether a message of `length` bytes may be staged; of empty ones, too, there may only be so many."""
+        return self.staged_bytes + length <= most_bytes and self.staged_messages < _MOST_MESSAGES
+
     def stage(self, tag: int, length: int) -> Staged:
         """Room for a message of `length` bytes that came before its receive."""
         staged = Staged(length)
         self.staged.setdefault(tag, deque()).append(staged)
         self.staged_bytes += length
+        self.staged_messages += 1
         return staged
 
     def take_staged(self, tag: int) -> Staged | None:
@@ -64,6 +71,7 @@ class Mailbox:
         if not queue:
             del self.staged[tag]
         self.staged_bytes -= len(staged.view)
+        self.staged_messages -= 1
         return staged
 
     def discard(self, staged: Staged) -> None:
@@ -71,6 +79,7 @@ class Mailbox:
         for tag, queue in self.staged.items():
             if queue[-1] is staged:
                 self.staged_bytes -= len(staged.view)
+                self.staged_messages -= 1
                 queue.pop()
                 if not queue:
                     del self.staged[tag]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import Literal
 
 from testbed.transport.base import (
+    BEST_EFFORT,
     MAX_TAG,
     PeerCounters,
     PeerLost,
     Request,
+    TrafficClass,
     TransportError,
+    aborted_words,
     address_error,
+    check_traffic_class,
     check_writable,
+    reason_bytes,
 )
 from testbed.transport.mailbox import Mailbox, wrong_length
 
-_CLOSED = -1  # instead of a tag: the sender has closed
+_CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
+_BELL = -2  # nothing came: somebody wants `progress` to return
 
 
 class MemoryNetwork:
@@ -39,36 +45,40 @@ class MemoryTransport:
         self.now_s = time.monotonic()
         self.counters = {peer: PeerCounters() for peer in range(size) if peer != rank}
         self._network = network
-        self._mailboxes = {peer: Mailbox() for peer in self.counters}
+        self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
         self._lost: dict[int, TransportError] = {}
         self._closed = False
-        self._arrived: deque[tuple[int, int, bytes]] = deque()  # other ranks' threads append here
+        self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
+            deque()
+        )  # other ranks' threads append here
         self._news = threading.Condition()
 
-    def isend(self, peer: int, tag: int, view: memoryview) -> Request:
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
-        request = self._request("send", peer, tag, view)
+        request = self._request("send", peer, tag, view, traffic)
         if peer in self._lost:
             request.fail(self._lost[peer])
             return request
         counters = self.counters[peer]
         counters.messages_sent += 1
         counters.bytes_sent += len(view)
-        self._network.transports[peer]._deliver(self.rank, tag, bytes(view))
+        self._network.transports[peer]._deliver(self.rank, tag, traffic, bytes(view))
         request.complete()
         return request
 
-    def irecv(self, peer: int, tag: int, view: memoryview) -> Request:
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
-        request = self._request("recv", peer, tag, view)
+        request = self._request("recv", peer, tag, view, traffic)
         check_writable(view)
-        staged = self._mailboxes[peer].take_staged(tag)
+        mailbox = self._mailboxes[peer, traffic]
+        staged = mailbox.take_staged(tag)
         if staged is not None:
+            self.counters[peer].bytes_copied += len(staged.view)
             self._hand_over(request, staged.view)
         elif peer in self._lost:
             request.fail(self._lost[peer])
         else:
-            self._mailboxes[peer].post(request)
+            mailbox.post(request)
         return request
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
@@ -78,36 +88,53 @@ class MemoryTransport:
                 self._news.wait(timeout_s)
         self.now_s = time.monotonic()
         while self._arrived:
-            peer, tag, payload = self._arrived.popleft()
+            peer, tag, traffic, payload = self._arrived.popleft()
+            if tag == _BELL:
+                continue
             if tag == _CLOSED:
-                self._lose(peer, "it closed its end")
+                self._lose(peer, aborted_words(payload) if payload else "it closed its end")
                 continue
             counters = self.counters[peer]
             counters.messages_received += 1
             counters.bytes_received += len(payload)
-            request = self._mailboxes[peer].take_posted(tag)
+            mailbox = self._mailboxes[peer, traffic]
+            request = mailbox.take_posted(tag)
             if request is not None:
                 self._hand_over(request, memoryview(payload))
             else:
-                self._mailboxes[peer].stage(tag, len(payload)).view[:] = payload
+                mailbox.stage(tag, len(payload)).view[:] = payload
+
+    def wake(self) -> None:
+        """See Transport."""
+        self._deliver(self.rank, _BELL, BEST_EFFORT, b"")
+
+    def abort(self, reason: str) -> None:
+        """See Transport."""
+        self._end(reason_bytes(reason), "this rank has aborted")
 
     def close(self) -> None:
         """See Transport."""
+        self._end(b"", "this rank has closed its transport")
+
+    def _end(self, told: bytes, reason: str) -> None:
         if self._closed:
             return
         self._closed = True
         for peer in self.counters:
-            self._network.transports[peer]._deliver(self.rank, _CLOSED, b"")
-            self._lose(peer, "this rank has closed its transport")
+            self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, told)
+            self._lose(peer, reason)
 
-    def _request(self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview) -> Request:
+    def _request(
+        self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview, traffic: TrafficClass
+    ) -> Request:
         if peer not in self.counters or not 0 <= tag <= MAX_TAG:
-            raise address_error(self, peer, tag)
+            raise address_error(self.rank, self.size, peer, tag)
+        check_traffic_class(traffic)
         return Request(kind, peer, tag, view)
 
-    def _deliver(self, sender: int, tag: int, payload: bytes) -> None:
+    def _deliver(self, sender: int, tag: int, traffic: TrafficClass, payload: bytes) -> None:
         with self._news:
-            self._arrived.append((sender, tag, payload))
+            self._arrived.append((sender, tag, traffic, payload))
             self._news.notify()
 
     def _hand_over(self, request: Request, payload: memoryview) -> None:
@@ -120,4 +147,6 @@ class MemoryTransport:
 
     def _lose(self, peer: int, reason: str) -> None:
         error = self._lost.setdefault(peer, PeerLost(self.rank, peer, reason))
-        self._mailboxes[peer].fail(error)
+        for (other, _), mailbox in self._mailboxes.items():
+            if other == peer:
+                mailbox.fail(error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.transport.base import TransportError
+from testbed.transport.base import BEST_EFFORT, TrafficClass, TransportError
 
 # of struct tcp_info in linux/tcp.h: name here, offset, format, unit in which the kernel counts
 _TCP_INFO = (
@@ -29,6 +29,9 @@ _TCP_INFO_BYTES = 216
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
+IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
+
+
 @dataclass(frozen=True)
 class SocketSettings:
     """What every socket of a transport gets; None leaves the kernel's default."""
@@ -36,10 +39,23 @@ class SocketSettings:
     congestion_control: str | None = None
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
+    multipath: bool = False
 
-    def apply(self, sock: socket.socket) -> None:
+    def make(self) -> socket.socket:
+        """A new socket. TransportError where the kernel has no MPTCP."""
+        try:
+            return socket.socket(
+                socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP if self.multipath else socket.IPPROTO_TCP
+            )
+        except OSError as error:
+            raise TransportError(
+                f"MPTCP: the kernel has none ({error.strerror}); see net.mptcp.enabled"
+            ) from None
+
+    def apply(self, sock: socket.socket, traffic: TrafficClass = BEST_EFFORT) -> None:
         """Set and read back; raises TransportError where the kernel refuses or does something else."""
         sock.setblocking(False)
+        self.mark(sock, traffic)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for option, size in (
             (socket.SO_SNDBUF, self.send_buffer_bytes),
@@ -49,6 +65,19 @@ class SocketSettings:
                 _set_buffer(sock, option, size)
         if self.congestion_control is not None:
             _set_congestion_control(sock, self.congestion_control)
+
+    def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
+        """Give the socket's packets this class, and read it back."""
+        if traffic.dscp:
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2)
+            got = sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) >> 2
+            if got != traffic.dscp:
+                raise TransportError(f"DSCP: asked for {traffic.dscp}, the kernel uses {got}")
+        if traffic.priority:  # after the DSCP, which sets one of its own
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, traffic.priority)
+            got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
+            if got != traffic.priority:
+                raise TransportError(f"socket priority: asked for {traffic.priority}, the kernel uses {got}")
 
 
 def congestion_control(sock: socket.socket) -> str:

@@ -1,7 +1,8 @@
 """Bytes on the wire between two ranks.
 
 A connection begins with one hello from each side, the dialler's first. After that each side sends messages: a header
-of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. The last one is a goodbye.
+of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. The last one is a goodbye, whose
+payload, if any, tells why its sender gave up. Lanes of a striped pair send frames instead: see `lanes`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from typing import NamedTuple
 
-VERSION = 1
+from testbed.transport.base import BEST_EFFORT, TrafficClass
+
+VERSION = 2
 _MAGIC = b"SCALEACR"
-_HELLO = struct.Struct("<8sHHIII32s")
+_HELLO = struct.Struct("<8sHBBHHIII32s")
 HELLO_BYTES = _HELLO.size
 
 HEADER = struct.Struct("<QQ")
@@ -20,14 +24,31 @@ HEADER_BYTES = HEADER.size
 GOODBYE_TAG = 2**64 - 1
 
 
-def make_hello(sender: int, receiver: int, size: int, token: str) -> bytes:
+class ConnectionKey(NamedTuple):
+    """Which of the connections between two ranks: the class of its traffic, and the lane within a striped pair.
+
+    lanes: how many lanes there are, so that both ends know; 0 where a pair has one connection per class.
+    """
+
+    traffic: TrafficClass = BEST_EFFORT
+    lane: int = 0
+    lanes: int = 0
+
+
+def make_hello(sender: int, receiver: int, size: int, token: str, key: ConnectionKey) -> bytes:
     """What `sender` says first to `receiver`, in a job of `size` ranks with this token."""
-    return _HELLO.pack(_MAGIC, VERSION, 0, size, sender, receiver, _digest(token))
+    traffic, lane, lanes = key
+    return _HELLO.pack(
+        _MAGIC, VERSION, traffic.dscp, traffic.priority, lane, lanes, size, sender, receiver, _digest(token)
+    )
 
 
-def read_hello(data: bytes, receiver: int, size: int, token: str) -> int:
-    """The rank that said this hello. Raises ValueError, saying what is wrong, unless it is meant for us."""
-    magic, version, _reserved, their_size, sender, addressee, digest = _HELLO.unpack(data)
+def read_hello(data: bytes, receiver: int, size: int, token: str) -> tuple[int, ConnectionKey]:
+    """The rank that said this hello, and for which connection.
+
+    Raises ValueError, saying what is wrong, unless it is meant for us.
+    """
+    magic, version, dscp, priority, lane, lanes, their_size, sender, addressee, digest = _HELLO.unpack(data)
     if magic != _MAGIC:
         raise ValueError(f"magic: got {magic!r}, expected {_MAGIC!r}")
     if version != VERSION:
@@ -40,7 +61,7 @@ def read_hello(data: bytes, receiver: int, size: int, token: str) -> int:
         raise ValueError(f"addressee: got rank {addressee}, expected rank {receiver}")
     if sender >= size or sender == receiver:
         raise ValueError(f"sender: got rank {sender}, expected another rank of 0 to {size - 1}")
-    return int(sender)
+    return int(sender), ConnectionKey(TrafficClass(dscp, priority), lane, lanes)
 
 
 def _digest(token: str) -> bytes:

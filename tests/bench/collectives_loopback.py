@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from testbed.collectives import Communicator, count_wrong, fill
-from testbed.transport import TcpTransport, wait_all
+from testbed.transport import MeshSettings, TcpTransport, wait_all
 
 Program = Callable[[TcpTransport, int, int], dict[str, float]]
 
@@ -37,7 +37,9 @@ def run(size: int, program: Program, *arguments: int) -> list[dict[str, float]]:
     context = multiprocessing.get_context("fork")
 
     def child(rank: int, pipe: Connection) -> None:
-        transport = TcpTransport(rank, addresses, token="bench", listener=listeners[rank], eager=True)
+        transport = TcpTransport(
+            rank, addresses, MeshSettings(token="bench"), listener=listeners[rank], eager=True
+        )
         result = program(transport, *arguments)
         Communicator(transport).barrier()
         transport.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from testbed.transport import CostedTransport, MemoryNetwork, TcpTransport, Transport
+from testbed.transport import CostedTransport, MemoryNetwork, MeshSettings, TcpTransport, Transport
 
 Program = Callable[[Any], Any]
 TOKEN = "test"
@@ -31,8 +31,9 @@ class Places:
 
     def transport(self, rank: int, **options: Any) -> TcpTransport:
         """Rank `rank` of as many as there are places."""
-        options = {"token": TOKEN, "listener": self.sockets[rank], **options}
-        return TcpTransport(rank, self.addresses, **options)
+        eager = options.pop("eager", False)
+        settings = MeshSettings(**{"token": TOKEN, **options})
+        return TcpTransport(rank, self.addresses, settings, eager=eager, listener=self.sockets[rank])
 
     @contextlib.contextmanager
     def transport_closing(self, rank: int, **options: Any) -> Iterator[TcpTransport]:

@@ -1,148 +1,240 @@
-"""Every algorithm gives the exact answer and sends the bytes that its formula says, on the in-memory network."""
+"""Every algorithm gives the exact answer and sends the bytes that its plan says, on the in-memory network.
+
+Each algorithm runs with every number of ranks and every layout of buildings; sizes, types and operations take turns.
+The `thorough` lane has all types and operations with all of them.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterator
+from itertools import count, product
 
+import ml_dtypes  # noqa: F401 (numpy knows bfloat16 by name from then on)
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from testbed.collectives import (
-    ALGORITHMS,
-    DTYPES,
-    Communicator,
-    Work,
-    all_gather_traffic,
-    broadcast_traffic,
-    count_wrong,
-    fill,
-    reduce_scatter_traffic,
-    traffic,
-    wan_bytes,
-)
-from testbed.collectives.chunks import Segment, even_bounds, segments
+from testbed.collectives import ALGORITHMS, AUTO, DTYPES, OPERATIONS, Communicator, count_wrong, traffic
 from testbed.transport import MemoryNetwork
+from tests.unit.collective_runs import filled, finish, joined, layouts, run
 
-SIZES = range(1, 10)
-NUMELS = (0, 1, 2, 7, 64, 1001)
-LAYOUTS = {
-    1: [[0]],
-    2: [[0, 0], [0, 1]],
-    3: [[0, 0, 1], [0, 1, 2], [1, 0, 1]],
-    4: [[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 1]],
-    5: [[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]],
-    6: [[0, 0, 0, 0, 1, 1], [2, 2, 1, 1, 0, 0]],
-    7: [[0, 1, 0, 1, 0, 1, 0], [0, 1, 2, 2, 2, 2, 2]],
-    8: [[0] * 4 + [1] * 4, [0] * 3 + [1] * 5],
-    9: [[0, 0, 1, 1, 1, 2, 2, 2, 2], [0, 1, 2] * 3],
-}
-
-Array = np.ndarray[Any, Any]
+SIZES = range(1, 18)
+NUMELS = (0, 1, 7, 64, 1001)
+TYPED = list(product(DTYPES, OPERATIONS))
+Typed = Iterator[tuple[str, str]]
 
 
-def run(
-    groups: Sequence[int], start: Callable[..., Work], *arrays: Sequence[Array], **options: Any
-) -> dict[tuple[int, int], int]:
-    """Begin one operation on every rank and drive all of them in this thread; the payload bytes sent per pair.
-
-    `start` is a method of Communicator, which gets the rank's own of each of the `arrays`.
-    """
-    transports = MemoryNetwork(len(groups)).transports
-    communicators = [Communicator(transport, groups) for transport in transports]
-    works = [
-        start(communicator, *(array[communicator.rank] for array in arrays), async_op=True, **options)
-        for communicator in communicators
-    ]
-    for _ in range(10_000):
-        if all(work.is_completed() for work in works):
-            break
-        for communicator in communicators:
-            communicator.progress()
-    for work in works:
-        work.wait(0.0)
-        assert work.end_s >= work.start_s
-    return {
-        (transport.rank, peer): counters.bytes_sent
-        for transport in transports
-        for peer, counters in transport.counters.items()
-        if counters.bytes_sent
-    }
+def in_turns() -> Typed:
+    for number in count():
+        yield TYPED[number * 7 % len(TYPED)]
 
 
-def filled(numel: int, rank: int, dtype: str, op: str = "sum") -> Array:
-    array = np.empty(numel, dtype)
-    fill(array, rank, salt=numel, op=op)
-    return array
+def in_some(size: int) -> list[tuple[list[int], int]]:
+    """Every layout of so many ranks, with two of the sizes each."""
+    found = []
+    for number, groups in enumerate(layouts(size)):
+        found += [(groups, NUMELS[(size + number + offset) % len(NUMELS)]) for offset in (0, 2)]
+    return found
 
 
-def joined(size: int, numel: int, dtype: str) -> Array:
-    return np.concatenate([filled(numel, rank, dtype) for rank in range(size)])
+def roots(size: int) -> list[int]:
+    return sorted({0, size // 2, size - 1})
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_all_reduce(algorithm: str, size: int) -> None:
-    for groups in LAYOUTS[size]:
-        for numel in NUMELS:
-            arrays = [filled(numel, rank, "float32") for rank in range(size)]
-            sent = run(groups, Communicator.all_reduce, arrays, algorithm=algorithm)
-            assert [count_wrong(array, size, salt=numel) for array in arrays] == [0] * size
-            assert sent == traffic(algorithm, numel, 4, groups)
+def cases(collective: str) -> list[tuple[str, int]]:
+    return [(algorithm, size) for algorithm in (*ALGORITHMS[collective], AUTO) for size in SIZES]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", ["sum", "product", "min", "max"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_all_reduce_of_every_type_and_operation(algorithm: str, op: str, dtype: str) -> None:
-    for groups in ([0, 0, 0, 1, 1], [0, 1, 2, 3]):
+def check_all_reduce(algorithm: str, cases: list[tuple[list[int], int]], typed: Typed) -> None:
+    for groups, numel in cases:
         size = len(groups)
-        arrays = [filled(101, rank, dtype, op) for rank in range(size)]
-        run(groups, Communicator.all_reduce, arrays, op=op, algorithm=algorithm)
-        assert [count_wrong(array, size, salt=101, op=op) for array in arrays] == [0] * size
+        dtype, op = next(typed)
+        arrays = [filled(numel, rank, dtype, op) for rank in range(size)]
+        sent = run(groups, Communicator.all_reduce, arrays, algorithm=algorithm, op=op)
+        assert [count_wrong(array, size, salt=numel, op=op) for array in arrays] == [0] * size, (
+            groups,
+            dtype,
+            op,
+        )
+        if algorithm != AUTO:
+            assert sent == traffic("all_reduce", algorithm, numel, arrays[0].itemsize, groups)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_reduce_scatter_tensor(size: int, dtype: str) -> None:
-    for numel in NUMELS:
-        inputs = [filled(numel * size, rank, dtype) for rank in range(size)]
+def check_reduce_scatter(algorithm: str, cases: list[tuple[list[int], int]], typed: Typed) -> None:
+    for groups, numel in cases:
+        size = len(groups)
+        dtype, op = next(typed)
+        inputs = [filled(numel * size, rank, dtype, op) for rank in range(size)]
         outputs = [np.zeros(numel, dtype) for _ in range(size)]
-        sent = run([0] * size, Communicator.reduce_scatter_tensor, outputs, inputs)
-        assert count_wrong(np.concatenate(outputs), size, salt=numel * size) == 0
+        sent = run(groups, Communicator.reduce_scatter_tensor, outputs, inputs, algorithm=algorithm, op=op)
+        assert count_wrong(np.concatenate(outputs), size, salt=numel * size, op=op) == 0, (groups, dtype, op)
         for rank, given_input in enumerate(inputs):
-            np.testing.assert_array_equal(given_input, filled(numel * size, rank, dtype))
-        assert sent == reduce_scatter_traffic(numel, np.dtype(dtype).itemsize, size)
+            np.testing.assert_array_equal(given_input, filled(numel * size, rank, dtype, op))
+        if algorithm != AUTO:
+            assert sent == traffic("reduce_scatter", algorithm, numel, outputs[0].itemsize, groups)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", ["float64", "int32"])
-def test_all_gather_into_tensor(size: int, dtype: str) -> None:
-    for numel in NUMELS:
+@pytest.mark.parametrize(("algorithm", "size"), cases("all_reduce"))
+def test_all_reduce(algorithm: str, size: int) -> None:
+    check_all_reduce(algorithm, in_some(size), in_turns())
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("reduce_scatter"))
+def test_reduce_scatter_tensor(algorithm: str, size: int) -> None:
+    check_reduce_scatter(algorithm, in_some(size), in_turns())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algorithm", "size"), cases("all_reduce"))
+@pytest.mark.parametrize(("dtype", "op"), TYPED)
+def test_all_reduce_of_every_type_and_operation(algorithm: str, size: int, dtype: str, op: str) -> None:
+    check_all_reduce(algorithm, list(product(layouts(size), (0, 1, 1001))), iter([(dtype, op)] * 9))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("algorithm", "size"), cases("reduce_scatter"))
+@pytest.mark.parametrize(("dtype", "op"), TYPED)
+def test_reduce_scatter_of_every_type_and_operation(algorithm: str, size: int, dtype: str, op: str) -> None:
+    check_reduce_scatter(algorithm, list(product(layouts(size), (0, 1, 1001))), iter([(dtype, op)] * 9))
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("all_gather"))
+def test_all_gather_into_tensor(algorithm: str, size: int) -> None:
+    typed = in_turns()
+    for groups, numel in in_some(size):
+        dtype, _ = next(typed)
         outputs = [np.zeros((size, numel), dtype) for _ in range(size)]
         inputs = [filled(numel, rank, dtype) for rank in range(size)]
-        sent = run([0] * size, Communicator.all_gather_into_tensor, outputs, inputs)
+        sent = run(groups, Communicator.all_gather_into_tensor, outputs, inputs, algorithm=algorithm)
         for output in outputs:
             np.testing.assert_array_equal(output.reshape(-1), joined(size, numel, dtype))
-        assert sent == all_gather_traffic(numel, np.dtype(dtype).itemsize, size)
+        if algorithm != AUTO:
+            assert sent == traffic("all_gather", algorithm, numel, inputs[0].itemsize, groups)
 
 
+@pytest.mark.parametrize(("algorithm", "size"), cases("broadcast"))
+def test_broadcast(algorithm: str, size: int) -> None:
+    typed = in_turns()
+    for root, numel in product(roots(size), (0, 1, 1001)):
+        dtype, _ = next(typed)
+        arrays = [filled(numel, rank, dtype) for rank in range(size)]
+        sent = run([0] * size, Communicator.broadcast, arrays, src=root, algorithm=algorithm)
+        for array in arrays:
+            np.testing.assert_array_equal(array, filled(numel, root, dtype))
+        if algorithm != AUTO:
+            assert sent == traffic("broadcast", algorithm, numel, arrays[0].itemsize, [0] * size, root)
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("reduce"))
+def test_reduce_leaves_the_others_arrays(algorithm: str, size: int) -> None:
+    typed = in_turns()
+    for root, numel in product(roots(size), (0, 1, 1001)):
+        dtype, op = next(typed)
+        arrays = [filled(numel, rank, dtype, op) for rank in range(size)]
+        sent = run([0] * size, Communicator.reduce, arrays, dst=root, op=op, algorithm=algorithm)
+        assert count_wrong(arrays[root], size, salt=numel, op=op) == 0
+        for rank, array in enumerate(arrays):
+            if rank != root:
+                np.testing.assert_array_equal(array, filled(numel, rank, dtype, op))
+        if algorithm != AUTO:
+            assert sent == traffic("reduce", algorithm, numel, arrays[0].itemsize, [0] * size, root)
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("gather"))
+def test_gather_and_scatter(algorithm: str, size: int) -> None:
+    typed = in_turns()
+    for root, numel in product(roots(size), (0, 1, 101)):
+        dtype, _ = next(typed)
+        whole = [np.zeros((size, numel), dtype) if rank == root else None for rank in range(size)]
+        parts = [filled(numel, rank, dtype) for rank in range(size)]
+        sent = run([0] * size, Communicator.gather, whole, parts, dst=root, algorithm=algorithm)
+        gathered = whole[root]
+        assert gathered is not None
+        np.testing.assert_array_equal(gathered.reshape(-1), joined(size, numel, dtype))
+        if algorithm != AUTO:
+            assert sent == traffic("gather", algorithm, numel, parts[0].itemsize, [0] * size, root)
+        back = [np.zeros(numel, dtype) for _ in range(size)]
+        sent = run([0] * size, Communicator.scatter, back, whole, src=root, algorithm=algorithm)
+        for rank, part in enumerate(back):
+            np.testing.assert_array_equal(part, parts[rank])
+        if algorithm != AUTO:
+            assert sent == traffic("scatter", algorithm, numel, parts[0].itemsize, [0] * size, root)
+
+
+# ---- exchanges
+
+
+def share(source: int, target: int, rows: int, dtype: str = "int64") -> np.ndarray:
+    """What one rank has for another: two columns, told apart from all other rows."""
+    return (np.arange(2 * rows).reshape(rows, 2) + 1000 * source + 50_000 * target).astype(dtype)
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("all_to_all"))
+def test_all_to_all_single(algorithm: str, size: int) -> None:
+    for groups, rows in product(layouts(size), (0, 3)):
+        inputs = [np.concatenate([share(rank, peer, rows) for peer in range(size)]) for rank in range(size)]
+        outputs = [np.zeros_like(array) for array in inputs]
+        sent = run(groups, Communicator.all_to_all_single, outputs, inputs, algorithm=algorithm)
+        for rank, output in enumerate(outputs):
+            expected = np.concatenate([share(peer, rank, rows) for peer in range(size)])
+            np.testing.assert_array_equal(output, expected)
+        if algorithm != AUTO:
+            assert sent == traffic("all_to_all", algorithm, 2 * rows, 8, groups)
+
+
+@pytest.mark.parametrize(("algorithm", "size"), cases("all_to_all"))
+def test_all_to_all_single_with_split_sizes(algorithm: str, size: int) -> None:
+    for groups in layouts(size):
+        counts = [[(3 * rank + 5 * peer) % 4 for peer in range(size)] for rank in range(size)]
+        communicators = [Communicator(transport, groups) for transport in MemoryNetwork(size).transports]
+        works, outputs = [], []
+        for rank, communicator in enumerate(communicators):
+            data = np.concatenate([share(rank, peer, counts[rank][peer]) for peer in range(size)])
+            receives = [counts[peer][rank] for peer in range(size)]
+            outputs.append(np.zeros((sum(receives), 2), "int64"))
+            works.append(
+                communicator.all_to_all_single(
+                    outputs[rank], data, receives, counts[rank], algorithm=algorithm, async_op=True
+                )
+            )
+        finish(communicators, works)
+        for rank, output in enumerate(outputs):
+            expected = np.concatenate([share(peer, rank, counts[peer][rank]) for peer in range(size)])
+            np.testing.assert_array_equal(output, expected)
+
+
+@pytest.mark.parametrize("algorithm", ["late_counts", "padded"])
 @pytest.mark.parametrize("size", SIZES)
-def test_broadcast_from_every_rank(size: int) -> None:
-    for root in range(size):
-        for numel in (0, 1, 1001):
-            arrays = [filled(numel, rank, "float32") for rank in range(size)]
-            sent = run([0] * size, Communicator.broadcast, arrays, src=root)
-            for array in arrays:
-                np.testing.assert_array_equal(array, filled(numel, root, "float32"))
-            assert sent == broadcast_traffic(numel, 4, size, root)
+def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
+    most = 5
+    counts = [[(3 * rank + 5 * peer) % (most + 1) for peer in range(size)] for rank in range(size)]
+    communicators = [Communicator(transport) for transport in MemoryNetwork(size).transports]
+    outputs = [np.zeros((size, most, 2), "int64") for _ in range(size)]
+    works = [
+        communicator.all_to_all_v_dynamic(
+            outputs[rank],
+            np.concatenate([share(rank, peer, counts[rank][peer]) for peer in range(size)]),
+            counts[rank],
+            algorithm=algorithm,
+            async_op=True,
+        )
+        for rank, communicator in enumerate(communicators)
+    ]
+    finish(communicators, works)
+    for rank, (work, output) in enumerate(zip(works, outputs, strict=True)):
+        assert work.result == [counts[peer][rank] for peer in range(size)]
+        for peer in range(size):
+            np.testing.assert_array_equal(
+                output[peer, : counts[peer][rank]], share(peer, rank, counts[peer][rank])
+            )
+        sent = sum(counters.bytes_sent for counters in communicators[rank].transport.counters.values())
+        rows = sum(counts[rank]) - counts[rank][rank] if algorithm == "late_counts" else most * (size - 1)
+        assert sent == 8 * (size - 1) + 16 * rows
 
 
-@pytest.mark.parametrize("size", SIZES)
+# ---- barrier
+
+
+@pytest.mark.parametrize("size", range(1, 10))
 def test_nobody_leaves_a_barrier_before_everybody_has_come(size: int) -> None:
     for late in range(size):
         communicators = [Communicator(transport) for transport in MemoryNetwork(size).transports]
@@ -152,63 +244,9 @@ def test_nobody_leaves_a_barrier_before_everybody_has_come(size: int) -> None:
                 communicator.progress()
         assert not any(work.is_completed() for work in works)
         works.append(communicators[late].barrier(async_op=True))
-        for _ in range(2 * size):
-            for communicator in communicators:
-                communicator.progress()
-        assert all(work.is_completed() for work in works)
+        finish(communicators, works)
         messages = [
             sum(counters.messages_sent for counters in communicator.transport.counters.values())
             for communicator in communicators
         ]
         assert messages == [(size - 1).bit_length()] * size
-        assert run([0] * size, Communicator.barrier) == {}
-
-
-# ---- formulas and cuts
-
-
-def test_equal_buildings_send_the_array_once_each_way_over_the_wan() -> None:
-    groups = [0] * 4 + [1] * 4
-    pairs = traffic("hierarchical", 8000, 4, groups)
-    assert sum(count for (source, target), count in pairs.items() if source < 4 <= target) == 8000 * 4
-    assert sum(count for (source, target), count in pairs.items() if target < 4 <= source) == 8000 * 4
-    assert {(source, target) for source, target in pairs if groups[source] != groups[target]} == {
-        pair for rank in range(4) for pair in ((rank, rank + 4), (rank + 4, rank))
-    }
-    # the flat ring crosses once each way, with nearly twice the array
-    assert wan_bytes("ring", 8000, 4, groups) == 2 * 2 * 8000 * 4 * 7 // 8
-    with pytest.raises(ValueError, match="algorithm: got 'tree', expected one of ring, hierarchical"):
-        traffic("tree", 1, 4, groups)
-
-
-@given(
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), numel=st.integers(0, 300), order=st.randoms()
-)
-@settings(max_examples=60, deadline=None)
-def test_hierarchical_sends_over_the_wan_what_rings_of_buildings_must(
-    sizes: list[int], numel: int, order: random.Random
-) -> None:
-    """2 B (g - 1) bytes in all for g buildings, of whatever sizes, in whatever order of ranks."""
-    groups = [building for building, size in enumerate(sizes) for _ in range(size)]
-    order.shuffle(groups)
-    assert wan_bytes("hierarchical", numel, 4, groups) == 2 * numel * 4 * (len(sizes) - 1)
-
-
-@given(size=st.integers(0, 200), parts=st.integers(1, 20))
-def test_chunks_cover_everything_once_and_evenly(size: int, parts: int) -> None:
-    bounds = even_bounds(size, parts)
-    lengths = [end - start for start, end in pairwise(bounds)]
-    assert (bounds[0], bounds[-1], len(lengths)) == (0, size, parts)
-    assert min(lengths) >= 0
-    assert max(lengths) - min(lengths) <= 1
-
-
-def test_segments_have_one_owner_in_every_building() -> None:
-    assert segments(12, [[0, 1], [2, 3, 4]]) == [
-        Segment(0, 4, (0, 2)),
-        Segment(4, 6, (0, 3)),
-        Segment(6, 8, (1, 3)),
-        Segment(8, 12, (1, 4)),
-    ]
-    assert segments(1, [[0, 1], [2, 3]]) == [Segment(0, 1, (0, 2))]
-    assert segments(0, [[0, 1], [2, 3]]) == []

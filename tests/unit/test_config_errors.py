@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, expand, load_scenario, load_topology
+from testbed.config.scenario import ALGORITHMS
 
 TOPOLOGY = """\
 name: pair
@@ -319,10 +320,16 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "[ring]",
             "[rings]",
-            "7: algorithms.0: got 'rings', expected an algorithm: ring, hierarchical; did you mean ring?",
+            "7: algorithms.0: got 'rings', expected an algorithm: "
+            + ", ".join(ALGORITHMS)
+            + "; did you mean ring?",
         ),
         ("[ring]", "[ring, ring]", "7: algorithms.1: got 'ring' again, expected each algorithm once"),
-        ("[ring]", "[]", "7: algorithms: got an empty list, expected at least one of: ring, hierarchical"),
+        (
+            "[ring]",
+            "[]",
+            "7: algorithms: got an empty list, expected at least one of: " + ", ".join(ALGORITHMS),
+        ),
         ("[ring]", "ring", "7: algorithms: got 'ring', expected a list"),
         (
             "algorithms: [ring]",

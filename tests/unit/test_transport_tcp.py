@@ -22,7 +22,7 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.wire import HEADER, HELLO_BYTES, make_hello, read_hello
+from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, make_hello, read_hello
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
 
@@ -94,7 +94,10 @@ def test_source_ports_are_as_told_and_can_be_used_again_at_once() -> None:
 
     places = Places(3)
     for _ in range(3):  # no connection stays behind in TIME_WAIT, whoever closes first
-        options = {"source_port": lambda rank, peer: 21_000 + 10 * rank + peer, "bootstrap_timeout_s": 5}
+        options = {
+            "source_port": lambda rank, peer, number: 21_000 + 10 * rank + peer,
+            "bootstrap_timeout_s": 5,
+        }
         with forked(program, places, [0, 1, 2], **options) as running:
             found = running.results()
         assert found[1][0] == 21_010
@@ -171,16 +174,16 @@ def test_who_does_not_appear_is_named() -> None:
 
 
 def test_hellos_from_elsewhere_are_told_apart() -> None:
-    good = make_hello(1, 0, 2, "mine")
+    good = make_hello(1, 0, 2, "mine", ConnectionKey())
     assert len(good) == HELLO_BYTES
-    assert read_hello(good, 0, 2, "mine") == 1
+    assert read_hello(good, 0, 2, "mine") == (1, ConnectionKey())
     for field, data in {
         "magic": b"GET / HT" + good[8:],
         "protocol version": good[:8] + b"\x63" + good[9:],
-        "token": make_hello(1, 0, 2, "yours"),
-        "number of ranks": make_hello(1, 0, 3, "mine"),
-        "addressee": make_hello(1, 1, 2, "mine"),
-        "sender": make_hello(2, 0, 2, "mine"),
+        "token": make_hello(1, 0, 2, "yours", ConnectionKey()),
+        "number of ranks": make_hello(1, 0, 3, "mine", ConnectionKey()),
+        "addressee": make_hello(1, 1, 2, "mine", ConnectionKey()),
+        "sender": make_hello(2, 0, 2, "mine", ConnectionKey()),
     }.items():
         with pytest.raises(ValueError, match=field):
             read_hello(data, 0, 2, "mine")
@@ -189,9 +192,9 @@ def test_hellos_from_elsewhere_are_told_apart() -> None:
 def test_strangers_are_turned_away_and_the_peer_is_not(places: Places) -> None:
     greetings = [
         b"GET / HTTP/1.0\r\n\r\n" + b"x" * 600,
-        make_hello(1, 0, 2, "another job"),
-        make_hello(0, 0, 2, TOKEN),
-        make_hello(1, 0, 2, TOKEN)[:20],
+        make_hello(1, 0, 2, "another job", ConnectionKey()),
+        make_hello(0, 0, 2, TOKEN, ConnectionKey()),
+        make_hello(1, 0, 2, TOKEN, ConnectionKey())[:20],
         b"",
     ]
 
@@ -224,7 +227,7 @@ def test_a_second_connection_in_the_name_of_a_peer_is_turned_away(places: Places
     def peer(transport: TcpTransport) -> bytes:
         exchange(transport)
         with call(places) as second:
-            second.sendall(make_hello(1, 0, 2, TOKEN))
+            second.sendall(make_hello(1, 0, 2, TOKEN, ConnectionKey()))
             answer = second.recv(100)
         exchange(transport)
         return answer
@@ -239,7 +242,7 @@ def test_a_second_connection_in_the_name_of_a_peer_is_turned_away(places: Places
 
 def pose_as_rank_1(places: Places) -> socket.socket:
     impostor = call(places)
-    impostor.sendall(make_hello(1, 0, 2, TOKEN))
+    impostor.sendall(make_hello(1, 0, 2, TOKEN, ConnectionKey()))
     return impostor
 
 

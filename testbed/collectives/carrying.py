@@ -1,0 +1,82 @@
+"""Carries out a plan: posts receives ahead, sends what a round has, goes on when its receives are done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.collectives.data import Array, Data, as_bytes
+from testbed.collectives.engine import Engine, Position, Steps
+from testbed.collectives.plan import Plan, Round, Runs, Strand
+from testbed.transport import Request, TrafficClass
+
+# receives are posted for so many rounds ahead, so that a peer who is early finds room
+AHEAD = 2
+Posted = list[tuple[Runs, Array, Request]]
+
+
+class Group:
+    """The ranks of one communicator, numbered from 0; `ranks`: their numbers on the transport, which may have more."""
+
+    def __init__(self, engine: Engine, ranks: Sequence[int], traffic: TrafficClass) -> None:
+        self.engine = engine
+        self.transport = engine.transport
+        self.ranks = ranks
+        self.traffic = traffic
+
+    def send(self, peer: int, tag: int, view: memoryview) -> Request:
+        """Begin to send to a member."""
+        return self.transport.isend(self.ranks[peer], tag, view, self.traffic)
+
+    def receive(self, peer: int, tag: int, view: memoryview) -> Request:
+        """Begin to receive from a member."""
+        return self.transport.irecv(self.ranks[peer], tag, view, self.traffic)
+
+
+def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
+    """One rank's part of a collective. Uses tags from `tag` on, one per strand.
+
+    Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.
+    """
+    sends: list[Request] = []
+    for stage in plan.stages:
+        if len(stage) == 1:
+            yield from _strand(group, stage[0], data, tag, position, sends)
+        else:
+            start = group.engine.start
+            yield tuple(
+                start("", _strand(group, strand, data, tag + number, position, sends))
+                for number, strand in enumerate(stage)
+                if strand
+            )
+        tag += len(stage)
+    yield tuple([request for request in sends if not request.done])
+
+
+def _strand(
+    group: Group, strand: Strand, data: Data, tag: int, position: Position, sends: list[Request]
+) -> Steps:
+    count = len(strand)
+    posted = [_post(group, step, data, tag) for step in strand[:AHEAD]]
+    for number, (phase, outgoing, _, reduces) in enumerate(strand):
+        position.phase, position.round, position.rounds = phase, number + 1, count
+        for peer, runs in outgoing:
+            array = data.outgoing(runs)
+            if array.size:
+                sends.append(group.send(peer, tag, as_bytes(array)))
+        expected = posted[number]
+        if expected:
+            yield tuple([request for _, _, request in expected])
+            for runs, array, _ in expected:
+                data.arrived(runs, reduces, array)
+            posted[number] = []
+        if number + AHEAD < count:
+            posted.append(_post(group, strand[number + AHEAD], data, tag))
+
+
+def _post(group: Group, step: Round, data: Data, tag: int) -> Posted:
+    posted = []
+    for peer, runs in step.receives:
+        array = data.incoming(runs, step.reduces)
+        if array.size:
+            posted.append((runs, array, group.receive(peer, tag, as_bytes(array))))
+    return posted

@@ -1,0 +1,146 @@
+"""What a collective does, as data: which blocks a rank sends to whom and receives from whom, round by round.
+
+A plan knows no sizes: the array is cut into numbered blocks at fixed shares of its length, so one plan serves arrays of
+every size, bytes on the wire follow from the plan, and a plan can be turned round: played backwards, an all-gather is a
+reduce-scatter (`reverse`), for the ways on which a block spreads become those on which its parts are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+Runs = tuple[tuple[int, int], ...]
+
+
+class Transfer(NamedTuple):
+    """One message: its other end, and the blocks in it, as runs [start, end)."""
+
+    peer: int
+    runs: Runs
+
+
+class Round(NamedTuple):
+    """Messages under way at once; over when all receives are done. `reduces`: what comes is reduced with what is here.
+
+    A round's sends need what the rounds before have received.
+    """
+
+    phase: str
+    sends: tuple[Transfer, ...] = ()
+    receives: tuple[Transfer, ...] = ()
+    reduces: bool = False
+
+
+Strand = tuple[Round, ...]
+Stage = tuple[Strand, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One rank's part. Stages come one after the other; the strands of a stage go on independently, each in rounds.
+
+    Block b holds the elements from cuts[b] / whole to cuts[b + 1] / whole of the array, rounded down. Strand k of a
+    stage talks to strand k of the same stage on other ranks, so that all ranks have equally many, some empty.
+    """
+
+    whole: int
+    cuts: tuple[int, ...]
+    stages: tuple[Stage, ...]
+
+    def bounds(self, numel: int) -> list[int]:
+        """Where blocks start and end in an array of so many elements."""
+        whole = self.whole
+        return [numel * cut // whole for cut in self.cuts]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds this rank goes through one after the other."""
+        return sum(max(map(len, stage), default=0) for stage in self.stages)
+
+    def sent(self, bounds: Sequence[int]) -> dict[int, int]:
+        """Elements sent per peer, for blocks with these bounds; no entry where there are none."""
+        found: dict[int, int] = {}
+        for stage in self.stages:
+            for strand in stage:
+                for step in strand:
+                    for peer, runs in step.sends:
+                        if count := sum(bounds[end] - bounds[start] for start, end in runs):
+                            found[peer] = found.get(peer, 0) + count
+        return found
+
+
+def even(blocks: int, *stages: Stage) -> Plan:
+    """A plan on so many blocks of equal size."""
+    return Plan(blocks, tuple(range(blocks + 1)), stages)
+
+
+def runs_of(blocks: Iterable[int]) -> Runs:
+    """Numbers of blocks, in any order, as runs of consecutive ones."""
+    found: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        if found and found[-1][1] == block:
+            found[-1] = (found[-1][0], block + 1)
+        else:
+            found.append((block, block + 1))
+    return tuple(found)
+
+
+def blocks_of(runs: Runs) -> list[int]:
+    """The numbers of the blocks in these runs."""
+    return [block for start, end in runs for block in range(start, end)]
+
+
+def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
+    """The plan played backwards: what was received is sent; `phase` renames its rounds."""
+
+    def turned(step: Round) -> Round:
+        return Round(phase or step.phase, step.receives, step.sends, reduces)
+
+    stages = tuple(
+        tuple(tuple(map(turned, reversed(strand))) for strand in stage) for stage in reversed(plan.stages)
+    )
+    return replace(plan, stages=stages)
+
+
+def then(first: Plan, *others: Plan) -> Plan:
+    """One plan after the other, on the same blocks; where both are single strands, without a pause for the others."""
+    stages = list(first.stages)
+    for plan in others:
+        if len(stages) == len(plan.stages) == 1 and len(stages[0]) == len(plan.stages[0]) == 1:
+            stages = [(stages[0][0] + plan.stages[0][0],)]
+        else:
+            stages += plan.stages
+    return replace(first, stages=tuple(stages))
+
+
+def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
+    """The same with other numbers for blocks."""
+    return replace(plan, stages=tuple(tuple(_renamed(strand, name) for strand in s) for s in plan.stages))
+
+
+def in_lanes(plan: Plan, lanes: int) -> Plan:
+    """Every block cut in `lanes`, each going its way on strands of its own: one is reduced while another travels."""
+    if lanes == 1:
+        return plan
+    cuts = [
+        start * lanes + lane * (end - start) for start, end in pairwise(plan.cuts) for lane in range(lanes)
+    ]
+    stages = tuple(
+        tuple(
+            _renamed(strand, lambda block, lane=lane: block * lanes + lane)  # type: ignore[misc]
+            for lane in range(lanes)
+            for strand in stage
+        )
+        for stage in plan.stages
+    )
+    return Plan(plan.whole * lanes, (*cuts, plan.cuts[-1] * lanes), stages)
+
+
+def _renamed(strand: Strand, name: Callable[[int], int]) -> Strand:
+    def moved(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+        return tuple(Transfer(t.peer, runs_of(map(name, blocks_of(t.runs)))) for t in transfers)
+
+    return tuple(step._replace(sends=moved(step.sends), receives=moved(step.receives)) for step in strand)

@@ -1,0 +1,96 @@
+"""Tuning tables: which algorithm was quickest, by collective, ranks, buildings and size; `bench --tune` writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.collectives.catalogue import ALGORITHMS, automatic
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Up to `max_bytes` (None: any size) take this algorithm, with so many ranks in so many buildings."""
+
+    collective: str
+    ranks: int
+    buildings: int
+    max_bytes: int | None
+    algorithm: str
+
+
+class TuningTable:
+    """Measured choices. Where none fits, the rule of `catalogue.automatic` holds."""
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = tuple(entries)
+
+    def choose(self, collective: str, size_bytes: int, groups: Sequence[int]) -> str:
+        """The algorithm for this size, as `catalogue.traffic` counts it, in bytes."""
+        shape = (collective, len(groups), len(set(groups)))
+        for entry in self.entries:
+            if (entry.collective, entry.ranks, entry.buildings) == shape and (
+                entry.max_bytes is None or size_bytes <= entry.max_bytes
+            ):
+                return entry.algorithm
+        return automatic(collective, size_bytes, groups)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        document = {"schema": SCHEMA, "entries": [asdict(entry) for entry in self.entries]}
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> TuningTable:
+        """The inverse of `write`. OSError, or ValueError naming file, entry, field, value and what was expected."""
+        try:
+            document = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: expected JSON, as `testbed bench --tune` writes it ({error})"
+            ) from None
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ValueError(f"{path}: expected a tuning table of schema {SCHEMA}")
+        entries = document.get("entries")
+        if not isinstance(entries, list):
+            raise ValueError(f"{path}: entries: got {entries!r}, expected a list")
+        return cls(_entry(item, f"{path}: entries[{number}]") for number, item in enumerate(entries))
+
+    @classmethod
+    def fastest(
+        cls, times_s: Mapping[tuple[str, int, int], Mapping[int, Mapping[str, float]]]
+    ) -> TuningTable:
+        """From times by (collective, ranks, buildings), size in bytes and algorithm: the quickest of each size.
+
+        Sizes next to each other with the same choice make one entry; the largest one's goes on for ever.
+        """
+        entries = []
+        for (collective, ranks, buildings), sizes in times_s.items():
+            choices = [(size, min(found, key=found.__getitem__)) for size, found in sorted(sizes.items())]
+            for number, (size, algorithm) in enumerate(choices):
+                last = number + 1 == len(choices)
+                if last or choices[number + 1][1] != algorithm:
+                    entries.append(Entry(collective, ranks, buildings, None if last else size, algorithm))
+        return cls(entries)
+
+
+def _entry(item: Any, where: str) -> Entry:
+    if not isinstance(item, dict):
+        raise ValueError(f"{where}: got {item!r}, expected an object")
+    for field in ("ranks", "buildings", "max_bytes"):
+        value = item.get(field)
+        if not ((isinstance(value, int) and value > 0) or (field == "max_bytes" and value is None)):
+            raise ValueError(f"{where}: {field}: got {value!r}, expected a whole number above 0")
+    _check_word(item, "collective", ALGORITHMS, where)
+    _check_word(item, "algorithm", ALGORITHMS[item["collective"]], where)
+    return Entry(**{field: item[field] for field in Entry.__dataclass_fields__})
+
+
+def _check_word(item: dict[str, Any], field: str, known: Iterable[str], where: str) -> None:
+    if item.get(field) not in list(known):
+        raise ValueError(f"{where}: {field}: got {item.get(field)!r}, expected one of {', '.join(known)}")
