@@ -14,13 +14,17 @@ from testbed.transport.base import (
     wait_all,
 )
 from testbed.transport.cost import CostedTransport
+from testbed.transport.lanes import StripeSettings
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
 from testbed.transport.mesh import MeshSettings
+from testbed.transport.protocols import PROTOCOLS, RendezvousTransport, StagedTransport, with_protocol
+from testbed.transport.striped import StripedTransport
 from testbed.transport.tcp import TcpTransport
 
 __all__ = [
     "BEST_EFFORT",
     "MAX_TAG",
+    "PROTOCOLS",
     "Aborted",
     "CostedTransport",
     "MemoryNetwork",
@@ -28,11 +32,16 @@ __all__ = [
     "MeshSettings",
     "PeerCounters",
     "PeerLost",
+    "RendezvousTransport",
     "Request",
+    "StagedTransport",
+    "StripeSettings",
+    "StripedTransport",
     "TcpTransport",
     "TrafficClass",
     "Transport",
     "TransportError",
     "TransportTimeout",
     "wait_all",
+    "with_protocol",
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 MAX_TAG = 2**63 - 1
+CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
 MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
 
 

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 
+from testbed.transport.sockets import IPPROTO_MPTCP, subflows
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello, read_hello
 
 
@@ -65,7 +66,9 @@ class Handshake:
         return sender, key
 
     def speak(self, peer: int, key: ConnectionKey) -> None:
-        """Say hello to this rank, for this connection. Raises OSError."""
+        """Say hello to this rank, for this connection. Raises OSError, or ValueError for MPTCP that is none."""
+        if self.sock.proto == IPPROTO_MPTCP:
+            subflows(self.sock)
         self._spoken = True
         # the first bytes of a connection: there is room for them
         self.sock.send(make_hello(self._rank, peer, self._size, self._token, key))

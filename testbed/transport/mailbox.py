@@ -57,10 +57,23 @@ class Mailbox:
     def stage(self, tag: int, length: int) -> Staged:
         """Room for a message of `length` bytes that came before its receive."""
         staged = Staged(length)
-        self.staged.setdefault(tag, deque()).append(staged)
+        self.reserve(length)
+        self.keep(tag, staged)
+        return staged
+
+    def reserve(self, length: int) -> None:
+        """Count a message of `length` bytes as staged."""
         self.staged_bytes += length
         self.staged_messages += 1
-        return staged
+
+    def release(self, length: int) -> None:
+        """Count it no longer."""
+        self.staged_bytes -= length
+        self.staged_messages -= 1
+
+    def keep(self, tag: int, staged: Staged) -> None:
+        """Put a message, which is counted already, where receives look for it."""
+        self.staged.setdefault(tag, deque()).append(staged)
 
     def take_staged(self, tag: int) -> Staged | None:
         """The oldest message staged for this tag, whole or still coming in, no longer staged."""
@@ -70,17 +83,15 @@ class Mailbox:
         staged = queue.popleft()
         if not queue:
             del self.staged[tag]
-        self.staged_bytes -= len(staged.view)
-        self.staged_messages -= 1
+        self.release(len(staged.view))
         return staged
 
     def discard(self, staged: Staged) -> None:
         """Forget a message that will never be whole; nothing happens when it was taken before."""
         for tag, queue in self.staged.items():
-            if queue[-1] is staged:
-                self.staged_bytes -= len(staged.view)
-                self.staged_messages -= 1
-                queue.pop()
+            if staged in queue:
+                self.release(len(staged.view))
+                queue.remove(staged)
                 if not queue:
                     del self.staged[tag]
                 return
@@ -93,8 +104,17 @@ class Mailbox:
                 request.fail(error)
 
 
+class WrongLength(TransportError):
+    """A message of `got_bytes` that does not fit its receive."""
+
+    def __init__(self, words: str, got_bytes: int) -> None:
+        super().__init__(words)
+        self.got_bytes = got_bytes
+
+
 def wrong_length(rank: int, peer: int, tag: int, got: int, expected: int) -> TransportError:
     """The error of a message that does not fit its receive."""
-    return TransportError(
-        f"rank {rank}: message from peer {peer}, tag {tag}: got {got} bytes, expected {expected}, as posted"
+    return WrongLength(
+        f"rank {rank}: message from peer {peer}, tag {tag}: got {got} bytes, expected {expected}, as posted",
+        got,
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 from testbed.transport.base import (
     BEST_EFFORT,
+    CONTROL_TAG,
     MAX_TAG,
     PeerCounters,
     PeerLost,
@@ -127,7 +128,7 @@ class MemoryTransport:
     def _request(
         self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview, traffic: TrafficClass
     ) -> Request:
-        if peer not in self.counters or not 0 <= tag <= MAX_TAG:
+        if peer not in self.counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
             raise address_error(self.rank, self.size, peer, tag)
         check_traffic_class(traffic)
         return Request(kind, peer, tag, view)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from testbed.transport.base import (
+    CONTROL_TAG,
     MAX_TAG,
     PeerCounters,
-    PeerLost,
     TransportError,
     TransportTimeout,
     address_error,
@@ -76,9 +76,11 @@ class MeshSettings:
 
 
 class Mesh:
-    """One rank's sockets. `addresses`: (IPv4 address, port) of every rank, in rank order; `listener`: a bound socket to
+    """One rank's sockets.
 
-    listen on in place of this rank's address. Raises TransportError when a setting does not take.
+    addresses: (IPv4 address, port) of every rank, in rank order. listener: a bound socket to listen on in place of this
+    rank's address. eager: connect to all peers at once. Raises TransportError when a setting does not take,
+    TransportTimeout when `eager` and a peer does not appear.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Mesh:
         addresses: Sequence[tuple[str, int]],
         settings: MeshSettings,
         listener: socket.socket | None,
+        eager: bool,
     ) -> None:
         if not 0 <= rank < len(addresses):
             raise ValueError(f"rank: got {rank}, expected 0 to {len(addresses) - 1}, as there are addresses")
@@ -121,7 +124,11 @@ class Mesh:
             with self._sockets.make() as trial:
                 self._sockets.apply(trial)
             self._listener = self._listen(listener)
+            if eager:
+                self.connect()
         except BaseException:
+            self._closed = True
+            self._end_all("this rank has closed its transport")
             self._give_back()
             raise
 
@@ -197,13 +204,10 @@ class Mesh:
 
     def abort(self, reason: str) -> None:
         """See Transport."""
-        for peer in self._counters:
-            error = PeerLost(self.rank, peer, "this rank has aborted")
-            for place, stream in list(self._streams.items()):
-                if place[0] == peer and stream.lost is None:
-                    sock = stream.abort(reason_bytes(reason), error)
-                    if sock is not None:
-                        self._leftover.append(sock)
+        for stream in self._streams.values():
+            sock = stream.farewell(reason_bytes(reason)) if stream.lost is None else None
+            if sock is not None:
+                self._leftover.append(sock)
         self._end_all("this rank has aborted")
 
     def close(self) -> None:
@@ -268,7 +272,7 @@ class Mesh:
         return stream
 
     def _check_address(self, peer: int, tag: int) -> None:
-        if peer not in self._counters or not 0 <= tag <= MAX_TAG:
+        if peer not in self._counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
             raise address_error(self.rank, self.size, peer, tag)
 
     # ---- the event loop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _TCP_INFO_BYTES = 216
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
+# of linux/mptcp.h
+_SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
 
 
@@ -119,4 +122,20 @@ def describe(sock: socket.socket) -> dict[str, Any]:
         name: round(struct.unpack_from(form, raw, offset)[0] * unit, 6)
         for name, offset, form, unit in _TCP_INFO
     }
-    return {"congestion_control": congestion_control(sock), **figures}
+    more: dict[str, Any] = {}
+    if sock.proto == IPPROTO_MPTCP:
+        with contextlib.suppress(ValueError):
+            more["subflows"] = subflows(sock)
+    return {"congestion_control": congestion_control(sock), **figures, **more}
+
+
+def subflows(sock: socket.socket) -> int:
+    """How many ways an MPTCP connection goes. ValueError when it is plain TCP, because of the other end for example."""
+    try:
+        raw = sock.getsockopt(_SOL_MPTCP, _MPTCP_INFO, 64)
+    except OSError:
+        raise ValueError("MPTCP: the other end, or something on the way, speaks plain TCP only") from None
+    (flags,) = struct.unpack_from("=I", raw, 8)
+    if flags & _MPTCP_FELL_BACK:
+        raise ValueError("MPTCP: the connection fell back to plain TCP")
+    return 1 + raw[0]

@@ -94,6 +94,8 @@ class Stream:
 
     def queue(self, header: bytes, view: memoryview, what: Any, first: bool = False) -> None:
         """Send now as far as the kernel takes it, the rest when it can. first: before all that has not begun."""
+        if self.lost is not None:
+            return
         waits = self.sock is None or bool(self._outgoing)
         if first and self._outgoing:
             self._outgoing.insert(1 if self._begun else 0, (header, view, what))
@@ -122,8 +124,8 @@ class Stream:
                 self._flush()
                 self._rewatch()
 
-    def abort(self, reason: bytes, error: TransportError) -> socket.socket | None:
-        """Say why nothing more will come, if that can be done between frames; let go. The socket, to be closed later.
+    def farewell(self, reason: bytes) -> socket.socket | None:
+        """Say why nothing more will come, if that can be done between frames; the socket, to be closed later.
 
         Closed at once it would be reset, if there is something unread, and the peer might not come to read the reason.
         """
@@ -135,7 +137,6 @@ class Stream:
                 if not self._begun and not self._said_goodbye:
                     sock.send(self._goodbye(reason) + reason)
                 sock.shutdown(socket.SHUT_WR)
-        self.fail(error)
         return sock
 
     @property

@@ -40,17 +40,7 @@ class TcpTransport(Mesh):
     ) -> None:
         self._connections: dict[TrafficClass, dict[int, Connection]] = {BEST_EFFORT: {}}
         self._usual = self._connections[BEST_EFFORT]
-        super().__init__(rank, addresses, settings, listener)
-        for peer in self._counters:
-            self._new_stream(peer, ConnectionKey())
-        if eager:
-            try:
-                self.connect()
-            except BaseException:
-                self._end_all("this rank has closed its transport")
-                self._give_back()
-                self._closed = True
-                raise
+        super().__init__(rank, addresses, settings, listener, eager)
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""

@@ -10,7 +10,18 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from testbed.transport import CostedTransport, MemoryNetwork, MeshSettings, TcpTransport, Transport
+from testbed.transport import (
+    CostedTransport,
+    MemoryNetwork,
+    MeshSettings,
+    RendezvousTransport,
+    StagedTransport,
+    StripedTransport,
+    StripeSettings,
+    TcpTransport,
+    Transport,
+)
+from testbed.transport.sockets import IPPROTO_MPTCP
 
 Program = Callable[[Any], Any]
 TOKEN = "test"
@@ -20,14 +31,24 @@ _FORK = multiprocessing.get_context("fork")
 class Places:
     """Bound sockets for ranks; each on an address of its own, so that given source ports do not clash."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, protocol: int = socket.IPPROTO_TCP) -> None:
         self.sockets = []
         for rank in range(size):
-            listener = socket.socket()
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((f"127.77.0.{rank + 1}", 0))
             self.sockets.append(listener)
         self.addresses = [listener.getsockname() for listener in self.sockets]
+
+    def striped(self, rank: int, **options: Any) -> StripedTransport:
+        """As `transport`, with several connections per peer; options of StripeSettings go there."""
+        eager = options.pop("eager", False)
+        names = StripeSettings.__dataclass_fields__
+        stripes = StripeSettings(**{name: options.pop(name) for name in list(options) if name in names})
+        settings = MeshSettings(**{"token": TOKEN, **options})
+        return StripedTransport(
+            rank, self.addresses, settings, lambda peer: stripes, eager=eager, listener=self.sockets[rank]
+        )
 
     def transport(self, rank: int, **options: Any) -> TcpTransport:
         """Rank `rank` of as many as there are places."""
@@ -60,13 +81,45 @@ def with_cost(size: int, program: Program) -> list[Any]:
     return _threads(size, lambda rank: CostedTransport(transports[rank], 1e-4, 1e-9), program)
 
 
+def in_place(size: int, program: Program) -> list[Any]:
+    """Like `over_tcp`, with receives announced."""
+    return over_tcp(size, lambda transport: _closing(RendezvousTransport(transport), program))
+
+
+def through_slots(size: int, program: Program) -> list[Any]:
+    """Like `over_tcp`, with messages copied through few slots."""
+    return over_tcp(size, lambda transport: _closing(StagedTransport(transport, 110_000, 2), program))
+
+
+def _closing(transport: Transport, program: Program) -> Any:
+    try:
+        return program(transport)
+    finally:
+        transport.close()
+
+
 def over_tcp(size: int, program: Program, **options: Any) -> list[Any]:
     """Like `in_memory`, each rank with a TcpTransport."""
-    places = Places(size)
+    places = Places(size, IPPROTO_MPTCP if options.get("multipath") else socket.IPPROTO_TCP)
     try:
         return _threads(size, lambda rank: places.transport(rank, **options), program)
     finally:
         places.close()
+
+
+def over_lanes(size: int, program: Program, **options: Any) -> list[Any]:
+    """Like `in_memory`, each rank with a StripedTransport."""
+    places = Places(size)
+    options = {"connections": 3, "segment_bytes": 5000, "outstanding": 2, "fast_bytes": 1000, **options}
+    try:
+        return _threads(size, lambda rank: places.striped(rank, **options), program)
+    finally:
+        places.close()
+
+
+def over_spray(size: int, program: Program, **options: Any) -> list[Any]:
+    """Like `over_lanes`, in the mode without sequence numbers."""
+    return over_lanes(size, program, mode="spray", **options)
 
 
 def _threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:

@@ -19,14 +19,31 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from tests.unit.ranks import in_memory, over_tcp, with_cost
+from tests.unit.ranks import in_memory, in_place, over_lanes, over_spray, over_tcp, through_slots, with_cost
 
 Runner = Callable[..., list[Any]]
 
 
-@pytest.fixture(params=[in_memory, over_tcp, with_cost], ids=["memory", "tcp", "cost"])
+RUNNERS = {
+    "memory": in_memory,
+    "tcp": over_tcp,
+    "cost": with_cost,
+    "striped": over_lanes,
+    "spray": over_spray,
+    "rendezvous": in_place,
+    "staged": through_slots,
+}
+
+
+@pytest.fixture(params=list(RUNNERS))
 def run(request: pytest.FixtureRequest) -> Runner:
-    return request.param  # type: ignore[no-any-return]
+    return RUNNERS[request.param]
+
+
+@pytest.fixture(params=[name for name in RUNNERS if name != "rendezvous"])
+def run_eager(request: pytest.FixtureRequest) -> Runner:
+    """Those whose sends are done without the peer having asked for them."""
+    return RUNNERS[request.param]
 
 
 def finish(transport: Transport, *requests: Request) -> None:
@@ -57,7 +74,7 @@ def test_messages_arrive_whole_and_in_order_per_tag(run: Runner) -> None:
     assert run(2, program) == [True, True]
 
 
-def test_tags_pick_messages_whatever_their_order(run: Runner) -> None:
+def test_tags_pick_messages_whatever_their_order(run_eager: Runner) -> None:
     def program(transport: Transport) -> list[bytes]:
         peer = 1 - transport.rank
         finish(transport, *(transport.isend(peer, tag, memoryview(b"tag%d" % tag)) for tag in (3, 1, 2)))
@@ -66,7 +83,7 @@ def test_tags_pick_messages_whatever_their_order(run: Runner) -> None:
         finish(transport, *(transport.irecv(peer, tag, memoryview(buffers[tag - 1])) for tag in (1, 2, 3)))
         return [bytes(buffer) for buffer in buffers]
 
-    assert run(2, program) == [[b"tag1", b"tag2", b"tag3"]] * 2
+    assert run_eager(2, program) == [[b"tag1", b"tag2", b"tag3"]] * 2
 
 
 def test_many_messages_of_all_sizes_between_all_ranks(run: Runner) -> None:
@@ -138,7 +155,7 @@ def test_counters_count_payload(run: Runner) -> None:
     assert run(2, program) == [(3000, 3000, 3, 3)] * 2
 
 
-def test_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> None:
+def test_a_peer_that_leaves_fails_what_waits_for_it_at_once(run_eager: Runner) -> None:
     """Requests under way and later ones; what it sent before can still be received."""
 
     def program(transport: Transport) -> float:
@@ -162,7 +179,7 @@ def test_a_peer_that_leaves_fails_what_waits_for_it_at_once(run: Runner) -> None
             assert (late.error.rank, late.error.peer) == (0, 1)
         return took_s
 
-    assert run(2, program)[0] < 5
+    assert run_eager(2, program)[0] < 5
 
 
 def test_waiting_in_vain_names_rank_and_peer(run: Runner) -> None:

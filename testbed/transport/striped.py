@@ -1,0 +1,81 @@
+"""Several connections per peer, over which large messages are spread: see `lanes` for how."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from testbed.transport.base import BEST_EFFORT, MAX_TAG, Request, TrafficClass, check_writable
+from testbed.transport.lanes import Lane, Pair, StripeSettings
+from testbed.transport.mesh import Mesh, MeshSettings
+from testbed.transport.wire import ConnectionKey
+
+
+class StripedTransport(Mesh):
+    """One rank's pairs; see Transport for the messages, MeshSettings for `settings`.
+
+    rank: this rank. addresses: (IPv4 address, port) of every rank, in rank order. stripes: how messages to a peer are
+    cut and dealt out, by how far it is, for example; the same on both sides of a pair. eager, listener: as for
+    TcpTransport. Raises TransportError when a setting does not take, TransportTimeout when `eager` and a peer does not
+    appear.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        stripes: Callable[[int], StripeSettings] | None = None,
+        *,
+        eager: bool = False,
+        listener: socket.socket | None = None,
+    ) -> None:
+        self._pairs: dict[tuple[int, TrafficClass], Pair] = {}
+        self._stripes = stripes or (lambda peer: StripeSettings())
+        super().__init__(rank, addresses, settings, listener, eager)
+
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        request = Request("send", peer, tag, view)
+        self._pair(peer, tag, traffic).send(request)
+        return request
+
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        check_writable(view)
+        request = Request("recv", peer, tag, view)
+        self._pair(peer, tag, traffic).receive(request)
+        return request
+
+    def _pair(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+        """The lanes to a peer, begun if need be."""
+        pair = self._pairs.get((peer, traffic))
+        if pair is None or not 0 <= tag <= MAX_TAG:
+            self._check_address(peer, tag)
+        if pair is None or (pair.lost is None and not pair.connected):
+            for key in self._keys(peer, traffic):
+                self._stream(peer, key)
+        return self._pairs[peer, traffic]
+
+    def _make_stream(self, peer: int, key: ConnectionKey) -> Lane:
+        settings = self._stripes(peer)
+        if key.lanes != settings.connections or key.lane >= key.lanes:
+            raise ValueError(f"lane: got {key.lane} of {key.lanes}, expected one of {settings.connections}")
+        pair = self._pairs.get((peer, key.traffic))
+        if pair is None:
+            counters, staged = self._counters[peer], self.settings.max_staged_bytes
+            pair = self._pairs[peer, key.traffic] = Pair(self.rank, peer, settings, staged, counters)
+        lane = pair.lanes[key.lane] = Lane(pair, key.lane)
+        return lane
+
+    def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
+        count = self._stripes(peer).connections
+        return [ConnectionKey(traffic, lane, count) for lane in range(count)]
+
+    def _before_goodbye(self, deadline_s: float) -> None:
+        while not all(pair.may_part for pair in self._pairs.values()):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self.progress(left_s)
