@@ -1,7 +1,7 @@
 """Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, data with known answers."""
 
 from testbed.collectives.catalogue import ALGORITHMS, AUTO, automatic, between_groups, traffic, wan_bytes
-from testbed.collectives.check import count_wrong, fill
+from testbed.collectives.check import count_wrong, expect, fill
 from testbed.collectives.communicator import Communicator, P2POp
 from testbed.collectives.data import Array
 from testbed.collectives.operations import DTYPES, OPERATIONS, dtype_named
@@ -23,6 +23,7 @@ __all__ = [
     "between_groups",
     "count_wrong",
     "dtype_named",
+    "expect",
     "fill",
     "traffic",
     "wan_bytes",

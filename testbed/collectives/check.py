@@ -38,6 +38,13 @@ def count_wrong(array: Array, size: int, salt: int = 0, op: str = "sum") -> int:
     return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
+def expect(array: Array, size: int, salt: int = 0, op: str = "sum") -> None:
+    """Write the reduction of what `size` ranks have filled in."""
+    tile = _reduced(array.dtype.name, size, op)
+    for block, expected in _blocks(array, tile, salt):
+        block[:] = expected
+
+
 def _blocks(array: Array, tile: Array, salt: int) -> Iterator[tuple[Array, Array]]:
     """Pieces of the array, with what the tile has for them."""
     flat = array.reshape(-1)

@@ -7,7 +7,6 @@ from testbed.config.scenario import (
     ModelSpec,
     ScaleSpec,
     Scenario,
-    TransportSpec,
     WorkloadSpec,
     load_scenario,
 )
@@ -18,10 +17,12 @@ from testbed.config.topology import (
     mac_address,
     probe_address,
 )
+from testbed.config.transport import DISTANCES, TransportSpec, distance
 from testbed.config.wan import WanLink
 from testbed.directions import Direction, LossBursts
 
 __all__ = [
+    "DISTANCES",
     "Building",
     "Clos",
     "ConfigError",
@@ -39,6 +40,7 @@ __all__ = [
     "WanLink",
     "WorkloadSpec",
     "describe_kind",
+    "distance",
     "expand",
     "expand_data",
     "json_schema",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.config.forms import DelayOrZero, Queue, Rate, Ratio, whole
+from testbed.config.forms import DelayOrZero, Name, Queue, Rate, Ratio, whole
 from testbed.config.model import Finding, Strict
 from testbed.config.wan import queue_size
 from testbed.directions import Direction
@@ -49,12 +49,16 @@ class Clos:
 
 @dataclass(frozen=True)
 class Building:
-    """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0."""
+    """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
+
+    region: a name that buildings near each other share.
+    """
 
     name: str
     index: int
     hosts: tuple[Host, ...]
     clos: Clos | None = None
+    region: str = ""
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -147,6 +151,10 @@ class BuildingSpec(Strict):
     nic: NicSpec = Field(description="Network card of each host.")
     clos: ClosSpec | None = Field(
         default=None, description="Tiers of switches; one switch without bottleneck if left out."
+    )
+
+    region: Name | None = Field(
+        default=None, description="Buildings near each other share one; all those without one do, too."
     )
 
     def checks(self) -> Iterator[Finding]:

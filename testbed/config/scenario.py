@@ -16,19 +16,17 @@ from testbed.config.events import EventSpec
 from testbed.config.forms import (
     Count,
     CountOrZero,
-    Duration,
     Factor,
     FlopRate,
     Name,
     Share,
     Size,
-    Timeout,
     choice,
-    pattern,
 )
 from testbed.config.loading import OVERRIDES, Document, did_you_mean, parse_override, read_document, show
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.topology import TopologySpec, read_topology
+from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 
 MODELS = ("llama3-8b", "llama3-70b")
@@ -130,37 +128,6 @@ class WorkloadSpec(Strict):
     local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
     peak_flops: FlopRate = Field(description="Peak computing speed of one rank's accelerator.")
     flops_utilisation: Share = Field(default=0.4, description="Share of the peak that training reaches.")
-
-
-class SoftwareCostSpec(Strict):
-    """What messages cost the software of a real host, paid at both ends under the virtual clock only.
-
-    There computing takes no time of its own; under the real clock the ranks' own software costs what it costs.
-    The defaults: half of the 9.6 us that NCCL's own tuning model gives for one hop of a ring over a network with its
-    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100).
-    """
-
-    per_message_s: Duration = Field(
-        default=4.8e-6, alias="per_message", description="For every message, whatever its size."
-    )
-    per_gigabyte_s: Duration = Field(
-        default=2.2e-3, alias="per_gigabyte", description="For every 10^9 real bytes of a message."
-    )
-
-
-class TransportSpec(Strict):
-    """How ranks talk to each other."""
-
-    congestion_control: Annotated[
-        str,
-        pattern(
-            r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
-        ),
-    ] = Field(default="cubic", description="TCP congestion control of every connection.")
-    timeout_s: Timeout = Field(default=30.0, alias="timeout", description="How long to wait for a peer.")
-    software_cost: SoftwareCostSpec = Field(
-        default=SoftwareCostSpec(), description="What messages cost their hosts under the virtual clock."
-    )
 
 
 class TelemetrySpec(Strict):

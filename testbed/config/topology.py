@@ -129,7 +129,8 @@ class TopologySpec(Strict):
                 Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), nic)
                 for number, ip in enumerate(addresses)
             )
-            buildings.append(Building(name, index, hosts, spec.resolve_clos(self.mtu, scale)))
+            clos = spec.resolve_clos(self.mtu, scale)
+            buildings.append(Building(name, index, hosts, clos, spec.region or ""))
             first += spec.hosts
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any
+from typing import Any
 
 from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
 from testbed.harness.errors import RunError
 from testbed.harness.events import EventPlayer
+from testbed.harness.launching import LauncherProcess
 from testbed.harness.spec import JobSpec
 from testbed.links import LinkError
-from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.wire import EngineAccount
 
 END_TIMEOUT_S = 10.0
 SETTLE_S, SETTLE_SAMPLES = 0.05, 40
-STOP_TIMEOUT_S = 2.0
 POST_MORTEM_S = 1.0
 
 
@@ -59,9 +51,6 @@ class Job:
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._complaints: IO[bytes] | None = None
-        self._pending = b""
         self._noticed_s: list[float] = []
 
     def run(self) -> None:
@@ -71,45 +60,20 @@ class Job:
             self._run(reader)
 
     def _run(self, reader: CounterReader) -> None:
-        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _stop)
-        environment = {
-            **os.environ,
-            ENVIRONMENT_MARK: self.fabric.state.id,
-            "PYTHONHASHSEED": "0",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.harness.launcher"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            env=environment,
-        )
-        assert self._process.stdin is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(self.spec.to_json().encode() + b"\n")
-                self._process.stdin.flush()
-            self._watch(reader)
-        finally:
-            self._stop()
+        environment = {ENVIRONMENT_MARK: self.fabric.state.id}
+        with LauncherProcess(self.spec.to_json(), environment) as launcher:
+            self._watch(launcher, reader)
 
-    def _watch(self, reader: CounterReader) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        output = self._process.stdout.fileno()
+    def _watch(self, launcher: LauncherProcess, reader: CounterReader) -> None:
         next_sample_s = time.monotonic() + self.sample_interval_s
         failures: list[str] = []
         while True:
             due_s = self.player.due_s if self.player else None
             wait_s = max(0.0, min(next_sample_s, due_s or next_sample_s) - time.monotonic())
-            readable, _, _ = select.select([output], [], [], wait_s)
-            if readable:
-                data = os.read(output, 1 << 16)
-                if not data:
-                    break
-                failures += self._events(data)
+            events = launcher.events(wait_s)
+            if events is None:
+                break
+            failures += self._events(events)
             if self.player:
                 self.player.play()
             if time.monotonic() >= next_sample_s:
@@ -121,12 +85,11 @@ class Job:
         if self.player:
             self.player.finish()
         self._check_parts()
-        status = self._process.wait(END_TIMEOUT_S)
+        trouble = launcher.ended(END_TIMEOUT_S)
         if failures:
             raise RunError("\n".join([*self._planned(failures), *failures]))
-        if status != 0:
-            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-            raise RunError(f"the launcher of the ranks {how}{self._last_words()}")
+        if trouble:
+            raise RunError(trouble)
         self._settle(reader)
 
     def _settle(self, reader: CounterReader) -> None:
@@ -157,12 +120,10 @@ class Job:
             raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
         self.samples.append(LinkSample(time_s, counters, account))
 
-    def _events(self, data: bytes) -> list[str]:
+    def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
         """Handle what the launcher said; returns sentences on ranks that failed."""
-        *lines, self._pending = (self._pending + data).split(b"\n")
         failures = []
-        for line in lines:
-            event: dict[str, Any] = json.loads(line)
+        for event in events:
             if event["event"] == "started":
                 self.rank_pids = {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":
@@ -185,17 +146,3 @@ class Job:
             span = f"{min(noticed_ms):.3g} to {max(noticed_ms):.3g} ms"
             words += f"; {len(noticed_ms)} others noticed, {span} later"
         return [f"{words}:"]
-
-    def _last_words(self) -> str:
-        assert self._complaints is not None
-        self._complaints.seek(0)
-        words = self._complaints.read().decode(errors="replace").strip().splitlines()
-        return f": {words[-1]}" if words else ""
-
-    def _stop(self) -> None:
-        process = self._process
-        if process is not None:
-            close_pipes(process)
-            wait_or_kill(process, STOP_TIMEOUT_S)
-        if self._complaints is not None:
-            self._complaints.close()

@@ -16,26 +16,55 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from testbed.harness.bench import BenchRank, BenchSpec
 from testbed.harness.rank import Rank
-from testbed.harness.spec import JobSpec, RankPlace
+from testbed.harness.spec import JobSpec
+from testbed.harness.wiring import THIS_NAMESPACE, RankPlace
 from testbed.links.netns import set_network_namespace
 from testbed.links.process import end_with_parent
 
 GRACE_S = 1.0  # for the other ranks to tell what they saw, once one has failed
 
 
-def _child(job: JobSpec, place: RankPlace, pipe: int) -> None:
+class RankTask(Protocol):
+    """What one rank does."""
+
+    def run(self) -> None:
+        """All of it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells)."""
+
+    places: tuple[RankPlace, ...]
+    make: Callable[[int, Callable[[dict[str, Any]], None]], RankTask]
+
+
+def read_work(line: str) -> Work:
+    """From the parent's document, which says whether it is a job's steps or a benchmark."""
+    if json.loads(line)["task"] == "bench":
+        bench = BenchSpec.from_json(line)
+        return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
+    job = JobSpec.from_json(line)
+    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell))
+
+
+def _child(work: Work, place: RankPlace, pipe: int) -> None:
     """Become one rank; never returns."""
     status = 1
     try:
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        set_network_namespace(descriptor)
-        os.close(descriptor)
-        Rank(job, place.rank, lambda event: _tell(pipe, event)).run()
+        if place.namespace_pid != THIS_NAMESPACE:
+            descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            set_network_namespace(descriptor)
+            os.close(descriptor)
+        work.make(place.rank, lambda event: _tell(pipe, event)).run()
         _tell(pipe, {"event": "finished", "rank": place.rank})
         status = 0
     except BaseException as error:
@@ -62,10 +91,10 @@ def _say(event: dict[str, Any]) -> None:
 
 
 class Launcher:
-    """Forks the ranks of one job and watches them."""
+    """Forks the ranks and watches them."""
 
-    def __init__(self, job: JobSpec) -> None:
-        self.job = job
+    def __init__(self, work: Work) -> None:
+        self.work = work
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, RankPlace] = {}
         self.finished: set[int] = set()
@@ -75,12 +104,12 @@ class Launcher:
     def start(self) -> None:
         """Fork every rank."""
         gc.freeze()  # what is loaded now stays shared between the ranks
-        for place in self.job.ranks:
+        for place in self.work.places:
             read_end, write_end = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.close(read_end)
-                _child(self.job, place, write_end)
+                _child(self.work, place, write_end)
             os.close(write_end)
             self.children[pid] = place
             self.buffers[read_end] = b""
@@ -104,7 +133,7 @@ class Launcher:
                 deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() >= deadline:
                 return False
-        return len(self.finished) == len(self.job.ranks)
+        return len(self.finished) == len(self.work.places)
 
     def _read(self, descriptor: int) -> None:
         data = os.read(descriptor, 1 << 16)
@@ -144,11 +173,11 @@ class Launcher:
 
 
 def main() -> int:
-    """Run one job; 0 when all ranks finished."""
+    """Run all ranks; 0 when all have finished."""
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    launcher = Launcher(JobSpec.from_json(sys.stdin.readline()))
+    launcher = Launcher(read_work(sys.stdin.readline()))
     try:
         launcher.start()
         good = launcher.watch()

@@ -6,7 +6,6 @@ Filling the gradients, agreeing on a common start and checking the result lie ou
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,10 @@ import numpy as np
 
 from testbed.collectives import Array, Communicator, Work, count_wrong, fill
 from testbed.harness.spec import JobSpec, Step
-from testbed.transport import CostedTransport, MeshSettings, TcpTransport, Transport
+from testbed.harness.wiring import open_transport
 from testbed.virtual.memory import private_memory
 from testbed.workload import AllReduce, Compute, WaitAll
 
-SOURCE_PORT_BASE = 33_000
-BOOTSTRAP_TIMEOUT_S = 30.0
 CALIBRATIONS = 5
 
 
@@ -32,8 +29,7 @@ class Rank:
         self.job = job
         self.rank = rank
         self.progress = progress
-        self.size = len(job.ranks)
-        self.buildings = [place.building for place in job.ranks]
+        self.size = len(job.wiring.ranks)
         self.buckets = {
             action.bucket: _zeros(action.numel, job.dtype)
             for action in job.program
@@ -44,33 +40,18 @@ class Rank:
     def run(self) -> None:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
-        ports = random.Random(f"{job.seed}/ports")
-        offset = ports.randrange(1000)
-        pairs = self.size * self.size
-        settings = MeshSettings(
-            token=job.token,
-            congestion_control=job.congestion_control,
-            # given ports, so that a run with the same seed hashes its flows onto the same paths
-            source_port=lambda rank, peer, number: (
-                SOURCE_PORT_BASE + (offset + rank * self.size + peer + number * pairs) % 20_000
-            ),
-            bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
-        )
-        addresses = [(place.ip, job.port) for place in job.ranks]
-        self.transport = TcpTransport(self.rank, addresses, settings)
-        transport: Transport = self.transport
-        if job.per_message_s or job.per_byte_s:
-            transport = CostedTransport(self.transport, job.per_message_s, job.per_byte_s)
-        self.communicator = Communicator(transport, self.buildings, timeout_s=job.timeout_s)
+        wiring = job.wiring
+        self.sockets, self.transport = open_transport(wiring, self.rank)
+        self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
         try:
             self.communicator.barrier()
             calibration = self._calibrate()
             for index, step in enumerate(job.steps):
                 self._step(index, step)
-            sockets = self.transport.socket_info()
+            sockets = self.sockets.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
         finally:
-            transport.close()
+            self.transport.close()
         lines = [*self.samples, *calibration]
         lines.append({"rank": self.rank, "operation": "sockets", "sockets": sockets})
         path = Path(job.output) / f"rank-{self.rank}.jsonl"

@@ -26,7 +26,7 @@ from testbed.harness.assess import Evidence, assess, link_key
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.job import Job, LinkSample
-from testbed.harness.spec import JobSpec, RankPlace, plan_steps
+from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.summary import (
     CounterSeries,
     StepResult,
@@ -34,11 +34,11 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
+from testbed.harness.wiring import RankPlace, Wiring, distances_of, stripes_of
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, Compute, training_step
 
-LISTEN_PORT = 29_500
 MONITOR_FILE = "monitor.jsonl"
 CAPTURES = "captures"
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
@@ -144,24 +144,29 @@ class Run:
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
         return JobSpec(
-            token=secrets.token_hex(8),
-            ranks=tuple(
-                RankPlace(rank, host.name, self.buildings[rank], host.ip, fabric.state.pids[host.name])
-                for rank, host in enumerate(self.hosts)
+            wiring=Wiring(
+                token=secrets.token_hex(8),
+                ranks=tuple(
+                    RankPlace(rank, host.name, self.buildings[rank], host.ip, fabric.state.pids[host.name])
+                    for rank, host in enumerate(self.hosts)
+                ),
+                seed=scenario.seed,
+                timeout_s=self.scale.emulated_s(scenario.transport.timeout_s),
+                kind=scenario.transport.kind,
+                protocol=scenario.transport.protocol,
+                congestion_control=scenario.transport.congestion_control,
+                stripes=stripes_of(scenario.transport, self.scale),
+                distances=distances_of(self.topology, self.hosts),
+                per_message_s=self.message_cost_s,
+                per_byte_s=self.byte_cost_s,
             ),
-            port=LISTEN_PORT,
-            congestion_control=scenario.transport.congestion_control,
-            timeout_s=self.scale.emulated_s(scenario.transport.timeout_s),
             dtype=scenario.workload.gradient_dtype,
-            seed=scenario.seed,
             program=self.program,
             steps=plan_steps(
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
             calibration_numel=self.alone_bytes // self.itemsize * len(self.hosts),
-            per_message_s=self.message_cost_s,
-            per_byte_s=self.byte_cost_s,
         )
 
     def _write(

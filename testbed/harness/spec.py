@@ -7,21 +7,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.harness.wiring import Wiring
 from testbed.workload import Action, AllReduce, Compute, WaitAll
 
 _ACTIONS: dict[str, type[Action]] = {"compute": Compute, "all_reduce": AllReduce, "wait_all": WaitAll}
 _KINDS = {action: kind for kind, action in _ACTIONS.items()}
-
-
-@dataclass(frozen=True)
-class RankPlace:
-    """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
-
-    rank: int
-    host: str
-    building: int
-    ip: str
-    namespace_pid: int
 
 
 @dataclass(frozen=True)
@@ -37,25 +27,18 @@ class Step:
 class JobSpec:
     """A whole job: the ranks, the program that each runs in every step, and the steps in their order."""
 
-    token: str
-    ranks: tuple[RankPlace, ...]
-    port: int
-    congestion_control: str
-    timeout_s: float
+    wiring: Wiring
     dtype: str
-    seed: int
     program: tuple[Action, ...]
     steps: tuple[Step, ...]
     output: str
     # elements of the collective that is done alone before the steps; 0 for none
     calibration_numel: int = 0
-    # modelled cost of software, emulated bytes: zero where software costs what it costs
-    per_message_s: float = 0.0
-    per_byte_s: float = 0.0
 
     def to_json(self) -> str:
         """One line of JSON."""
         document = dataclasses.asdict(self)
+        document["task"] = "steps"
         document["program"] = [{"kind": _KINDS[type(a)], **dataclasses.asdict(a)} for a in self.program]
         return json.dumps(document)
 
@@ -63,12 +46,13 @@ class JobSpec:
     def from_json(cls, text: str) -> JobSpec:
         """The inverse of `to_json`."""
         document: dict[str, Any] = json.loads(text)
+        del document["task"]
         program = []
         for item in document["program"]:
             kind = item.pop("kind")
             program.append(_ACTIONS[kind](**item))
         document["program"] = tuple(program)
-        document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
+        document["wiring"] = Wiring.from_document(document["wiring"])
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

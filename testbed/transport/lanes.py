@@ -415,7 +415,7 @@ class Pair:
                 into.view = Staged(into.total).view
             return
         if into.staged:
-            for offset, length in into.segments:
+            for offset, length in into.segments if into.total else ():
                 request.view[offset : offset + length] = into.view[offset : offset + length]
                 self.counters.bytes_copied += length
             for lane in self.lanes.values():

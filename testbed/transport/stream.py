@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.transport.base import PeerLost, TransportError
-from testbed.transport.sockets import describe
+from testbed.transport.sockets import IPPROTO_MPTCP, describe
 
 # one read takes in a header and a small payload, or several; of a large one this much is copied twice
 _STAGE_BYTES = 16 * 1024
@@ -315,7 +315,7 @@ class Stream:
     def _set_low_water(self) -> None:
         """Let the kernel wake this rank for the rest of a payload, not for each of its packets."""
         sock, target = self.sock, self._target
-        if sock is None:
+        if sock is None or sock.proto == IPPROTO_MPTCP:  # there it may sleep for ever with less in hand
             return
         wanted = 1
         if target is not None and len(target) >= _LOW_WATER_LEAST_BYTES:

@@ -28,7 +28,16 @@ from testbed.scale import Scale
 
 REPOSITORY = Path(__file__).parents[2]
 QUICKSTART = REPOSITORY / "scenarios" / "quickstart.yaml"
+STRIPE = {"segment": "512 KiB", "outstanding": 128, "mode": "dqplb"}
 TRANSPORT = {
+    "kind": "tcp",
+    "protocol": "eager",
+    "stripes": {
+        "same_rack": {"connections": 1, **STRIPE},
+        "same_building": {"connections": 2, **STRIPE},
+        "same_region": {"connections": 4, **STRIPE},
+        "other_region": {"connections": 8, **STRIPE},
+    },
     "congestion_control": "cubic",
     "timeout": "30 s",
     "software_cost": {"per_message": "4.8 us", "per_gigabyte": "2.2 ms"},

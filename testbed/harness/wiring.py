@@ -1,0 +1,116 @@
+"""How the ranks of a job are joined: where each is, and the transport between them. Ready for JSON."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from testbed.config import Host, Topology, TransportSpec, distance
+from testbed.scale import Scale
+from testbed.transport import (
+    CostedTransport,
+    MeshSettings,
+    StripedTransport,
+    StripeSettings,
+    TcpTransport,
+    Transport,
+    with_protocol,
+)
+from testbed.transport.lanes import LEAST_SEGMENT_BYTES
+
+LISTEN_PORT = 29_500
+SOURCE_PORT_BASE = 33_000
+BOOTSTRAP_TIMEOUT_S = 30.0
+THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
+
+    rank: int
+    host: str
+    building: int
+    ip: str
+    namespace_pid: int
+    port: int = LISTEN_PORT
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """All ranks of a job and what is between them. Figures are emulated ones.
+
+    stripes: settings of a striped transport by distance. distances: per rank, what is between it and each rank.
+    per_message_s, per_byte_s: modelled cost of software; zero where software costs what it costs.
+    """
+
+    token: str
+    ranks: tuple[RankPlace, ...]
+    seed: int
+    timeout_s: float
+    kind: str = "tcp"
+    protocol: str = "eager"
+    congestion_control: str | None = None
+    stripes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    distances: tuple[tuple[str, ...], ...] = ()
+    per_message_s: float = 0.0
+    per_byte_s: float = 0.0
+
+    @property
+    def buildings(self) -> list[int]:
+        """The building of each rank."""
+        return [place.building for place in self.ranks]
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Wiring:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
+        document["distances"] = tuple(map(tuple, document["distances"]))
+        return cls(**document)
+
+
+def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
+    """The striped transport's settings by distance; segments shrink as messages do."""
+    found = {}
+    for name in type(spec.stripes).model_fields:
+        stripe = getattr(spec.stripes, name)
+        segment_bytes = max(LEAST_SEGMENT_BYTES, round(scale.emulated_bytes(stripe.segment_bytes)))
+        fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
+        found[name] = asdict(
+            StripeSettings(stripe.connections, segment_bytes, stripe.outstanding, stripe.mode, fast_bytes)
+        )
+    return found
+
+
+def distances_of(topology: Topology, hosts: tuple[Host, ...]) -> tuple[tuple[str, ...], ...]:
+    """Per rank, how far every rank is."""
+    return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
+
+
+def open_transport(wiring: Wiring, rank: int) -> tuple[TcpTransport | StripedTransport, Transport]:
+    """A rank's sockets, and the transport to use, which are the same unless there is a protocol or cost on top."""
+    size = len(wiring.ranks)
+    offset = random.Random(f"{wiring.seed}/ports").randrange(1000)
+    settings = MeshSettings(
+        token=wiring.token,
+        congestion_control=wiring.congestion_control,
+        multipath=wiring.kind == "mptcp",
+        # given ports, so that a run with the same seed hashes its flows onto the same paths
+        source_port=lambda rank, peer, number: (
+            SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % 20_000
+        ),
+        bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
+    )
+    addresses = [(place.ip, place.port) for place in wiring.ranks]
+    sockets: TcpTransport | StripedTransport
+    if wiring.kind == "striped":
+        stripes = {name: StripeSettings(**options) for name, options in wiring.stripes.items()}
+        far = wiring.distances[rank]
+        sockets = StripedTransport(rank, addresses, settings, lambda peer: stripes[far[peer]])
+    else:
+        sockets = TcpTransport(rank, addresses, settings)
+    transport: Transport = sockets
+    if wiring.per_message_s or wiring.per_byte_s:
+        transport = CostedTransport(transport, wiring.per_message_s, wiring.per_byte_s)
+    return sockets, with_protocol(transport, wiring.protocol)
