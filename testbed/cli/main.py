@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from testbed.cli.bench import add_bench_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
 from testbed.cli.link import add_link_commands
@@ -33,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 add_run_commands(app)
+add_bench_command(app)
 add_fabric_commands(app)
 add_link_commands(app)
 add_probe_command(app)

@@ -45,23 +45,15 @@ def ring(rank: int, groups: Sequence[int], direction: int = 1) -> Plan:
 
 
 def bidirectional_ring(rank: int, groups: Sequence[int]) -> Plan:
-    """Blocks go round both ways, until they meet.
+    """Blocks go round both ways, until they meet; neither way waits for the other.
 
-    Steps: ceil((n - 1) / 2), two messages each way but in the last where n is even. Sends B (n - 1) / n, half of it to
-    either side.
+    Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next.
     """
     size = len(groups)
     held = own_blocks(size)
-    right, left = (rank + 1) % size, (rank - 1) % size
-    rounds = []
-    for step in range(size // 2):
-        sends = [Transfer(right, held[(rank - step) % size])]
-        receives = [Transfer(left, held[(rank - step - 1) % size])]
-        if 2 * step + 2 < size:
-            sends.append(Transfer(left, held[(rank + step) % size]))
-            receives.append(Transfer(right, held[(rank + step + 1) % size]))
-        rounds.append(Round(GATHER, tuple(sends), tuple(receives)))
-    return even(size, (tuple(rounds),))
+    rightwards = ring_strand(range(size), rank, held)[: size // 2]
+    leftwards = ring_strand(range(size), rank, held, direction=-1)[: (size - 1) // 2]
+    return even(size, (rightwards, leftwards))
 
 
 def factors(number: int) -> list[int]:

@@ -28,7 +28,6 @@ from testbed.collectives.tuning import Entry
 from testbed.harness.wiring import Wiring, open_transport
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
-REDUCING = ("all_reduce", "reduce_scatter")
 
 
 def algorithms_of(collective: str) -> tuple[str, ...]:

@@ -1,0 +1,62 @@
+"""How quickly given traffic can go at best: what its most loaded link needs for the payload. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from testbed.config import Host, Topology
+from testbed.config.wan import ETHERNET_HEADER_BYTES
+from testbed.controller.policies import next_hops
+from testbed.fidelity.alpha_beta import HEADER_BYTES
+
+
+def payload_share(mtu: int) -> float:
+    """Of a link's rate, what full packets leave for TCP's payload."""
+    frame = mtu + ETHERNET_HEADER_BYTES
+    return (frame - HEADER_BYTES) / frame
+
+
+def bottleneck_s(
+    topology: Topology, hosts: Sequence[Host], traffic: Mapping[tuple[int, int], float]
+) -> float:
+    """Seconds that the most loaded link needs for these payload bytes, per pair of ranks (source, target).
+
+    Links of the NICs, leaves and spines, and between buildings, each direction apart; parallel ones share evenly.
+    """
+    bits: defaultdict[tuple[str, ...], float] = defaultdict(float)
+    rates: dict[tuple[str, ...], float] = {}
+    hops = next_hops(topology)
+
+    def load(link: tuple[str, ...], rate_bps: float, size_bytes: float) -> None:
+        bits[link] += 8 * size_bytes
+        rates[link] = rate_bps
+
+    for (source, target), size_bytes in traffic.items():
+        one, other = hosts[source], hosts[target]
+        load((one.name, "sends"), one.nic.rate_bps, size_bytes)
+        load((other.name, "receives"), other.nic.rate_bps, size_bytes)
+        here, there = topology.building(one.building), topology.building(other.building)
+        for host, building, way in ((one, here, "up"), (other, there, "down")):
+            if (clos := building.clos) is None:
+                continue
+            leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
+            far = (one if host is other else other).index - building.hosts[0].index
+            if here != there or far // building.hosts_per_leaf != leaf:
+                load(
+                    (building.name, f"leaf {leaf}", way), clos.spines * clos.leaf_uplink.rate_bps, size_bytes
+                )
+            zone = leaf // clos.leaves
+            if here != there or far // building.hosts_per_leaf // clos.leaves != zone:
+                load(
+                    (building.name, f"zone {zone}", way), clos.spines * clos.spine_uplink.rate_bps, size_bytes
+                )
+        place = here.name
+        while place != there.name:
+            onward = hops[place][there.name]
+            forth = sum(link.a_to_b.rate_bps for link in topology.wan if (link.a, link.b) == (place, onward))
+            back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (place, onward))
+            load((place, onward), forth + back, size_bytes)
+            place = onward
+    share = payload_share(topology.mtu)
+    return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

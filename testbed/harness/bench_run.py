@@ -1,0 +1,272 @@
+"""A benchmark from its options to its rows: on an emulated network, or over this machine's loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
+from testbed.collectives.late_counts import COUNT_BYTES
+from testbed.config import Topology, TopologySpec, TransportSpec
+from testbed.fabric.network import Fabric
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.fidelity.bottleneck import bottleneck_s
+from testbed.fidelity.capacity import Stack
+from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements, split_counts
+from testbed.harness.errors import RunError
+from testbed.harness.launching import LauncherProcess
+from testbed.harness.wiring import THIS_NAMESPACE, RankPlace, Wiring, distances_of, stripes_of
+from testbed.scale import Scale
+from testbed.virtual import clock_here
+
+END_TIMEOUT_S = 10.0
+QUIET_S = 0.2
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size."""
+
+    collective: str
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    iterations: int = 20
+    warmup: int = 5
+    timeout_s: float = 60.0
+    transport: TransportSpec = field(default_factory=TransportSpec)
+    tuning: TuningTable = field(default_factory=TuningTable)
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Network:
+    """An emulated network to measure on."""
+
+    topology: TopologySpec
+    stack: Stack
+    scale: Scale
+    policy: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the result, in real bytes and seconds; see nccl-tests for algbw and busbw, in bytes per second.
+
+    chosen: the algorithm that ran. limit_s: what the most loaded link needs for its bytes; None on loopback.
+    """
+
+    collective: str
+    algorithm: str
+    chosen: str
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    time_s: float
+    slowest_s: float
+    algbw: float
+    busbw: float
+    wrong: int
+    sent_bytes: float
+    limit_s: float | None
+
+    @property
+    def of_limit(self) -> float | None:
+        """How near it came to what the bottleneck allows, 0 to 1."""
+        return None if self.limit_s is None else self.limit_s / self.time_s
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """busbw over algbw, as nccl-tests have it."""
+    if collective == "sendrecv":
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+class BenchRun:
+    """One benchmark. Without a network, ranks are joined by this machine's loopback."""
+
+    def __init__(
+        self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.network = network
+        self.ranks = ranks
+        self.phase = phase
+        self.scale = network.scale if network else Scale()
+        self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.itemsize = dtype_named(options.dtype).itemsize
+        self.cases = [
+            (Case(algorithm, self._numel(size_bytes)), size_bytes)
+            for size_bytes in options.sizes
+            for algorithm in options.algorithms
+        ]
+
+    def rows(self) -> Iterator[Row]:
+        """Build, measure, take down; rows as they come. FabricError, RunError."""
+        if self.network is None or self.topology is None:
+            with _loopback(self.ranks) as places:
+                yield from self._measure(self._wiring(places), {})
+            return
+        clean_abandoned()
+        network, topology = self.network, self.topology
+        fabric = Fabric(
+            topology,
+            policy=network.policy,
+            link_engine=network.stack.link_engine,
+            datapath=network.stack.datapath,
+            scale=network.scale,
+            seed=self.options.seed,
+            progress=self.phase,
+        )
+        with fabric:
+            building = {entry.name: entry.index for entry in topology.buildings}
+            places = [
+                RankPlace(rank, host.name, building[host.building], host.ip, fabric.state.pids[host.name])
+                for rank, host in enumerate(topology.hosts[: self.ranks])
+            ]
+            yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
+
+    # ---- the ranks
+
+    def _wiring(self, places: list[RankPlace]) -> Wiring:
+        spec, scale = self.options.transport, self.scale
+        cost, modelled = spec.software_cost, clock_here() == "free"
+        if self.topology is not None:
+            distances = distances_of(self.topology, self.topology.hosts[: self.ranks])
+        else:
+            distances = (("same_rack",) * self.ranks,) * self.ranks
+        return Wiring(
+            token=secrets.token_hex(8),
+            ranks=tuple(places),
+            seed=self.options.seed,
+            timeout_s=scale.emulated_s(self.options.timeout_s),
+            kind=spec.kind,
+            protocol=spec.protocol,
+            congestion_control=spec.congestion_control,
+            stripes=stripes_of(spec, scale),
+            distances=distances,
+            per_message_s=scale.emulated_s(cost.per_message_s) if modelled else 0.0,
+            per_byte_s=scale.emulated_s(scale.real_bytes(cost.per_gigabyte_s / 1e9)) if modelled else 0.0,
+        )
+
+    def _measure(
+        self, wiring: Wiring, environment: Mapping[str, str], fabric: Fabric | None = None
+    ) -> Iterator[Row]:
+        options = self.options
+        spec = BenchSpec(
+            wiring,
+            options.collective,
+            tuple(case for case, _ in self.cases),
+            options.dtype,
+            options.op,
+            options.iterations,
+            options.warmup,
+            options.tuning.entries,
+        )
+        self.phase(f"starting {self.ranks} ranks")
+        found: dict[int, list[Mapping[str, float]]] = {}
+        failures = []
+        with LauncherProcess(spec.to_json(), environment) as launcher:
+            while (events := launcher.events(QUIET_S)) is not None:
+                if fabric is not None and (trouble := fabric.failure()):
+                    raise RunError(trouble)
+                for event in events:
+                    if event["event"] in ("failed", "killed"):
+                        failures.append(f"rank {event['rank']} on {event['host']}: {event['message']}")
+                    elif event["event"] == "result":
+                        results = found.setdefault(event["case"], [])
+                        results.append(event)
+                        if len(results) == self.ranks:
+                            yield self._row(event["case"], wiring, results)
+            ended = launcher.ended(END_TIMEOUT_S)
+        if failures or ended:
+            raise RunError("\n".join(failures) or str(ended))
+
+    # ---- what comes out
+
+    def _numel(self, size_bytes: int) -> int:
+        emulated = round(self.scale.emulated_bytes(size_bytes))
+        return numel_for(self.options.collective, emulated, self.itemsize, self.ranks)
+
+    def _row(self, index: int, wiring: Wiring, results: list[Mapping[str, float]]) -> Row:
+        options, scale = self.options, self.scale
+        case, size_bytes = self.cases[index]
+        times = [scale.real_s(result["time_s"]) for result in results]
+        time_s = sum(times) / len(times)
+        if scale.is_one:
+            size_bytes = case.numel * self.itemsize
+        numel = case.numel
+        share = sent_elements(options.collective, numel, self.ranks) / numel
+        chosen = self._chosen(case, wiring.buildings)
+        limit_s = None
+        if self.topology is not None:
+            pairs = self._traffic(case, chosen, wiring.buildings)
+            limit_s = scale.real_s(bottleneck_s(self.topology, self.topology.hosts[: self.ranks], pairs))
+        algbw = size_bytes * share / time_s
+        return Row(
+            collective=options.collective,
+            algorithm=case.algorithm,
+            chosen=chosen,
+            size_bytes=size_bytes,
+            count=size_bytes // self.itemsize,
+            dtype=options.dtype,
+            op=options.op,
+            time_s=time_s,
+            slowest_s=max(times),
+            algbw=algbw,
+            busbw=algbw * bus_factor(options.collective, self.ranks),
+            wrong=sum(int(result["wrong"]) for result in results),
+            sent_bytes=scale.real_bytes(sum(result["sent_bytes"] for result in results)),
+            limit_s=limit_s,
+        )
+
+    def _chosen(self, case: Case, buildings: list[int]) -> str:
+        if case.algorithm != AUTO:
+            return case.algorithm
+        if self.options.collective == "sendrecv":
+            return "direct"
+        size_bytes = self._part(case) * self.itemsize
+        if self.options.collective == "all_to_all":
+            size_bytes *= self.ranks
+        return self.options.tuning.choose(self.options.collective, size_bytes, buildings)
+
+    def _part(self, case: Case) -> int:
+        """Elements as `collectives.traffic` counts them, but all_to_all's auto, which goes by the whole input."""
+        return case.numel if self.options.collective == "all_reduce" else case.numel // self.ranks
+
+    def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
+        collective, ranks, itemsize = self.options.collective, self.ranks, self.itemsize
+        if collective == "sendrecv":
+            return {(rank, (rank + 1) % ranks): case.numel * itemsize for rank in range(ranks)}
+        if collective == "all_to_all_v":
+            most = case.numel // ranks
+            rows = [split_counts(rank, ranks, most) for rank in range(ranks)]
+            return {
+                (a, b): COUNT_BYTES + itemsize * (most if chosen == "padded" else rows[a][b])
+                for a in range(ranks)
+                for b in range(ranks)
+                if a != b
+            }
+        return traffic(collective, chosen, self._part(case), itemsize, buildings)
+
+
+@contextlib.contextmanager
+def _loopback(ranks: int) -> Iterator[list[RankPlace]]:
+    """Places of ranks on this machine, at ports that are free."""
+    with contextlib.ExitStack() as stack:
+        places = []
+        for rank in range(ranks):
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", 0))
+            places.append(
+                RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, probe.getsockname()[1])
+            )
+        stack.close()
+        yield places
