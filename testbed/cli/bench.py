@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.scale import choose_scale, choose_stack
+from testbed.cli.scale import choose_network
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
@@ -28,11 +28,10 @@ from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
 from testbed.controller import POLICIES
 from testbed.harness.bench import COLLECTIVES, algorithms_of
-from testbed.harness.bench_run import BenchOptions, BenchRun, Network, Row
+from testbed.harness.bench_run import BenchOptions, BenchRun, Row
 from testbed.virtual import Guest, find_image
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
-MOST_LOOPBACK_RANKS = 256
 HEADINGS = (
     ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
     ("#", "(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(%)"),
@@ -115,7 +114,7 @@ def bench(
         seed=seed,
     )
     console = Console(stderr=True, highlight=False)
-    network, count = _network(topology, policy, link_engine, datapath, size_scale, ranks)
+    network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks)
     run = BenchRun(options, network, count, lambda line: console.print(f"  {line}"))
     where = topology.name if topology else "loopback"
     scale = "" if run.scale.is_one else f"; {run.scale}"
@@ -155,32 +154,6 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
         TuningTable([*kept, *table.entries]).write(tune)
         for entry in table.entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
-
-
-def _network(
-    path: Path | None,
-    policy: str,
-    link_engine: str | None,
-    datapath: str | None,
-    size_scale: str,
-    ranks: int | None,
-) -> tuple[Network | None, int]:
-    if path is None:
-        count = ranks or 4
-        if count > MOST_LOOPBACK_RANKS:
-            expected = f"2 to {MOST_LOOPBACK_RANKS}"
-            raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
-        return None, count
-    spec = load_topology(path)
-    stack = choose_stack(link_engine, datapath)
-    hosts = len(spec.resolve().hosts)
-    count = ranks or hosts
-    if not 2 <= count <= hosts:
-        raise ConfigError(
-            [Problem("command line", None, "--ranks", str(count), f"2 to {hosts}, as there are hosts")]
-        )
-    scale = choose_scale(spec.resolve, size_scale, 1.0, stack, count)
-    return Network(spec, stack, scale, policy), count
 
 
 def _guest_bytes(size_bytes: int, ranks: int, size_scale: str) -> int:

@@ -16,6 +16,7 @@ from rich.console import Console
 from testbed.cli.bench import add_bench_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
+from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
 from testbed.cli.probe import add_probe_command
 from testbed.cli.run import add_run_commands
@@ -36,6 +37,7 @@ app = typer.Typer(
 add_run_commands(app)
 add_bench_command(app)
 add_fabric_commands(app)
+add_launch_command(app)
 add_link_commands(app)
 add_probe_command(app)
 add_file_commands(app)

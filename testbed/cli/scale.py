@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from testbed import doctor
-from testbed.config import ConfigError, Problem, Scenario, Topology
+from testbed.config import ConfigError, Problem, Scenario, Topology, load_topology
 from testbed.config.units import format_size
+from testbed.controller import POLICIES
 from testbed.fabric.errors import FabricError
 from testbed.fidelity.capacity import (
     HostCapacity,
@@ -18,10 +20,12 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
+from testbed.harness.wiring import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, training_step
 
+LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
 LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
 
@@ -49,6 +53,34 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
         if value in ("netem", "system") and not has[name].status:
             raise FabricError(f"{value} was asked for, but this host does not offer it: {has[name].evidence}")
     return Stack(link_engine or choice.link_engine, datapath or choice.datapath)
+
+
+def choose_network(
+    path: Path | None,
+    policy: str,
+    link_engine: str | None,
+    datapath: str | None,
+    size_scale: str,
+    ranks: int | None,
+    least: int = 2,
+) -> tuple[Network | None, int]:
+    """The network to put ranks on, None for this machine's loopback, and how many ranks. ConfigError, FabricError."""
+    if path is None:
+        count = ranks or LOOPBACK_RANKS
+        if not least <= count <= MOST_LOOPBACK_RANKS:
+            expected = f"{least} to {MOST_LOOPBACK_RANKS}"
+            raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
+        return None, count
+    if policy not in POLICIES:
+        raise ConfigError([Problem("command line", None, "--policy", policy, " or ".join(POLICIES))])
+    spec = load_topology(path)
+    stack = choose_stack(link_engine, datapath)
+    hosts = len(spec.resolve().hosts)
+    count = ranks or hosts
+    if not least <= count <= hosts:
+        expected = f"{least} to {hosts}, as there are hosts"
+        raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
+    return Network(spec, stack, choose_scale(spec.resolve, size_scale, 1.0, stack, count), policy), count
 
 
 def choose_virtual_scale(scenario: Scenario) -> Scale:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
 from testbed.collectives.late_counts import COUNT_BYTES
-from testbed.config import Topology, TopologySpec, TransportSpec
+from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.fidelity.capacity import Stack
 from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements, split_counts
 from testbed.harness.errors import RunError
 from testbed.harness.launching import LauncherProcess
-from testbed.harness.wiring import THIS_NAMESPACE, RankPlace, Wiring, distances_of, stripes_of
+from testbed.harness.wiring import (
+    Network,
+    RankPlace,
+    Wiring,
+    distances_of,
+    loopback_places,
+    places_on,
+    stripes_of,
+)
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -41,16 +46,6 @@ class BenchOptions:
     transport: TransportSpec = field(default_factory=TransportSpec)
     tuning: TuningTable = field(default_factory=TuningTable)
     seed: int = 1
-
-
-@dataclass(frozen=True)
-class Network:
-    """An emulated network to measure on."""
-
-    topology: TopologySpec
-    stack: Stack
-    scale: Scale
-    policy: str
 
 
 @dataclass(frozen=True)
@@ -110,7 +105,7 @@ class BenchRun:
     def rows(self) -> Iterator[Row]:
         """Build, measure, take down; rows as they come. FabricError, RunError."""
         if self.network is None or self.topology is None:
-            with _loopback(self.ranks) as places:
+            with loopback_places(self.ranks) as places:
                 yield from self._measure(self._wiring(places), {})
             return
         clean_abandoned()
@@ -125,11 +120,7 @@ class BenchRun:
             progress=self.phase,
         )
         with fabric:
-            building = {entry.name: entry.index for entry in topology.buildings}
-            places = [
-                RankPlace(rank, host.name, building[host.building], host.ip, fabric.state.pids[host.name])
-                for rank, host in enumerate(topology.hosts[: self.ranks])
-            ]
+            places = places_on(topology, self.ranks, fabric.state.pids)
             yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
 
     # ---- the ranks
@@ -254,19 +245,3 @@ class BenchRun:
                 if a != b
             }
         return traffic(collective, chosen, self._part(case), itemsize, buildings)
-
-
-@contextlib.contextmanager
-def _loopback(ranks: int) -> Iterator[list[RankPlace]]:
-    """Places of ranks on this machine, at ports that are free."""
-    with contextlib.ExitStack() as stack:
-        places = []
-        for rank in range(ranks):
-            probe = stack.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", 0))
-            places.append(
-                RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, probe.getsockname()[1])
-            )
-        stack.close()
-        yield places

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testbed.config import Host, Topology, TransportSpec, distance
+from testbed.config import Host, Topology, TopologySpec, TransportSpec, distance
+from testbed.fidelity.capacity import Stack
 from testbed.scale import Scale
 from testbed.transport import (
     CostedTransport,
@@ -68,6 +72,40 @@ class Wiring:
         document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
         document["distances"] = tuple(map(tuple, document["distances"]))
         return cls(**document)
+
+
+@dataclass(frozen=True)
+class Network:
+    """An emulated network to put ranks on."""
+
+    topology: TopologySpec
+    stack: Stack
+    scale: Scale
+    policy: str
+
+
+def places_on(topology: Topology, ranks: int, pids: Mapping[str, int]) -> list[RankPlace]:
+    """One rank on each of the first hosts; `pids`: a process in the namespace of each host."""
+    index = {building.name: building.index for building in topology.buildings}
+    return [
+        RankPlace(rank, host.name, index[host.building], host.ip, pids[host.name])
+        for rank, host in enumerate(topology.hosts[:ranks])
+    ]
+
+
+@contextlib.contextmanager
+def loopback_places(ranks: int) -> Iterator[list[RankPlace]]:
+    """Places of ranks on this machine, at ports that are free."""
+    with contextlib.ExitStack() as stack:
+        places = []
+        for rank in range(ranks):
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            places.append(RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, port))
+        stack.close()
+        yield places
 
 
 def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,83 @@
+"""The command `launch`: any program as the ranks of a job, on an emulated network."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from testbed.cli.fabric import DatapathOption, EngineOption
+from testbed.cli.scale import choose_network
+from testbed.config import ConfigError, Problem
+from testbed.fabric.network import Fabric
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.harness.programs import Programs
+from testbed.harness.wiring import loopback_places, places_on
+
+
+def add_launch_command(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
+
+
+def launch(
+    context: typer.Context,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="How many [default: one per host; 4 on loopback].")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "ecmp",
+    size_scale: Annotated[
+        str, typer.Option(help="Divide all rates by this; auto: the smallest that this host carries.")
+    ] = "auto",
+    link_engine: EngineOption = None,
+    datapath: DatapathOption = None,
+) -> None:
+    """Run a program once per rank, each in its host: testbed launch -t TOPOLOGY -- python train.py
+
+    It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as torchrun sets them, and
+    what MPI programs (MPICH's) need. Its lines are shown with the rank before them; the exit status is the worst. When
+    a rank fails the others are stopped.
+    """
+    command = context.args
+    if not command:
+        raise ConfigError(
+            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
+        )
+    if shutil.which(command[0]) is None:
+        raise ConfigError([Problem("command line", None, "COMMAND", command[0], "a program that there is")])
+    console = Console(stderr=True, highlight=False)
+    network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
+    if network is None:
+        with loopback_places(count) as places:
+            status = Programs(command, places, _show).run()
+        raise typer.Exit(status)
+    clean_abandoned()
+    resolved = network.topology.resolve(network.scale)
+    fabric = Fabric(
+        resolved,
+        policy=network.policy,
+        link_engine=network.stack.link_engine,
+        datapath=network.stack.datapath,
+        scale=network.scale,
+        seed=1,
+        progress=lambda line: console.print(f"  {line}"),
+    )
+    with fabric:
+        if not network.scale.is_one:
+            console.print(f"  {network.scale}")
+        places = places_on(resolved, count, fabric.state.pids)
+        environment = {ENVIRONMENT_MARK: fabric.state.id}
+        status = Programs(command, places, _show, environment, fabric.failure).run()
+    raise typer.Exit(status)
+
+
+def _show(rank: int, is_error: bool, line: str) -> None:
+    print(f"[{rank}] {line}", file=sys.stderr if is_error else sys.stdout, flush=True)
