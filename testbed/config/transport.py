@@ -13,6 +13,7 @@ from testbed.config.topology import Topology
 
 KINDS = ("tcp", "striped", "mptcp")
 PROTOCOLS = ("eager", "rendezvous", "staged")
+BOOTSTRAPS = ("static", "star", "ring_hybrid")
 STRIPE_MODES = ("dqplb", "spray")
 
 
@@ -90,6 +91,11 @@ class TransportSpec(Strict):
         default="eager",
         description="eager: messages go out at once. rendezvous: when their receive was announced, straight into it. "
         "staged: in chunks, copied through a window of slots.",
+    )
+    bootstrap: Annotated[str, choice("a bootstrap", BOOTSTRAPS)] = Field(
+        default="static",
+        description="static: ranks are told all addresses. star: all tell rank 0, which tells all, and everybody "
+        "connects to everybody. ring_hybrid: addresses go round a ring, connections are made when used.",
     )
     stripes: StripesSpec = Field(default=StripesSpec(), description="Connections of a striped transport.")
     congestion_control: Annotated[

@@ -25,7 +25,7 @@ from testbed.collectives import (
 )
 from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
 from testbed.collectives.tuning import Entry
-from testbed.harness.wiring import Wiring, open_transport
+from testbed.harness.wiring import Wiring, join
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
 
@@ -105,7 +105,7 @@ class BenchRank:
     def run(self) -> None:
         """Connect, go through all cases."""
         wiring = self.spec.wiring
-        _, transport = open_transport(wiring, self.rank)
+        transport = join(wiring, self.rank).transport
         tuning = TuningTable(self.spec.tuning)
         self.communicator = Communicator(transport, wiring.buildings, wiring.timeout_s, tuning=tuning)
         try:

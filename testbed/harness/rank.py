@@ -15,7 +15,7 @@ import numpy as np
 
 from testbed.collectives import Array, Communicator, Work, count_wrong, fill
 from testbed.harness.spec import JobSpec, Step
-from testbed.harness.wiring import open_transport
+from testbed.harness.wiring import join
 from testbed.virtual.memory import private_memory
 from testbed.workload import AllReduce, Compute, WaitAll
 
@@ -41,19 +41,21 @@ class Rank:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
         wiring = job.wiring
-        self.sockets, self.transport = open_transport(wiring, self.rank)
+        joined = join(wiring, self.rank)
+        self.transport = joined.transport
         self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
         try:
             self.communicator.barrier()
             calibration = self._calibrate()
             for index, step in enumerate(job.steps):
                 self._step(index, step)
-            sockets = self.sockets.socket_info()
+            sockets = joined.sockets.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
         finally:
             self.transport.close()
         lines = [*self.samples, *calibration]
         lines.append({"rank": self.rank, "operation": "sockets", "sockets": sockets})
+        lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

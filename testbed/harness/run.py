@@ -154,6 +154,7 @@ class Run:
                 timeout_s=self.scale.emulated_s(scenario.transport.timeout_s),
                 kind=scenario.transport.kind,
                 protocol=scenario.transport.protocol,
+                bootstrap=scenario.transport.bootstrap,
                 congestion_control=scenario.transport.congestion_control,
                 stripes=stripes_of(scenario.transport, self.scale),
                 distances=distances_of(self.topology, self.hosts),
@@ -178,7 +179,8 @@ class Run:
         changed: tuple[str | None, str | None],
         captured: list[dict[str, Any]],
     ) -> dict[str, Any]:
-        samples, sockets, calibrations = _read_ranks(directory.partial, len(self.hosts))
+        records = _read_ranks(directory.partial, len(self.hosts))
+        samples, sockets = records.samples, records.sockets
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
         series = _series(job.samples)
         log = job.player.log if job.player else []
@@ -189,7 +191,9 @@ class Run:
             event_log=log,
             scale=self.scale,
             numbers=numbers,
-            agreement=model_agreement(_alone_s(calibrations), self._model_s(), exact=self.clock == "free"),
+            agreement=model_agreement(
+                _alone_s(records.calibrations), self._model_s(), exact=self.clock == "free"
+            ),
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
@@ -221,6 +225,7 @@ class Run:
             "datapath": self.stack.datapath,
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
+            "bootstrap": records.bootstrap(),
             "fabric": {"hosts": shown["hosts"], "wan": shown["wan"]},
             "captures": captured,
             "origin_epoch_s": origin_s + time.time() - time.monotonic(),
@@ -300,26 +305,44 @@ def _alone_s(calibrations: list[dict[str, Any]]) -> float | None:
     return min(took.values(), default=None)
 
 
-def _read_ranks(
-    folder: Path, ranks: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """All ranks' samples, records of their sockets and of calibrations; the ranks' own files are merged away."""
-    calibrations: list[dict[str, Any]] = []
-    samples: list[dict[str, Any]] = []
-    sockets: list[dict[str, Any]] = []
+@dataclass
+class _RankRecords:
+    """What all ranks have written down, by kind."""
+
+    samples: list[dict[str, Any]]
+    sockets: list[dict[str, Any]]
+    calibrations: list[dict[str, Any]]
+    bootstraps: list[dict[str, Any]]
+
+    def bootstrap(self) -> dict[str, Any]:
+        """How the ranks found each other: the slowest one's time, messages and bytes of all, and those of rank 0."""
+        counts = ("messages_sent", "bytes_sent", "connections")
+        return {
+            "method": self.bootstraps[0]["method"],
+            "time_s": max(entry["time_s"] for entry in self.bootstraps),
+            **{name: sum(entry[name] for entry in self.bootstraps) for name in counts},
+            "rank_0": {name: self.bootstraps[0][name] for name in counts},
+        }
+
+
+def _read_ranks(folder: Path, ranks: int) -> _RankRecords:
+    """All ranks' records; the ranks' own files are merged away."""
+    found = _RankRecords([], [], [], [])
     for rank in range(ranks):
         path = folder / f"rank-{rank}.jsonl"
         for line in path.read_text().splitlines():
             entry = json.loads(line)
             if entry["operation"] == "sockets":
-                sockets += [{"rank": rank, **item} for item in entry["sockets"]]
+                found.sockets += [{"rank": rank, **item} for item in entry["sockets"]]
             elif entry["operation"] == "calibration":
-                calibrations.append(entry)
+                found.calibrations.append(entry)
+            elif entry["operation"] == "bootstrap":
+                found.bootstraps.append(entry)
             else:
-                samples.append(entry)
+                found.samples.append(entry)
         path.unlink()
-    samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
-    return samples, sockets, calibrations
+    found.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
+    return found
 
 
 def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:

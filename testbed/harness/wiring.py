@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -21,9 +22,11 @@ from testbed.transport import (
     Transport,
     with_protocol,
 )
+from testbed.transport.bootstrap import BootstrapReport, bootstrap
 from testbed.transport.lanes import LEAST_SEGMENT_BYTES
 
 LISTEN_PORT = 29_500
+BOOTSTRAP_PORT = 29_499
 SOURCE_PORT_BASE = 33_000
 BOOTSTRAP_TIMEOUT_S = 30.0
 THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
@@ -55,6 +58,7 @@ class Wiring:
     timeout_s: float
     kind: str = "tcp"
     protocol: str = "eager"
+    bootstrap: str = "static"
     congestion_control: str | None = None
     stripes: dict[str, dict[str, Any]] = field(default_factory=dict)
     distances: tuple[tuple[str, ...], ...] = ()
@@ -126,9 +130,27 @@ def distances_of(topology: Topology, hosts: tuple[Host, ...]) -> tuple[tuple[str
     return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
 
 
-def open_transport(wiring: Wiring, rank: int) -> tuple[TcpTransport | StripedTransport, Transport]:
-    """A rank's sockets, and the transport to use, which are the same unless there is a protocol or cost on top."""
+@dataclass(frozen=True)
+class Joined:
+    """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about."""
+
+    sockets: TcpTransport | StripedTransport
+    transport: Transport
+    bootstrap: BootstrapReport
+
+
+def join(wiring: Wiring, rank: int) -> Joined:
+    """Find the other ranks, in the way that the wiring says. TransportError."""
+    begun_s = time.monotonic()
     size = len(wiring.ranks)
+    report = BootstrapReport("static")
+    addresses = [(place.ip, place.port) for place in wiring.ranks]
+    if wiring.bootstrap != "static":
+        first = wiring.ranks[0]
+        master = (first.ip, BOOTSTRAP_PORT)
+        addresses, report = bootstrap(
+            wiring.bootstrap, rank, size, master, addresses[rank], wiring.token, BOOTSTRAP_TIMEOUT_S
+        )
     offset = random.Random(f"{wiring.seed}/ports").randrange(1000)
     settings = MeshSettings(
         token=wiring.token,
@@ -140,7 +162,6 @@ def open_transport(wiring: Wiring, rank: int) -> tuple[TcpTransport | StripedTra
         ),
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
     )
-    addresses = [(place.ip, place.port) for place in wiring.ranks]
     sockets: TcpTransport | StripedTransport
     if wiring.kind == "striped":
         stripes = {name: StripeSettings(**options) for name, options in wiring.stripes.items()}
@@ -148,7 +169,11 @@ def open_transport(wiring: Wiring, rank: int) -> tuple[TcpTransport | StripedTra
         sockets = StripedTransport(rank, addresses, settings, lambda peer: stripes[far[peer]])
     else:
         sockets = TcpTransport(rank, addresses, settings)
+    if wiring.bootstrap == "star":
+        sockets.connect()
+        report.connections += len(sockets.counters)
+    report.time_s = time.monotonic() - begun_s
     transport: Transport = sockets
     if wiring.per_message_s or wiring.per_byte_s:
         transport = CostedTransport(transport, wiring.per_message_s, wiring.per_byte_s)
-    return sockets, with_protocol(transport, wiring.protocol)
+    return Joined(sockets, with_protocol(transport, wiring.protocol), report)

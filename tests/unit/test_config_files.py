@@ -32,6 +32,7 @@ STRIPE = {"segment": "512 KiB", "outstanding": 128, "mode": "dqplb"}
 TRANSPORT = {
     "kind": "tcp",
     "protocol": "eager",
+    "bootstrap": "static",
     "stripes": {
         "same_rack": {"connections": 1, **STRIPE},
         "same_building": {"connections": 2, **STRIPE},
