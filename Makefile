@@ -27,7 +27,7 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
 test: setup ## install what is missing, run all checks and tests
-	@tools/bootstrap ryu
+	@tools/bootstrap ryu peers
 	@$(MAKE) --no-print-directory --keep-going lint unit thorough net test-virtual
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
@@ -69,4 +69,4 @@ build: environment ## the wheel and the source archive, in dist/
 	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes
 
 clean-env: ## remove what setup made in this checkout
-	rm -rf .venv .venv-ryu
+	rm -rf .venv .venv-ryu .venv-peers

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from testbed.collectives.data import Array, Data, as_bytes
 from testbed.collectives.engine import Engine, Position, Steps
-from testbed.collectives.plan import Plan, Round, Runs, Strand
+from testbed.collectives.plan import Plan, Round, Runs, Stage, Strand
 from testbed.transport import Request, TrafficClass
 
 # receives are posted for so many rounds ahead, so that a peer who is early finds room
@@ -38,7 +38,21 @@ def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position
     Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.
     """
     sends: list[Request] = []
-    for stage in plan.stages:
+    if len(plan.lanes) == 1:
+        yield from _lane(group, plan.stages, data, tag, position, sends)
+    else:
+        tasks = []
+        for stages in plan.lanes:
+            tasks.append(group.engine.start("", _lane(group, stages, data, tag, position, sends)))
+            tag += sum(map(len, stages))
+        yield tuple(tasks)
+    yield tuple([request for request in sends if not request.done])
+
+
+def _lane(
+    group: Group, stages: Sequence[Stage], data: Data, tag: int, position: Position, sends: list[Request]
+) -> Steps:
+    for stage in stages:
         if len(stage) == 1:
             yield from _strand(group, stage[0], data, tag, position, sends)
         else:
@@ -49,7 +63,6 @@ def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position
                 if strand
             )
         tag += len(stage)
-    yield tuple([request for request in sends if not request.done])
 
 
 def _strand(

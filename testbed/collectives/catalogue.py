@@ -13,9 +13,10 @@ Traffic = dict[tuple[int, int], int]
 
 AUTO = "auto"
 
-# parts of a message are reduced, or passed on, while others travel: up to so many, of at least so many bytes
-MOST_LANES, LANE_BYTES = 4, 128 * 1024
-MOST_CHUNKS, CHUNK_BYTES = 64, 256 * 1024
+# Parts of a message are reduced, or passed on, while others travel: up to so many, of at least so many bytes. Measured
+# with benchmarks/peers: a ring needs few parts, for its links are busy anyway; a hierarchy many, for only then are links
+# inside and between buildings busy at the same time.
+RING_LANES, TIER_LANES, CHUNKS = (4, 128 * 1024), (16, 16 * 1024), (64, 256 * 1024)
 # what `auto` takes for small, where steps count and not bytes
 SMALL_BYTES = 64 * 1024
 
@@ -45,7 +46,9 @@ ALGORITHMS: dict[str, dict[str, Maker]] = {
         "halving_doubling": lambda ask: in_lanes(reducing.halving_doubling(ask.rank, ask.groups), ask.pieces),
         "double_tree": lambda ask: trees.double_tree_all_reduce(ask.rank, ask.groups, ask.pieces),
         "hierarchical": lambda ask: in_lanes(reducing.hierarchical(ask.rank, ask.groups), ask.pieces),
-        "hierarchical_tree": lambda ask: reducing.hierarchical_tree(ask.rank, ask.groups, ask.pieces),
+        "hierarchical_tree": lambda ask: in_lanes(
+            reducing.hierarchical_tree(ask.rank, ask.groups), ask.pieces
+        ),
     },
     "all_gather": {
         "ring": lambda ask: gathering.ring(ask.rank, ask.groups),
@@ -98,15 +101,18 @@ ALGORITHMS: dict[str, dict[str, Maker]] = {
         "hierarchical": lambda ask: exchanging.hierarchical(ask.rank, ask.groups),
     },
 }
-_LANED = {
-    "all_reduce": {"ring", "bidirectional_ring", "halving_doubling", "hierarchical"},
-    "reduce_scatter": {"ring", "bidirectional_ring", "hierarchical"},
+# (most pieces, least bytes of a piece) of a rank's messages where it says lanes, of the whole array where chunks
+_LANES = {
+    ("all_reduce", "ring"): RING_LANES,
+    ("all_reduce", "bidirectional_ring"): RING_LANES,
+    ("all_reduce", "halving_doubling"): RING_LANES,
+    ("all_reduce", "hierarchical"): TIER_LANES,
+    ("all_reduce", "hierarchical_tree"): TIER_LANES,
+    ("reduce_scatter", "ring"): RING_LANES,
+    ("reduce_scatter", "bidirectional_ring"): RING_LANES,
+    ("reduce_scatter", "hierarchical"): TIER_LANES,
 }
-_CHUNKED = {
-    "all_reduce": {"double_tree", "hierarchical_tree"},
-    "broadcast": {"chain"},
-    "reduce": {"chain"},
-}
+_CHUNKS = {("all_reduce", "double_tree"): CHUNKS, ("broadcast", "chain"): CHUNKS, ("reduce", "chain"): CHUNKS}
 # blocks that an array of the collective's "count" elements on one rank makes: what formulas multiply it by
 _PER_RANK = {"all_gather", "reduce_scatter", "scatter", "gather"}
 
@@ -123,12 +129,12 @@ def plan_of(collective: str, algorithm: str, ask: Ask) -> Plan:
 
 def pieces_for(collective: str, algorithm: str, size_bytes: int, ranks: int) -> int:
     """In how many lanes or chunks an array goes; 1 for algorithms that have neither. Sizes are those of `traffic`."""
-    if algorithm in _LANED.get(collective, ()):
+    if (collective, algorithm) in _LANES:
+        most, least_bytes = _LANES[collective, algorithm]
         message_bytes = size_bytes if collective in _PER_RANK else size_bytes // ranks
-        return max(1, min(MOST_LANES, message_bytes // LANE_BYTES))
-    if algorithm in _CHUNKED.get(collective, ()):
-        return max(1, min(MOST_CHUNKS, size_bytes // CHUNK_BYTES))
-    return 1
+        return max(1, min(most, message_bytes // least_bytes))
+    most, least_bytes = _CHUNKS.get((collective, algorithm), (1, 1))
+    return max(1, min(most, size_bytes // least_bytes))
 
 
 def automatic(collective: str, size_bytes: int, groups: Sequence[int]) -> str:

@@ -40,15 +40,22 @@ Stage = tuple[Strand, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """One rank's part. Stages come one after the other; the strands of a stage go on independently, each in rounds.
+    """One rank's part: lanes that go on independently; in each, stages that come one after the other.
 
+    The strands of a stage go on independently again, each in rounds.
     Block b holds the elements from cuts[b] / whole to cuts[b + 1] / whole of the array, rounded down. Strand k of a
     stage talks to strand k of the same stage on other ranks, so that all ranks have equally many, some empty.
     """
 
     whole: int
     cuts: tuple[int, ...]
-    stages: tuple[Stage, ...]
+    lanes: tuple[tuple[Stage, ...], ...]
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Of a plan with one lane."""
+        (stages,) = self.lanes
+        return stages
 
     def bounds(self, numel: int) -> list[int]:
         """Where blocks start and end in an array of so many elements."""
@@ -58,23 +65,21 @@ class Plan:
     @property
     def rounds(self) -> int:
         """How many rounds this rank goes through one after the other."""
-        return sum(max(map(len, stage), default=0) for stage in self.stages)
+        return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.lanes)
 
     def sent(self, bounds: Sequence[int]) -> dict[int, int]:
         """Elements sent per peer, for blocks with these bounds; no entry where there are none."""
         found: dict[int, int] = {}
-        for stage in self.stages:
-            for strand in stage:
-                for step in strand:
-                    for peer, runs in step.sends:
-                        if count := sum(bounds[end] - bounds[start] for start, end in runs):
-                            found[peer] = found.get(peer, 0) + count
+        strands = [strand for stages in self.lanes for stage in stages for strand in stage]
+        for peer, runs in (transfer for strand in strands for step in strand for transfer in step.sends):
+            if count := sum(bounds[end] - bounds[start] for start, end in runs):
+                found[peer] = found.get(peer, 0) + count
         return found
 
 
 def even(blocks: int, *stages: Stage) -> Plan:
     """A plan on so many blocks of equal size."""
-    return Plan(blocks, tuple(range(blocks + 1)), stages)
+    return Plan(blocks, tuple(range(blocks + 1)), (stages,))
 
 
 def runs_of(blocks: Iterable[int]) -> Runs:
@@ -102,7 +107,7 @@ def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
     stages = tuple(
         tuple(tuple(map(turned, reversed(strand))) for strand in stage) for stage in reversed(plan.stages)
     )
-    return replace(plan, stages=stages)
+    return replace(plan, lanes=(stages,))
 
 
 def then(first: Plan, *others: Plan) -> Plan:
@@ -113,30 +118,33 @@ def then(first: Plan, *others: Plan) -> Plan:
             stages = [(stages[0][0] + plan.stages[0][0],)]
         else:
             stages += plan.stages
-    return replace(first, stages=tuple(stages))
+    return replace(first, lanes=(tuple(stages),))
 
 
 def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
     """The same with other numbers for blocks."""
-    return replace(plan, stages=tuple(tuple(_renamed(strand, name) for strand in s) for s in plan.stages))
+    return replace(plan, lanes=(_all_renamed(plan.stages, name),))
 
 
 def in_lanes(plan: Plan, lanes: int) -> Plan:
-    """Every block cut in `lanes`, each going its way on strands of its own: one is reduced while another travels."""
+    """Every block cut in `lanes` parts, which go their ways independently, through all stages.
+
+    One part is reduced while another travels, one is in the next building while another is still inside.
+    """
     if lanes == 1:
         return plan
     cuts = [
         start * lanes + lane * (end - start) for start, end in pairwise(plan.cuts) for lane in range(lanes)
     ]
-    stages = tuple(
-        tuple(
-            _renamed(strand, lambda block, lane=lane: block * lanes + lane)  # type: ignore[misc]
-            for lane in range(lanes)
-            for strand in stage
-        )
-        for stage in plan.stages
+    parts = tuple(
+        _all_renamed(plan.stages, lambda block, lane=lane: block * lanes + lane)  # type: ignore[misc]
+        for lane in range(lanes)
     )
-    return Plan(plan.whole * lanes, (*cuts, plan.cuts[-1] * lanes), stages)
+    return Plan(plan.whole * lanes, (*cuts, plan.cuts[-1] * lanes), parts)
+
+
+def _all_renamed(stages: tuple[Stage, ...], name: Callable[[int], int]) -> tuple[Stage, ...]:
+    return tuple(tuple(_renamed(strand, name) for strand in stage) for stage in stages)
 
 
 def _renamed(strand: Strand, name: Callable[[int], int]) -> Strand:

@@ -71,9 +71,7 @@ def halving_doubling(rank: int, groups: Sequence[int]) -> Plan:
     return then(backwards(gather), gather)
 
 
-def hierarchical(
-    rank: int, groups: Sequence[int], across: Literal["ring", "tree"] = "ring", chunks: int = 1
-) -> Plan:
+def hierarchical(rank: int, groups: Sequence[int], across: Literal["ring", "tree"] = "ring") -> Plan:
     """Ring reduce-scatter inside each building, all-reduce across, ring all-gather inside.
 
     Inside a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards, so
@@ -89,7 +87,7 @@ def hierarchical(
     index = inside.index(rank)
     whole = math.lcm(*map(len, members))
     edges = sorted({shard * (whole // len(ranks)) for ranks in members for shard in range(len(ranks) + 1)})
-    parts = len(members) if across == "ring" else 2 * chunks
+    parts = len(members) if across == "ring" else 2
     cuts = [start * parts + part * (end - start) for start, end in pairwise(edges) for part in range(parts)]
     segments = len(edges) - 1
     held = []
@@ -102,13 +100,12 @@ def hierarchical(
         owners = [ranks[edges[number] * len(ranks) // whole] for ranks in members]
         first = number * parts
         if across == "tree":
-            blocks = [range(first, first + chunks), range(first + chunks, first + parts)]
+            blocks = [[first], [first + 1]]
             empty: list[Strand] = [()] * parts
             strands += double_tree_strands(owners, owners.index(rank), blocks) if rank in owners else empty
         else:
             own = [runs_of([first + part]) for part in range(parts)]
             strands.append(_ring_across(owners, owners.index(rank), own) if rank in owners else ())
-    plan = Plan(whole * parts, (*cuts, whole * parts), ())
     stages: list[Stage] = []
     several = max(map(len, members)) > 1  # somewhere: stages are the same on all ranks
     if several:
@@ -118,7 +115,7 @@ def hierarchical(
         stages.append(tuple(strands))
     if several:
         stages.append((ring_strand(inside, index, held, phase="all-gather inside"),))
-    return Plan(plan.whole, plan.cuts, tuple(stages))
+    return Plan(whole * parts, (*cuts, whole * parts), (tuple(stages),))
 
 
 def _ring_across(owners: Sequence[int], index: int, own: Sequence[tuple[tuple[int, int], ...]]) -> Strand:
@@ -127,6 +124,6 @@ def _ring_across(owners: Sequence[int], index: int, own: Sequence[tuple[tuple[in
     return then(reverse(there, "reduce-scatter across"), back).stages[0][0]
 
 
-def hierarchical_tree(rank: int, groups: Sequence[int], chunks: int = 1) -> Plan:
+def hierarchical_tree(rank: int, groups: Sequence[int]) -> Plan:
     """As `hierarchical`, with the double binary tree across: for many buildings, as it takes 2 ceil(log2 g) steps."""
-    return hierarchical(rank, groups, "tree", chunks)
+    return hierarchical(rank, groups, "tree")

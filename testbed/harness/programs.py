@@ -79,11 +79,17 @@ class Programs:
             "TP_SOCKET_IFNAME": interface,
             "FI_PROVIDER": os.environ.get("FI_PROVIDER", "tcp"),
             "FI_TCP_IFACE": interface,
+            # hosts share this machine's memory, which MPI must not use in place of the network
+            **(
+                {}
+                if here
+                else {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": interface}
+            ),
             "PMI_RANK": str(place.rank),
             "PMI_SIZE": str(size),
             "PMI_SPAWNED": "0",
             "TESTBED_HOST": place.host,
-            "TESTBED_BUILDING": str(place.building),
+            "TESTBED_BUILDINGS": ",".join(str(other.building) for other in self.places),
         }
 
     # ---- starting

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -33,8 +34,14 @@ def plans(
     ]
 
 
-def carry_out(found: Sequence[Plan], held: list[Held]) -> int:
-    """Let all ranks go as far as they can, on sets of contributions; returns the most messages under way at a time.
+def carry_out(found: Sequence[Plan], held: list[Held]) -> None:
+    """All lanes, one after the other, which do not depend on each other."""
+    for lane in range(len(found[0].lanes)):
+        carry_out_lane([replace(plan, lanes=(plan.lanes[lane],)) for plan in found], held)
+
+
+def carry_out_lane(found: Sequence[Plan], held: list[Held]) -> None:
+    """Let all ranks go as far as they can, on sets of contributions.
 
     Fails when a message never comes or is never asked for, a rank sends what it does not have, or something is
     reduced twice.
@@ -71,7 +78,6 @@ def carry_out(found: Sequence[Plan], held: list[Held]) -> int:
         places[rank][number] = (position, sent)
         return position == len(strand)
 
-    most = 0
     progress = [True]
     while progress[0]:
         progress[0] = False
@@ -83,12 +89,10 @@ def carry_out(found: Sequence[Plan], held: list[Held]) -> int:
                     stage_of[rank] += 1
                     places[rank].clear()
                     progress[0] = True
-        most = max(most, sum(map(len, wires.values())))
     assert all(stage == len(plan.stages) for stage, plan in zip(stage_of, found, strict=True)), (
         "a rank waits for ever"
     )
     assert not any(wires.values()), "a message that nobody wants"
-    return most
 
 
 def check(collective: str, algorithm: str, groups: Sequence[int], root: int = 0, pieces: int = 1) -> None:

@@ -1,0 +1,96 @@
+"""`testbed bench` on emulated links: every algorithm right over TCP, with the bytes that its plan says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.collectives import ALGORITHMS, traffic
+from tests.net.runs import ROOT, run_testbed
+
+pytestmark = pytest.mark.net
+
+TOPOLOGY = ROOT / "topologies" / "three-buildings.yaml"
+GROUPS = [0, 0, 1, 1, 1, 2]
+
+
+def bench(folder: Path, collective: str, *options: object) -> list[dict[str, Any]]:
+    """Rows of a small benchmark on real links."""
+    file = folder / f"{collective}.json"
+    common = (
+        "-t",
+        TOPOLOGY,
+        "--size-scale",
+        1,
+        "-b",
+        "1000",
+        "-e",
+        "100K",
+        "-f",
+        100,
+        "-n",
+        1,
+        "-w",
+        1,
+        "-J",
+        file,
+    )
+    done = run_testbed("bench", collective, *common, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["rows"]
+    return rows
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("transport", ["tcp", "striped"])
+def test_every_algorithm_over_real_links(tmp_path: Path, collective: str, transport: str) -> None:
+    rows = bench(tmp_path, collective, "-a", "all", "--transport", transport, "-d", "bfloat16")
+    assert {row["algorithm"] for row in rows} == set(ALGORITHMS[collective])
+    for row in rows:
+        assert row["wrong"] == 0
+        part = row["count"] if collective == "all_reduce" else row["count"] // 6
+        assert row["sent_bytes"] == sum(traffic(collective, row["algorithm"], part, 2, GROUPS).values())
+        assert 0 < row["of_limit"] <= 1.05
+
+
+@pytest.mark.parametrize("protocol", ["rendezvous", "staged"])
+def test_every_protocol_over_real_links(tmp_path: Path, protocol: str) -> None:
+    rows = bench(tmp_path, "all_to_all_v", "-a", "all", "--protocol", protocol)
+    assert {row["algorithm"] for row in rows} == {"late_counts", "padded"}
+    assert all(row["wrong"] == 0 for row in rows)
+    real, padded = (
+        sum(row["sent_bytes"] for row in rows if row["algorithm"] == name)
+        for name in ("late_counts", "padded")
+    )
+    assert real < 0.7 * padded
+    assert all(row["wrong"] == 0 for row in bench(tmp_path, "sendrecv", "--protocol", protocol))
+
+
+def test_a_tuning_table_is_made_and_gone_by(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    bench(tmp_path, "all_reduce", "--tune", table, "-a", "ring")
+    assert json.loads(table.read_text())["entries"] == [
+        {"collective": "all_reduce", "ranks": 6, "buildings": 3, "max_bytes": None, "algorithm": "ring"}
+    ]
+    rows = bench(tmp_path, "all_reduce", "--tuning", table)
+    assert [(row["algorithm"], row["chosen"]) for row in rows] == [("auto", "ring")] * len(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("all_reduse",), "COLLECTIVE: got all_reduse, expected all_reduce"),
+        (("all_gather", "-a", "tree"), "--algorithm: got tree, expected auto, ring"),
+        (("all_reduce", "-b", "0"), "--minbytes: got '0', expected a size above 0"),
+        (("all_reduce", "-b", "1M", "-e", "1K"), "--maxbytes: got 1K, expected at least 1M"),
+        (("all_reduce", "--ranks", "9", "-t", TOPOLOGY), "--ranks: got 9, expected 2 to 6"),
+        (("all_reduce", "--tuning", "/nonexistent"), "--tuning: got /nonexistent, expected No such file"),
+    ],
+)
+def test_bad_input_is_named(arguments: tuple[object, ...], words: str) -> None:
+    done = run_testbed("bench", *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr.replace("\n", " ")
