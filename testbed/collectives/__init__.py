@@ -2,8 +2,9 @@
 
 from testbed.collectives.catalogue import ALGORITHMS, AUTO, automatic, between_groups, traffic, wan_bytes
 from testbed.collectives.check import count_wrong, expect, fill
-from testbed.collectives.communicator import Communicator, P2POp
+from testbed.collectives.communicator import Communicator
 from testbed.collectives.data import Array
+from testbed.collectives.messages import P2POp
 from testbed.collectives.operations import DTYPES, OPERATIONS, dtype_named
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import CollectiveTimeout, Work

@@ -14,8 +14,8 @@ Traffic = dict[tuple[int, int], int]
 AUTO = "auto"
 
 # Parts of a message are reduced, or passed on, while others travel: up to so many, of at least so many bytes. Measured
-# with benchmarks/peers: a ring needs few parts, for its links are busy anyway; a hierarchy many, for only then are links
-# inside and between buildings busy at the same time.
+# with benchmarks/peers: a ring needs few parts, for its links are busy anyway; a hierarchy many, for only then are
+# links inside and between buildings busy at the same time.
 RING_LANES, TIER_LANES, CHUNKS = (4, 128 * 1024), (16, 16 * 1024), (64, 256 * 1024)
 # what `auto` takes for small, where steps count and not bytes
 SMALL_BYTES = 64 * 1024

@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
 
 import numpy as np
 
 from testbed.collectives import late_counts
-from testbed.collectives.carrying import Group, carry_out
+from testbed.collectives.carrying import carry_out
 from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
-from testbed.collectives.data import NOTHING, Array, Blocks, Operation, Parcels, as_bytes
-from testbed.collectives.engine import Engine, Position, Steps, Waitable
+from testbed.collectives.data import NOTHING, Array, Blocks, Operation, Parcels
+from testbed.collectives.engine import Engine, Position, Steps
+from testbed.collectives.messages import COMMUNICATORS, Members
 from testbed.collectives.operations import check_array, finish, operation_named, split_bounds
 from testbed.collectives.plan import Plan
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
 from testbed.transport import BEST_EFFORT, TrafficClass, Transport, TransportError
 
-LARGEST_TAG = 2**32 - 1
 LARGE_BYTES = 1 << 40
 LARGEST_COUNT = 1 << 36
 
-# a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
-# which may come round) and a strand within a collective
-_POINT_TO_POINT = 1 << 62
-_COMMUNICATOR_BIT, _COMMUNICATORS = 46, 1 << 16
-_STRAND_BITS = 16
-_SEQUENCE_MASK = (1 << 30) - 1
 
-
-class P2POp(NamedTuple):
-    """One message of `Communicator.batch_isend_irecv`."""
-
-    kind: Literal["isend", "irecv"]
-    array: Array
-    peer: int
-    tag: int = 0
-
-
-class Communicator:
+class Communicator(Members):
     """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
 
     groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
@@ -69,32 +52,10 @@ class Communicator:
             raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
         buildings = tuple(groups) if groups is not None else (0,) * transport.size
         engine = Engine(transport)
-        self._set_up(engine, range(transport.size), buildings, timeout_s, traffic or BEST_EFFORT, name, 0)
+        ranks = range(transport.size)
+        super().__init__(engine, ranks, buildings, timeout_s, traffic or BEST_EFFORT, name, 0)
         self.tuning = tuning or TuningTable()
         self._next_number = [1]  # shared by all split from this one
-
-    def _set_up(
-        self,
-        engine: Engine,
-        ranks: Sequence[int],
-        groups: tuple[int, ...],
-        timeout_s: float,
-        traffic: TrafficClass,
-        name: str,
-        number: int,
-    ) -> None:
-        self.transport = engine.transport
-        self.ranks = ranks
-        self.rank = ranks.index(engine.transport.rank)
-        self.size = len(ranks)
-        self.groups = groups
-        self.timeout_s = timeout_s
-        self.traffic = traffic
-        self.name = name
-        self._engine = engine
-        self._group = Group(engine, ranks, traffic)
-        self._number = number
-        self._sequence = 0
 
     # ---- groups of ranks
 
@@ -117,12 +78,13 @@ class Communicator:
         number = np.array(self._next_number, dtype=np.int64)
         self.all_reduce(number, op="max", algorithm="halving_doubling")
         self._next_number[0] = int(number[0]) + 1
-        if self._next_number[0] > _COMMUNICATORS:
-            raise ValueError(f"split: {_COMMUNICATORS} communicators have been made, there can be no more")
+        if self._next_number[0] > COMMUNICATORS:
+            raise ValueError(f"split: {COMMUNICATORS} communicators have been made, there can be no more")
         if self.rank not in ranks:
             return None
         made = Communicator.__new__(Communicator)
-        made._set_up(
+        Members.__init__(
+            made,
             self._engine,
             tuple(self.ranks[rank] for rank in ranks),
             tuple(self.groups[rank] for rank in ranks),
@@ -405,60 +367,6 @@ class Communicator:
 
         return self._collective("barrier", steps, async_op, timeout_s)
 
-    # ---- point to point
-
-    def isend(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
-        """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**32 - 1."""
-        check_array(array, "array")
-        request = self._group.send(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
-        return self._work(f"isend to rank {peer}, tag {tag}", _one(request), timeout_s)
-
-    def irecv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
-        """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
-        check_array(array, "array", writes=True)
-        request = self._group.receive(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
-        return self._work(f"irecv from rank {peer}, tag {tag}", _one(request), timeout_s)
-
-    def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """`isend`, then wait."""
-        self.isend(array, peer, tag, timeout_s).wait()
-
-    def recv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
-        """`irecv`, then wait."""
-        self.irecv(array, peer, tag, timeout_s).wait()
-
-    def batch_isend_irecv(self, operations: Sequence[P2POp], timeout_s: float | None = None) -> list[Work]:
-        """Begin all of these messages, receives first, so that none has to be staged for another; a Work for each."""
-        works: dict[int, Work] = {}
-        for kind in ("irecv", "isend"):
-            for number, operation in enumerate(operations):
-                if operation.kind == kind:
-                    begin = self.isend if kind == "isend" else self.irecv
-                    works[number] = begin(operation.array, operation.peer, operation.tag, timeout_s)
-        for number, operation in enumerate(operations):
-            if number not in works:
-                raise ValueError(
-                    f"operations[{number}]: kind: got {operation.kind!r}, expected isend or irecv"
-                )
-        return [works[number] for number in range(len(operations))]
-
-    # ---- time, and the end
-
-    def sleep(self, seconds: float) -> None:
-        """Let this much time pass, as computing would, while operations move on. Raises when one of them fails."""
-        self._engine.sleep(seconds)
-
-    def progress(self, timeout_s: float = 0.0) -> None:
-        """Move operations on; waits up to `timeout_s` for something to do."""
-        self._engine.progress(timeout_s)
-
-    def abort(self, reason: str) -> None:
-        """End every operation of this rank, of all its communicators, with Aborted; peers lose this rank.
-
-        For any thread, or a signal handler. The first reason given counts. Arrays' contents are undefined after it.
-        """
-        self._engine.abort(reason)
-
     # ---- how
 
     def _plan(self, collective: str, algorithm: str, size_bytes: int, root: int = 0) -> Plan:
@@ -489,49 +397,6 @@ class Communicator:
                 f"rank {self.transport.rank}: shares announced by the peers: got {counts[:, self.rank].tolist()} "
                 f"elements for this rank, expected {expected}"
             )
-
-    def _root(self, name: str, rank: int) -> int:
-        if not 0 <= rank < self.size:
-            raise ValueError(f"{name}: got {rank}, expected 0 to {self.size - 1}")
-        return rank
-
-    def _message_tag(self, tag: int) -> int:
-        if not 0 <= tag <= LARGEST_TAG:
-            raise ValueError(f"tag: got {tag}, expected 0 to 2**32 - 1")
-        return _POINT_TO_POINT | self._number << _COMMUNICATOR_BIT | tag
-
-    def _collective(
-        self,
-        name: str,
-        steps: Callable[[int, Position], Steps],
-        async_op: bool,
-        timeout_s: float | None,
-        result: object = None,
-    ) -> Work:
-        self._sequence += 1
-        numbers = self._number << _COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
-        position = Position()
-        words = f"{name} #{self._sequence}"
-        work = self._work(words, steps(numbers, position), timeout_s, position, result)
-        if not async_op:
-            work.wait()
-        return work
-
-    def _work(
-        self,
-        name: str,
-        steps: Steps,
-        timeout_s: float | None,
-        position: Position | None = None,
-        result: object = None,
-    ) -> Work:
-        name = f"{name} of {self.name}" if self.name else name
-        task = self._engine.start(name, steps, position)
-        return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
-
-
-def _one(item: Waitable) -> Steps:
-    yield (item,)
 
 
 def _shares(array: Array, bounds: Sequence[int]) -> list[Array]:

@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from testbed.transport.base import (
@@ -28,17 +27,15 @@ from testbed.transport.base import (
     reason_bytes,
 )
 from testbed.transport.handshake import Handshake
+from testbed.transport.loop import EventLoop, sharpen_timers
 from testbed.transport.sockets import SocketSettings
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
-from testbed.virtual import clock_here
 
 _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 256
-# epoll counts milliseconds and may add a thousandth of the time asked for; select is exact but slower
-_EXACT_BELOW_S = 0.003
 
 Place = tuple[int, ConnectionKey]  # a peer, and which of the connections with it
 
@@ -106,13 +103,8 @@ class Mesh:
         self._ended: TransportError | None = None  # why streams made from now on are lost
         self._closed = False
         self._leftover: list[socket.socket] = []
-        _sharpen_timers()
-        self._epoll = select.epoll()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {self._bell: self._on_bell}
-        self._masks: dict[int, int] = {}
-        self._priorities: dict[int, int] = {}  # of descriptors whose traffic comes first
+        sharpen_timers()
+        self._loop = EventLoop()
         # what is under way until a connection stands
         self._deadlines_s: dict[Place, float] = {}  # of those that this rank dials
         self._attempts: dict[Place, tuple[float, str]] = {}  # when to try again, and why
@@ -151,20 +143,14 @@ class Mesh:
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """See Transport."""
-        if self._epoll.closed:
+        if self._loop.closed:
             self.now_s = time.monotonic()
             return
         if self._deadlines_s or self._handshakes:
             timeout_s = self._tend(timeout_s)
-        handlers = self._handlers
-        events = self._poll(timeout_s)
+        events = self._loop.poll(timeout_s)
         self.now_s = time.monotonic()
-        if self._priorities and len(events) > 1:
-            events.sort(key=lambda event: -self._priorities.get(event[0], 0))
-        for descriptor, mask in events:
-            handler = handlers.get(descriptor)
-            if handler is not None:
-                handler(mask)
+        self._loop.handle(events)
 
     def connect(self, peers: Iterable[int] | None = None) -> None:
         """Connect to these peers (all by default), which must do likewise, within the bootstrap timeout.
@@ -199,8 +185,7 @@ class Mesh:
 
     def wake(self) -> None:
         """See Transport."""
-        with contextlib.suppress(OSError):  # closed meanwhile
-            os.eventfd_write(self._bell, 1)
+        self._loop.wake()
 
     def abort(self, reason: str) -> None:
         """See Transport."""
@@ -247,10 +232,7 @@ class Mesh:
             handshake.sock.close()
         if self._listener is not None:
             self._listener.close()
-        if not self._epoll.closed:
-            self._epoll.close()
-            os.close(self._bell)
-            self._bell = -1
+        self._loop.close()
 
     # ---- streams
 
@@ -274,46 +256,6 @@ class Mesh:
     def _check_address(self, peer: int, tag: int) -> None:
         if peer not in self._counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
             raise address_error(self.rank, self.size, peer, tag)
-
-    # ---- the event loop
-
-    def _poll(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        if timeout_s is None:
-            return self._epoll.poll()
-        if timeout_s > _EXACT_BELOW_S:
-            # wakes up too early rather than too late; the caller comes again for the rest
-            return self._epoll.poll((math.floor(timeout_s * 995.0 - 1.0) - 0.5) / 1000.0)  # rounded up
-        if timeout_s > 0:
-            readable, _, _ = select.select((self._epoll,), (), (), timeout_s)
-            if not readable:
-                return []
-        return self._epoll.poll(0)
-
-    def _on_bell(self, mask: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
-
-    def _watch(
-        self, sock: socket.socket, mask: int, handler: Callable[[int], None], priority: int = 0
-    ) -> None:
-        """Have `handler` called for these events of the socket; 0 for no longer."""
-        descriptor = sock.fileno()
-        before = self._masks.get(descriptor, 0)
-        if not mask:
-            if before:
-                self._epoll.unregister(descriptor)
-                del self._masks[descriptor], self._handlers[descriptor]
-                self._priorities.pop(descriptor, None)
-            return
-        if mask != before:
-            if before:
-                self._epoll.modify(descriptor, mask)
-            else:
-                self._epoll.register(descriptor, mask)
-            self._masks[descriptor] = mask
-        self._handlers[descriptor] = handler
-        if priority:
-            self._priorities[descriptor] = priority
 
     # ---- getting connected
 
@@ -339,7 +281,7 @@ class Mesh:
                 ) from None
         self._sockets.apply(listener)
         listener.listen(self.size + _MAX_STRANGERS)
-        self._watch(listener, select.EPOLLIN, self._on_caller)
+        self._loop.watch(listener, select.EPOLLIN, self._on_caller)
         return listener
 
     def _tend(self, timeout_s: float | None) -> float | None:
@@ -425,14 +367,14 @@ class Mesh:
         self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
         if handshake.peer is not None and handshake.key is not None:
             self._attempts.pop((handshake.peer, handshake.key), None)
-        self._watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
+        self._loop.watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
 
     def _on_handshake(self, handshake: Handshake) -> None:
         sock = handshake.sock
         try:
             place = handshake.on_event()
             if place is None:
-                self._watch(sock, handshake.events, self._handlers[sock.fileno()])
+                self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
                 return
             peer, key = place
             if handshake.peer is None:
@@ -449,15 +391,15 @@ class Mesh:
             return
         self._deadlines_s.pop(place, None)
         del self._handshakes[sock.fileno()]
-        self._watch(sock, 0, stream.on_event)
+        self._loop.watch(sock, 0, stream.on_event)
         priority = key.traffic.priority
-        stream.attach(sock, lambda mask: self._watch(sock, mask, stream.on_event, priority))
+        stream.attach(sock, lambda mask: self._loop.watch(sock, mask, stream.on_event, priority))
 
     def _fail_handshake(self, handshake: Handshake, reason: str) -> None:
         """Let the socket go; dial again later when it was ours."""
         sock = handshake.sock
         self._handshakes.pop(sock.fileno(), None)
-        self._watch(sock, 0, _ignore)
+        self._loop.watch(sock, 0, _ignore)
         sock.close()
         if handshake.peer is None or handshake.key is None:
             self.refused += 1
@@ -466,18 +408,6 @@ class Mesh:
             pause_s = self._pauses_s.get(place, _FIRST_RETRY_S)
             self._pauses_s[place] = min(2 * pause_s, _LAST_RETRY_S)
             self._attempts[place] = (time.monotonic() + pause_s, reason)
-
-
-def _sharpen_timers() -> None:
-    """Have the kernel wake this process when its time has come, not up to 50 us later as it does by default.
-
-    Waiting for sockets it allows itself a thousandth of the time-out on top, save for real-time processes. Where
-    computing takes no time, that class costs nobody anything.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/timerslack_ns").write_text("1")
-        if clock_here() == "free":
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def _ignore(mask: int) -> None:

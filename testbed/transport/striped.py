@@ -1,4 +1,4 @@
-"""Several connections per peer, over which large messages are spread: see `lanes` for how."""
+"""Several connections per peer, over which large messages are spread: see `lanes` and `pairs` for how."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from testbed.transport.base import BEST_EFFORT, MAX_TAG, Request, TrafficClass, check_writable
-from testbed.transport.lanes import Lane, Pair, StripeSettings
+from testbed.transport.lanes import Lane, StripeSettings
 from testbed.transport.mesh import Mesh, MeshSettings
+from testbed.transport.pairs import Pair
 from testbed.transport.wire import ConnectionKey
 
 

@@ -27,7 +27,8 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.lanes import _FRAME, Lane, Pair
+from testbed.transport.lanes import FRAME, Lane
+from testbed.transport.pairs import Pair
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_lanes, over_tcp
 
@@ -52,7 +53,7 @@ class Ends:
             for rank, sock in enumerate(socket.socketpair()):
                 sock.setblocking(False)
                 lane = self.pairs[rank].lanes[number] = Lane(self.pairs[rank], number)
-                lane.header_bytes = _FRAME.size
+                lane.header_bytes = FRAME.size
                 lane._set_low_water = lambda: None  # type: ignore[method-assign]
                 lane.info = lambda: None  # type: ignore[method-assign]
                 lane.attach(sock, lambda mask, r=rank, n=number: self.masks[r].__setitem__(n, mask))
@@ -303,7 +304,7 @@ def test_a_segment_that_comes_twice_is_noticed(places: Places) -> None:
     transport = places.striped(0, connections=2)
     lanes = pose_as_rank_1(places, transport)
     receive = transport.irecv(1, 7, memoryview(bytearray(2000)))
-    segment = _FRAME.pack(SEGMENT, 0, 0, 5, 0, 5, 7, 0, 2000) + b"12345"
+    segment = FRAME.pack(SEGMENT, 0, 0, 5, 0, 5, 7, 0, 2000) + b"12345"
     lanes[0].sendall(segment)
     lanes[1].sendall(segment)
     with pytest.raises(PeerLost, match="it sent segment 5 twice"):
@@ -324,7 +325,7 @@ def test_nonsense_ends_in_errors_and_nothing_else(places: Places, seed: int) -> 
         total = rng.choice([length, 4, 4900, rng.getrandbits(64)])
         kind = rng.choice([SEGMENT, SEGMENT, SEGMENT, NOTIFY, ACK, GOODBYE, rng.getrandbits(8)])
         numbers = (rng.randrange(4), rng.choice([0, 1, 2, rng.getrandbits(32)]))
-        frame = _FRAME.pack(
+        frame = FRAME.pack(
             kind, rng.randrange(4), rng.randrange(3), *numbers, length, rng.choice([7, 8]),
             rng.choice([0, 1, rng.getrandbits(64)]), total,
         )  # fmt: skip

@@ -1,0 +1,223 @@
+"""Messages in chunks, copied through a window of slots."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from testbed.transport.base import (
+    BEST_EFFORT,
+    PeerCounters,
+    Request,
+    TrafficClass,
+    Transport,
+    TransportError,
+    check_writable,
+)
+from testbed.transport.layers import Layer, Line
+from testbed.transport.mailbox import WrongLength, wrong_length
+
+_PREFIX = struct.Struct("<Q")
+
+
+class StagedTransport(Layer):
+    """Messages go in chunks through slots: copied into one at the sender, out of one at the receiver, which frees it.
+
+    As NCCL's copy-based transfers, whose slots are a window: no more than slots x chunk bytes of a message are under
+    way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. After a
+    message of more than a chunk that did not fit its receive, what comes with the same tag makes no sense.
+    """
+
+    def __init__(self, inner: Transport, chunk_bytes: int = 256 * 1024, slots: int = 8) -> None:
+        super().__init__(inner)
+        self.chunk_bytes = chunk_bytes
+        self.slots = slots
+        # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
+        self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
+        self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
+        self._tally = {
+            peer: PeerCounters() for peer in inner.counters
+        }  # whole messages, and prefixes as headers
+        self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
+
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        self._check(peer, tag)
+        line = (peer, traffic)
+        chunks = _Chunks(Request("send", peer, tag, view), self.chunk_bytes)
+        error = self._listen(line) if chunks.count > self.slots else None
+        if error is not None:
+            chunks.end(error)
+            return chunks.request
+        queue = self._sends.setdefault((line, tag), deque())
+        queue.append(chunks)
+        if len(queue) == 1:
+            self._begin_send(line, tag)
+        self._catch_up()
+        return chunks.request
+
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        self._check(peer, tag)
+        check_writable(view)
+        line = (peer, traffic)
+        chunks = _Chunks(Request("recv", peer, tag, view), self.chunk_bytes)
+        queue = self._receives.setdefault((line, tag), deque())
+        queue.append(chunks)
+        if len(queue) == 1:
+            self._begin_receive(line, tag)
+        self._catch_up()
+        return chunks.request
+
+    @property
+    def unfinished(self) -> bool:
+        """See Layer."""
+        return bool(self._sends)
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """See Layer; prefixes count as headers."""
+        found = {}
+        for peer, raw in super().counters.items():
+            whole, chunks = self._tally[peer], self._chunk_tally[peer]
+            sent, received = _PREFIX.size * chunks.messages_sent, _PREFIX.size * chunks.messages_received
+            found[peer] = replace(
+                raw,
+                messages_sent=raw.messages_sent - chunks.messages_sent + whole.messages_sent,
+                messages_received=raw.messages_received - chunks.messages_received + whole.messages_received,
+                bytes_sent=raw.bytes_sent - sent,
+                bytes_received=raw.bytes_received - received,
+                header_bytes_sent=raw.header_bytes_sent + sent,
+                header_bytes_received=raw.header_bytes_received + received,
+            )
+        return found
+
+    def on_note(self, line: Line, tag: int, number: int) -> None:
+        """The receiver has freed a slot of the oldest message of this tag that waits for one."""
+        queue = self._sends.get((line, tag))
+        if queue:
+            self._send_chunk(line, queue[0])
+            self._next_send(line, tag)
+
+    def on_lost(self, line: Line, error: TransportError) -> None:
+        """No slot will become free."""
+        for other, tag in [key for key in self._sends if key[0] == line]:
+            for chunks in self._sends.pop((other, tag)):
+                chunks.end(error)
+
+    # ---- sending
+
+    def _begin_send(self, line: Line, tag: int) -> None:
+        """The first message of this tag in turn has all slots."""
+        chunks = self._sends[line, tag][0]
+        for _ in range(min(self.slots, chunks.count)):
+            self._send_chunk(line, chunks)
+        self._next_send(line, tag)
+
+    def _next_send(self, line: Line, tag: int) -> None:
+        queue = self._sends.get((line, tag))
+        if queue and queue[0].begun == queue[0].count:
+            queue.popleft()
+            if queue:
+                self._begin_send(line, tag)
+            else:
+                del self._sends[line, tag]
+
+    def _send_chunk(self, line: Line, chunks: _Chunks) -> None:
+        peer, traffic = line
+        request = chunks.request
+        start, end = chunks.next_bounds()
+        slot = bytearray(_PREFIX.size + end - start)
+        _PREFIX.pack_into(slot, 0, len(request.view))
+        slot[_PREFIX.size :] = request.view[start:end]
+        self._copied[peer] += end - start
+
+        def sent(inner: Request) -> None:
+            if inner.error is not None:
+                chunks.end(inner.error)
+                return
+            self._chunk_tally[peer].messages_sent += 1
+            chunks.done += 1
+            if chunks.done == chunks.count:
+                self._tally[peer].messages_sent += 1
+                chunks.end(None)
+
+        self._after(self.inner.isend(peer, request.tag, memoryview(slot), traffic), sent)
+
+    # ---- receiving
+
+    def _begin_receive(self, line: Line, tag: int) -> None:
+        """The first chunk tells whether the message is what is expected; then there is room for others."""
+        self._receive_chunk(line, self._receives[line, tag][0])
+        self._next_receive(line, tag)
+
+    def _next_receive(self, line: Line, tag: int) -> None:
+        queue = self._receives.get((line, tag))
+        if queue and (queue[0].begun == queue[0].count or queue[0].request.done):
+            queue.popleft()
+            if queue:
+                self._begin_receive(line, tag)
+            else:
+                del self._receives[line, tag]
+
+    def _receive_chunk(self, line: Line, chunks: _Chunks) -> None:
+        peer, traffic = line
+        request = chunks.request
+        start, end = chunks.next_bounds()
+        slot = bytearray(_PREFIX.size + end - start)
+
+        def come(inner: Request) -> None:
+            error = inner.error
+            total = _PREFIX.unpack_from(slot)[0] if error is None else 0
+            if isinstance(error, WrongLength):
+                got = error.got_bytes - _PREFIX.size
+                error = wrong_length(self.rank, peer, request.tag, got, len(request.view))
+            elif error is None and total != len(request.view):
+                error = wrong_length(self.rank, peer, request.tag, total, len(request.view))
+            if error is not None or request.done:
+                chunks.end(error)
+                self._next_receive(line, request.tag)
+                return
+            if end > start:
+                request.view[start:end] = memoryview(slot)[_PREFIX.size :]
+            self._copied[peer] += end - start
+            self._chunk_tally[peer].messages_received += 1
+            chunks.done += 1
+            if chunks.done <= chunks.count - self.slots:  # the sender waits for a slot
+                self._note(line, request.tag, 1)
+            while chunks.begun < chunks.count and chunks.begun - chunks.done < self.slots:
+                self._receive_chunk(line, chunks)
+            self._next_receive(line, request.tag)
+            if chunks.done == chunks.count:
+                self._tally[peer].messages_received += 1
+                chunks.end(None)
+
+        self._after(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), come)
+
+
+class _Chunks:
+    """A message cut in chunks: how many have begun their way, how many have ended it."""
+
+    def __init__(self, request: Request, chunk_bytes: int) -> None:
+        self.request = request
+        self.count = max(1, -(-len(request.view) // chunk_bytes))
+        self.begun = 0
+        self.done = 0
+        self._chunk_bytes = chunk_bytes
+
+    def next_bounds(self) -> tuple[int, int]:
+        """Offsets of the next chunk."""
+        start = self.begun * self._chunk_bytes
+        self.begun += 1
+        return start, min(start + self._chunk_bytes, len(self.request.view))
+
+    def end(self, error: TransportError | None) -> None:
+        """The request is over; only the first call counts."""
+        if self.request.done:
+            return
+        if error is not None:
+            self.request.fail(error)
+        else:
+            self.request.complete()
