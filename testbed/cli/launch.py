@@ -13,7 +13,6 @@ from rich.console import Console
 from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.scale import choose_network
 from testbed.config import ConfigError, Problem
-from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.harness.programs import Programs
 from testbed.harness.wiring import loopback_places, places_on
@@ -61,15 +60,7 @@ def launch(
         raise typer.Exit(status)
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
-    fabric = Fabric(
-        resolved,
-        policy=network.policy,
-        link_engine=network.stack.link_engine,
-        datapath=network.stack.datapath,
-        scale=network.scale,
-        seed=1,
-        progress=lambda line: console.print(f"  {line}"),
-    )
+    fabric = network.fabric(1, lambda line: console.print(f"  {line}"))
     with fabric:
         if not network.scale.is_one:
             console.print(f"  {network.scale}")

@@ -20,7 +20,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.harness.wiring import Network
+from testbed.harness.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, training_step

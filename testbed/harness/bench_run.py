@@ -15,8 +15,8 @@ from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements, split_counts
 from testbed.harness.errors import RunError
 from testbed.harness.launching import LauncherProcess
+from testbed.harness.networks import Network
 from testbed.harness.wiring import (
-    Network,
     RankPlace,
     Wiring,
     distances_of,
@@ -110,15 +110,7 @@ class BenchRun:
             return
         clean_abandoned()
         network, topology = self.network, self.topology
-        fabric = Fabric(
-            topology,
-            policy=network.policy,
-            link_engine=network.stack.link_engine,
-            datapath=network.stack.datapath,
-            scale=network.scale,
-            seed=self.options.seed,
-            progress=self.phase,
-        )
+        fabric = network.fabric(self.options.seed, self.phase)
         with fabric:
             places = places_on(topology, self.ranks, fabric.state.pids)
             yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from testbed.config import Host, Topology, TopologySpec, TransportSpec, distance
-from testbed.fidelity.capacity import Stack
+from testbed.config import Host, Topology, TransportSpec, distance
 from testbed.scale import Scale
 from testbed.transport import (
     CostedTransport,
@@ -76,16 +75,6 @@ class Wiring:
         document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
         document["distances"] = tuple(map(tuple, document["distances"]))
         return cls(**document)
-
-
-@dataclass(frozen=True)
-class Network:
-    """An emulated network to put ranks on."""
-
-    topology: TopologySpec
-    stack: Stack
-    scale: Scale
-    policy: str
 
 
 def places_on(topology: Topology, ranks: int, pids: Mapping[str, int]) -> list[RankPlace]:

@@ -20,13 +20,14 @@ from testbed.transport.base import (
     TransportError,
     check_traffic_class,
 )
+from testbed.transport.layers import Wrapper
 
 
-class CostedTransport:
+class CostedTransport(Wrapper):
     """A transport whose messages cost their rank time, at both ends; otherwise the one that it wraps."""
 
     def __init__(self, inner: Transport, per_message_s: float, per_byte_s: float) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self._per_message_s = per_message_s
         self._per_byte_s = per_byte_s
         self._busy_until_s = 0.0
@@ -35,24 +36,9 @@ class CostedTransport:
         self._due: deque[tuple[float, Callable[[], None]]] = deque()
 
     @property
-    def rank(self) -> int:
-        """See Transport."""
-        return self.inner.rank
-
-    @property
-    def size(self) -> int:
-        """See Transport."""
-        return self.inner.size
-
-    @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """See Transport."""
         return self.inner.counters
-
-    @property
-    def now_s(self) -> float:
-        """See Transport."""
-        return self.inner.now_s
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport; the message leaves once the rank has paid for it."""
@@ -92,10 +78,6 @@ class CostedTransport:
             timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
         self.inner.progress(timeout_s)
         self._do_due()
-
-    def wake(self) -> None:
-        """See Transport."""
-        self.inner.wake()
 
     def abort(self, reason: str) -> None:
         """See Transport."""

@@ -1,4 +1,4 @@
-"""A layer over a transport that lets ranks send notes to each other beside their messages."""
+"""Layers over a transport, and one that lets ranks send notes to each other beside their messages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,37 @@ _CLOSE_TIMEOUT_S = 2.0
 Line = tuple[int, TrafficClass]
 
 
-class Layer:
-    """What both have in common: notes from rank to rank beside the messages, and things done after `progress`."""
+class Wrapper:
+    """A transport on top of another one: what both have in common."""
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
+
+    @property
+    def rank(self) -> int:
+        """See Transport."""
+        return self.inner.rank
+
+    @property
+    def size(self) -> int:
+        """See Transport."""
+        return self.inner.size
+
+    @property
+    def now_s(self) -> float:
+        """See Transport."""
+        return self.inner.now_s
+
+    def wake(self) -> None:
+        """See Transport."""
+        self.inner.wake()
+
+
+class Layer(Wrapper):
+    """What both have in common: notes from rank to rank beside the messages, and things done after `progress`."""
+
+    def __init__(self, inner: Transport) -> None:
+        super().__init__(inner)
         self._later: deque[Callable[[], None]] = deque()
         self._listening: dict[Line, TransportError | None] = {}
         self._notes_sent: dict[int, int] = dict.fromkeys(inner.counters, 0)
@@ -48,21 +74,6 @@ class Layer:
     def unfinished(self) -> bool:
         """Whether sends wait for notes."""
         raise NotImplementedError
-
-    @property
-    def rank(self) -> int:
-        """See Transport."""
-        return self.inner.rank
-
-    @property
-    def size(self) -> int:
-        """See Transport."""
-        return self.inner.size
-
-    @property
-    def now_s(self) -> float:
-        """See Transport."""
-        return self.inner.now_s
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
@@ -87,10 +98,6 @@ class Layer:
         self._catch_up()
         self.inner.progress(timeout_s)
         self._catch_up()
-
-    def wake(self) -> None:
-        """See Transport."""
-        self.inner.wake()
 
     def abort(self, reason: str) -> None:
         """See Transport."""

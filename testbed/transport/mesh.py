@@ -14,16 +14,20 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from testbed.transport.base import (
+    BEST_EFFORT,
     CONTROL_TAG,
     MAX_TAG,
     PeerCounters,
+    Request,
+    TrafficClass,
     TransportError,
     TransportTimeout,
     address_error,
     check_traffic_class,
+    check_writable,
     reason_bytes,
 )
 from testbed.transport.handshake import Handshake
@@ -36,6 +40,17 @@ _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 256
+
+
+class Way(Protocol):
+    """A connection, or several, that messages take."""
+
+    def send(self, request: Request) -> None:
+        """Send now as far as the kernel takes it, the rest when it can."""
+
+    def receive(self, request: Request) -> None:
+        """Take the oldest message of the request's tag, or post the request for it."""
+
 
 Place = tuple[int, ConnectionKey]  # a peer, and which of the connections with it
 
@@ -126,6 +141,10 @@ class Mesh:
 
     # ---- for those who derive
 
+    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Way:
+        """What carries messages of this class to and from a peer, begun if need be. ValueError for bad addresses."""
+        raise NotImplementedError
+
     def _make_stream(self, peer: int, key: ConnectionKey) -> Stream:
         """The stream for a connection that this rank or a peer wants. ValueError if there should be none."""
         raise NotImplementedError
@@ -135,6 +154,19 @@ class Mesh:
         raise NotImplementedError
 
     # ---- the transport
+
+    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        request = Request("send", peer, tag, view)
+        self._way(peer, tag, traffic).send(request)
+        return request
+
+    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
+        """See Transport."""
+        check_writable(view)
+        request = Request("recv", peer, tag, view)
+        self._way(peer, tag, traffic).receive(request)
+        return request
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:

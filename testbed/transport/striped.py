@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
-from testbed.transport.base import BEST_EFFORT, MAX_TAG, Request, TrafficClass, check_writable
+from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
 from testbed.transport.lanes import Lane, StripeSettings
 from testbed.transport.mesh import Mesh, MeshSettings
 from testbed.transport.pairs import Pair
@@ -36,20 +36,7 @@ class StripedTransport(Mesh):
         self._stripes = stripes or (lambda peer: StripeSettings())
         super().__init__(rank, addresses, settings, listener, eager)
 
-    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport."""
-        request = Request("send", peer, tag, view)
-        self._pair(peer, tag, traffic).send(request)
-        return request
-
-    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport."""
-        check_writable(view)
-        request = Request("recv", peer, tag, view)
-        self._pair(peer, tag, traffic).receive(request)
-        return request
-
-    def _pair(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
         """The lanes to a peer, begun if need be."""
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from testbed.transport.base import (
     BEST_EFFORT,
     MAX_TAG,
-    Request,
     TrafficClass,
-    check_writable,
 )
 from testbed.transport.connection import Connection
 from testbed.transport.mesh import Mesh, MeshSettings
@@ -42,20 +40,7 @@ class TcpTransport(Mesh):
         self._usual = self._connections[BEST_EFFORT]
         super().__init__(rank, addresses, settings, listener, eager)
 
-    def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport."""
-        request = Request("send", peer, tag, view)
-        self._connection(peer, tag, traffic).send(request)
-        return request
-
-    def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
-        """See Transport."""
-        check_writable(view)
-        request = Request("recv", peer, tag, view)
-        self._connection(peer, tag, traffic).receive(request)
-        return request
-
-    def _connection(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
+    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
         """The connection with a peer, begun if need be."""
         connections = self._usual if traffic is BEST_EFFORT else self._connections.get(traffic, {})
         connection = connections.get(peer)

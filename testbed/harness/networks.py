@@ -1,0 +1,33 @@
+"""An emulated network that is asked for, before it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from testbed.config import TopologySpec
+from testbed.fabric.network import Fabric
+from testbed.fidelity.capacity import Stack
+from testbed.scale import Scale
+
+
+@dataclass(frozen=True)
+class Network:
+    """An emulated network to put ranks on."""
+
+    topology: TopologySpec
+    stack: Stack
+    scale: Scale
+    policy: str
+
+    def fabric(self, seed: int, progress: Callable[[str], None]) -> Fabric:
+        """The network to be built."""
+        return Fabric(
+            self.topology.resolve(self.scale),
+            policy=self.policy,
+            link_engine=self.stack.link_engine,
+            datapath=self.stack.datapath,
+            scale=self.scale,
+            seed=seed,
+            progress=progress,
+        )
