@@ -40,6 +40,7 @@ _FIRST_RETRY_S = 0.01
 _LAST_RETRY_S = 0.2
 _HELLO_TIMEOUT_S = 5.0
 _MAX_STRANGERS = 256
+_IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 
 class Way(Protocol):
@@ -126,6 +127,7 @@ class Mesh:
         self._pauses_s: dict[Place, float] = {}  # for how long, if it fails again
         self._ports: dict[Place, int] = {}  # local ports, where they are given
         self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
+        self._due_s = 0.0  # when the first of these wants something
         self._listener: socket.socket | None = None
         try:
             with self._sockets.make() as trial:
@@ -192,17 +194,18 @@ class Mesh:
         wanted = sorted(self._counters if peers is None else peers)
         bound_s = self.settings.bootstrap_timeout_s
         deadline_s = time.monotonic() + bound_s
+        missing = [self._stream(peer, key) for peer in wanted for key in self._keys(peer)]
         while True:
-            streams = [self._stream(peer, key) for peer in wanted for key in self._keys(peer)]
-            for stream in streams:
+            missing = [stream for stream in missing if stream.sock is None or stream.lost is not None]
+            for stream in missing:
                 if stream.lost is not None:
                     raise stream.lost
-            missing = sorted({stream.peer for stream in streams if stream.sock is None})
-            left_s = deadline_s - time.monotonic()
             if not missing:
                 return
+            left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TransportTimeout(self.rank, missing, "waiting to connect with", bound_s)
+                peers = sorted({stream.peer for stream in missing})
+                raise TransportTimeout(self.rank, peers, "waiting to connect with", bound_s)
             self.progress(left_s)
 
     def socket_info(self) -> list[dict[str, Any]]:
@@ -296,6 +299,7 @@ class Mesh:
         if place[0] < self.rank and place not in self._deadlines_s:
             self._deadlines_s[place] = time.monotonic() + self.settings.bootstrap_timeout_s
             self._attempts[place] = (0.0, "not tried yet")
+            self._due_s = 0.0
 
     def _listen(self, listener: socket.socket | None) -> socket.socket | None:
         if self.rank == self.size - 1:
@@ -319,7 +323,14 @@ class Mesh:
     def _tend(self, timeout_s: float | None) -> float | None:
         """Dial where it is time, give up where it is too late; how long to wait until the next such thing."""
         now_s = time.monotonic()
-        due_s = math.inf
+        if now_s >= self._due_s:
+            self._due_s = self._tend_all(now_s)
+        left_s = max(0.0, self._due_s - now_s)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _tend_all(self, now_s: float) -> float:
+        """Look through all that is under way; when the next thing is due."""
+        self._due_s = due_s = math.inf
         for place, deadline_s in list(self._deadlines_s.items()):
             if now_s >= deadline_s:
                 self._give_up(place)
@@ -336,8 +347,7 @@ class Mesh:
                 self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
             else:
                 due_s = min(due_s, deadline_s)
-        left_s = max(0.0, due_s - now_s)
-        return left_s if timeout_s is None else min(timeout_s, left_s)
+        return min(due_s, self._due_s)  # dialling may have failed at once, and be due again
 
     def _give_up(self, place: Place) -> None:
         for handshake, _ in list(self._handshakes.values()):
@@ -359,7 +369,10 @@ class Mesh:
         try:
             self._sockets.apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self._addresses[self.rank][0], self._local_port(place)))
+            port = self._local_port(place)
+            if not port:  # one that is free towards this peer, not towards all: there are enough of these
+                sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+            sock.bind((self._addresses[self.rank][0], port))
             number = sock.connect_ex(self._addresses[peer])
             if number not in {0, errno.EINPROGRESS}:
                 raise OSError(number, os.strerror(number))
@@ -383,7 +396,8 @@ class Mesh:
             sock, _ = self._listener.accept()
         except OSError:  # it has gone already
             return
-        if len(self._handshakes) >= _MAX_STRANGERS:
+        # as many as there are ranks may come at once, and some strangers; those that this rank dials count too
+        if len(self._handshakes) >= 2 * self.size + _MAX_STRANGERS:
             self.refused += 1
             sock.close()
             return
@@ -397,6 +411,7 @@ class Mesh:
 
     def _begin_handshake(self, handshake: Handshake, deadline_s: float) -> None:
         self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
+        self._due_s = min(self._due_s, deadline_s)
         if handshake.peer is not None and handshake.key is not None:
             self._attempts.pop((handshake.peer, handshake.key), None)
         self._loop.watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
@@ -439,7 +454,9 @@ class Mesh:
             place = (handshake.peer, handshake.key)
             pause_s = self._pauses_s.get(place, _FIRST_RETRY_S)
             self._pauses_s[place] = min(2 * pause_s, _LAST_RETRY_S)
-            self._attempts[place] = (time.monotonic() + pause_s, reason)
+            again_s = time.monotonic() + pause_s
+            self._attempts[place] = (again_s, reason)
+            self._due_s = min(self._due_s, again_s)
 
 
 def _ignore(mask: int) -> None:
