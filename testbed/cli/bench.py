@@ -65,7 +65,9 @@ def bench(
     ] = None,
     transport: Annotated[str, typer.Option(help=", ".join(KINDS))] = "tcp",
     protocol: Annotated[str, typer.Option(help=", ".join(PROTOCOLS))] = "eager",
-    congestion_control: Annotated[str, typer.Option(help="TCP congestion control.")] = "cubic",
+    congestion_control: Annotated[
+        str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
+    ] = None,
     policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "ecmp",
     json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
     tune: Annotated[
@@ -109,7 +111,9 @@ def bench(
         op,
         iterations,
         warmup,
-        transport=TransportSpec(kind=transport, protocol=protocol, congestion_control=congestion_control),
+        transport=TransportSpec(kind=transport, protocol=protocol),
+        # an ordinary user may not choose any, and on loopback it does not matter
+        congestion_control=congestion_control or ("cubic" if topology else None),
         tuning=_table(tuning),
         seed=seed,
     )

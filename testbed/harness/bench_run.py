@@ -33,7 +33,10 @@ QUIET_S = 0.2
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size."""
+    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size.
+
+    congestion_control: in place of the one in `transport`; None: the kernel's own.
+    """
 
     collective: str
     sizes: tuple[int, ...]
@@ -43,6 +46,7 @@ class BenchOptions:
     iterations: int = 20
     warmup: int = 5
     timeout_s: float = 60.0
+    congestion_control: str | None = None
     transport: TransportSpec = field(default_factory=TransportSpec)
     tuning: TuningTable = field(default_factory=TuningTable)
     seed: int = 1
@@ -131,7 +135,7 @@ class BenchRun:
             timeout_s=scale.emulated_s(self.options.timeout_s),
             kind=spec.kind,
             protocol=spec.protocol,
-            congestion_control=spec.congestion_control,
+            congestion_control=self.options.congestion_control,
             stripes=stripes_of(spec, scale),
             distances=distances,
             per_message_s=scale.emulated_s(cost.per_message_s) if modelled else 0.0,

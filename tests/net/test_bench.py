@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testbed.collectives import ALGORITHMS, traffic
-from tests.net.runs import ROOT, run_testbed
+from tests.net.runs import ROOT, command, run_testbed
 
 pytestmark = pytest.mark.net
 
@@ -94,3 +96,20 @@ def test_bad_input_is_named(arguments: tuple[object, ...], words: str) -> None:
     done = run_testbed("bench", *arguments)
     assert done.returncode == 2
     assert words in done.stderr.replace("\n", " ")
+
+
+def test_on_loopback_an_ordinary_user_may_measure() -> None:
+    done = subprocess.run(
+        [
+            *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"),
+            *command("bench", "all_reduce", "-b", 1000, "-e", 1000, "-n", 1, "-w", 0),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd="/",
+        env={**os.environ, "HOME": "/tmp", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wrong elements: 0" in done.stdout
