@@ -21,9 +21,7 @@ def as_bytes(array: Array) -> memoryview:
 
 
 class Data(Protocol):
-    """One rank's blocks during one collective. `copied_bytes`: packed and unpacked, for messages of several pieces."""
-
-    copied_bytes: int
+    """One rank's blocks during one collective."""
 
     def outgoing(self, runs: Runs) -> Array:
         """What a message with these blocks holds; to be left alone until it is sent."""
@@ -45,7 +43,6 @@ class Blocks:
     def __init__(
         self, source: Array, place: Array, bounds: Sequence[int], operation: Operation | None = None
     ) -> None:
-        self.copied_bytes = 0
         self._source = source
         self._place = place
         self._bounds = bounds
@@ -90,7 +87,6 @@ class Blocks:
                 low, high = bounds[start], bounds[end]
                 place[low:high] = array[position : position + high - low]
                 position += high - low
-            self.copied_bytes += array.nbytes
             self._rooms.append(array if array.base is None else array.base)
         if moved is not None:
             for start, end in runs:
@@ -119,9 +115,7 @@ class Blocks:
             for start, end in runs
             for first, last, where in self._pieces(start, end)
         ]
-        packed = np.concatenate(parts)
-        self.copied_bytes += packed.nbytes
-        return packed
+        return np.concatenate(parts)
 
     def _room(self, numel: int) -> Array:
         """Memory for a message that is read and then done with: used again and again, for fresh memory is slow."""
@@ -141,7 +135,6 @@ class Parcels:
     def __init__(
         self, rank: int, inputs: Sequence[Array], outputs: Sequence[Array], sizes: Sequence[int]
     ) -> None:
-        self.copied_bytes = 0
         self._dtype = inputs[0].dtype
         self._empty = inputs[0][:0]
         size = len(inputs)
@@ -155,9 +148,7 @@ class Parcels:
         if len(blocks) == 1:
             return self._blocks[blocks[0]]
         # empty blocks never came
-        packed = np.concatenate([self._blocks.get(block, self._empty) for block in blocks])
-        self.copied_bytes += packed.nbytes
-        return packed
+        return np.concatenate([self._blocks.get(block, self._empty) for block in blocks])
 
     def incoming(self, runs: Runs, reduces: bool) -> Array:
         """See Data."""
@@ -180,7 +171,6 @@ class Parcels:
                 self._blocks[block] = part  # on its way to another rank
             else:
                 output[:] = part
-                self.copied_bytes += part.nbytes
 
     def _size(self, block: int) -> int:
         output = self._outputs.get(block)

@@ -93,7 +93,6 @@ def recursive_doubling(rank: int, groups: Sequence[int], far_first: bool) -> Pla
     held = {rank}
     open_digits = digit_order(size, far_first)
     rounds = []
-    done: list[tuple[int, int]] = []
     for distance, factor in open_digits:
         digit = rank // distance % factor
         peers = [rank + ((digit + step) % factor - digit) * distance for step in range(1, factor)]
@@ -102,7 +101,6 @@ def recursive_doubling(rank: int, groups: Sequence[int], far_first: bool) -> Pla
         receives = tuple(Transfer(peer, runs_of(blocks)) for peer, blocks in received.items())
         rounds.append(Round(GATHER, sends, receives))
         held = held.union(*received.values())
-        done.append((distance, factor))
     return even(size, (tuple(rounds),))
 
 

@@ -156,15 +156,3 @@ def double_tree_all_reduce(rank: int, groups: Sequence[int], chunks: int = 1) ->
     """
     blocks = [range(0, chunks), range(chunks, 2 * chunks)]
     return even(2 * chunks, tuple(double_tree_strands(range(len(groups)), rank, blocks)))
-
-
-def depth(size: int) -> int:
-    """Levels below the root of `Tree(size)`."""
-    tree = Tree(size)
-    found = 0
-    for place in range(size):
-        level, parent = 0, tree.parent[place]
-        while parent is not None:
-            level, parent = level + 1, tree.parent[parent]
-        found = max(found, level)
-    return found

@@ -110,7 +110,6 @@ class Mesh:
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.refused = 0  # connections from elsewhere
-        self.dialled = 0
         self.settings = settings
         self._addresses = list(addresses)
         self._sockets = settings.sockets
@@ -365,7 +364,6 @@ class Mesh:
         peer, key = place
         sock = self._sockets.make()
         handshake = Handshake(sock, self.rank, self.size, self.settings.token, peer, key)
-        self.dialled += 1
         try:
             self._sockets.apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -87,11 +87,6 @@ class Stream:
 
     # ---- what the rank asks for
 
-    @property
-    def idle(self) -> bool:
-        """Whether a frame queued now would go to the kernel at once."""
-        return self.sock is not None and not self._outgoing
-
     def queue(self, header: bytes, view: memoryview, what: Any, first: bool = False) -> None:
         """Send now as far as the kernel takes it, the rest when it can. first: before all that has not begun."""
         if self.lost is not None:

@@ -19,7 +19,7 @@ from testbed.collectives import ALGORITHMS, AUTO, automatic, between_groups, tra
 from testbed.collectives.catalogue import Ask, pieces_for, plan_of
 from testbed.collectives.gathering import factors
 from testbed.collectives.plan import Plan, Strand, blocks_of, even, in_lanes, runs_of
-from testbed.collectives.trees import Tree, depth
+from testbed.collectives.trees import Tree
 from tests.unit.collective_runs import layouts
 
 Held = dict[int, frozenset[int]]
@@ -155,6 +155,18 @@ def test_plans_do_what_their_collective_promises(
 
 def rounds(collective: str, algorithm: str, groups: Sequence[int], pieces: int = 1) -> int:
     return max(plan.rounds for plan in plans(collective, algorithm, groups, 0, pieces))
+
+
+def depth(size: int) -> int:
+    """Levels below the root of `Tree(size)`."""
+    tree = Tree(size)
+    found = 0
+    for place in range(size):
+        level, parent = 0, tree.parent[place]
+        while parent is not None:
+            level, parent = level + 1, tree.parent[parent]
+        found = max(found, level)
+    return found
 
 
 def sent_by(pairs: dict[tuple[int, int], int], rank: int) -> int:
