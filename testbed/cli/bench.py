@@ -21,7 +21,7 @@ from testbed.cli.virtual import (
     guest_settings,
     out,
 )
-from testbed.collectives import AUTO, DTYPES, OPERATIONS, TuningTable
+from testbed.collectives import ALGORITHMS, AUTO, DTYPES, OPERATIONS, TuningTable
 from testbed.config import ConfigError, Problem, TransportSpec, load_topology
 from testbed.config.loading import did_you_mean
 from testbed.config.transport import KINDS, PROTOCOLS
@@ -97,6 +97,9 @@ def bench(
     _word("--protocol", protocol, PROTOCOLS)
     _word("--policy", policy, tuple(POLICIES))
     _word("--clock", clock, ("real", "virtual"))
+    if tune is not None and collective not in ALGORITHMS:
+        expected = f"a collective with several algorithms: {', '.join(ALGORITHMS)}"
+        raise ConfigError([Problem("command line", None, "--tune", collective, expected)])
     algorithms = _algorithms(collective, algorithm, tune is not None)
     sizes = _sizes(least, most, factor)
     if clock == "virtual":
@@ -147,10 +150,7 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
         buildings = len(run.topology.buildings) if run.topology else 1
         times: dict[int, dict[str, float]] = {}
         for row in rows:
-            # sizes as the algorithms count them: of a rank's own part where the array is cut for ranks
-            part = row.size_bytes if row.collective == "all_reduce" else row.size_bytes // run.ranks
-            size = row.size_bytes if row.collective == "all_to_all" else part
-            times.setdefault(size, {})[row.algorithm] = row.time_s
+            times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s
         table = TuningTable.fastest({(rows[0].collective, run.ranks, buildings): times})
         kept = (
             [e for e in _table(tune).entries if e.collective != rows[0].collective] if tune.exists() else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -13,7 +12,15 @@ from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
 from testbed.collectives.data import NOTHING, Array, Blocks, Operation, Parcels
 from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.messages import COMMUNICATORS, Members
-from testbed.collectives.operations import check_array, finish, operation_named, split_bounds
+from testbed.collectives.operations import (
+    check_array,
+    finish,
+    given,
+    operation_named,
+    padded,
+    shares,
+    split_bounds,
+)
 from testbed.collectives.plan import Plan
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
@@ -223,7 +230,7 @@ class Communicator(Members):
         root = self._root("dst", dst)
         check_array(input, "input")
         if self.rank == root:
-            output = _given(output, "output", "on the rank that gathers")
+            output = given(output, "output", "on the rank that gathers")
             check_array(output, "output", writes=True, like=input, numel=input.size * self.size)
             flat = output.reshape(-1)
         else:
@@ -249,7 +256,7 @@ class Communicator(Members):
         root = self._root("src", src)
         check_array(output, "output", writes=True)
         if self.rank == root:
-            input = _given(input, "input", "on the rank that scatters")
+            input = given(input, "input", "on the rank that scatters")
             check_array(input, "input", like=output, numel=output.size * self.size)
             flat = input.reshape(-1)
         else:
@@ -283,7 +290,7 @@ class Communicator(Members):
         check_array(input, "input", like=output)
         sends = split_bounds(input, "input", input_split_sizes, self.size)
         receives = split_bounds(output, "output", output_split_sizes, self.size)
-        inputs, outputs = _shares(input, sends), _shares(output, receives)
+        inputs, outputs = shares(input, sends), shares(output, receives)
         if inputs[self.rank].size != outputs[self.rank].size:
             expected = f"{inputs[self.rank].size} elements for this rank itself, as in input"
             raise ValueError(f"output_split_sizes: got {outputs[self.rank].size}, expected {expected}")
@@ -339,14 +346,14 @@ class Communicator(Members):
         if max(input_split_sizes) > most:
             expected = f"at most {most} rows, as output has room for"
             raise ValueError(f"input_split_sizes: got {max(input_split_sizes)}, expected {expected}")
-        shares = [
+        rows = [
             share.reshape(count, *input.shape[1:])
-            for share, count in zip(_shares(input, bounds), input_split_sizes, strict=True)
+            for share, count in zip(shares(input, bounds), input_split_sizes, strict=True)
         ]
-        padded = algorithm == "padded"
-        if padded:
-            shares = [_padded(share, most) for share in shares]
-        exchange = late_counts.Exchange(self._group, self.rank, shares, output, input_split_sizes, padded)
+        pads = algorithm == "padded"
+        if pads:
+            rows = [padded(share, most) for share in rows]
+        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, pads)
         return self._collective("all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, exchange.come)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
@@ -397,20 +404,3 @@ class Communicator(Members):
                 f"rank {self.transport.rank}: shares announced by the peers: got {counts[:, self.rank].tolist()} "
                 f"elements for this rank, expected {expected}"
             )
-
-
-def _shares(array: Array, bounds: Sequence[int]) -> list[Array]:
-    flat = array.reshape(-1)
-    return [flat[start:end] for start, end in pairwise(bounds)]
-
-
-def _padded(share: Array, rows: int) -> Array:
-    padded = np.zeros((rows, *share.shape[1:]), share.dtype)
-    padded[: len(share)] = share
-    return padded
-
-
-def _given(array: Array | None, name: str, where: str) -> Array:
-    if array is None:
-        raise ValueError(f"{name}: got None, expected an array {where}")
-    return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -82,3 +83,23 @@ def split_bounds(array: Array, name: str, sizes: Sequence[int] | None, parts: in
     for size in sizes:
         bounds.append(bounds[-1] + size * row)
     return bounds
+
+
+def shares(array: Array, bounds: Sequence[int]) -> list[Array]:
+    """An array cut there, flat."""
+    flat = array.reshape(-1)
+    return [flat[start:end] for start, end in pairwise(bounds)]
+
+
+def padded(share: Array, rows: int) -> Array:
+    """The share, made up to so many rows."""
+    made = np.zeros((rows, *share.shape[1:]), share.dtype)
+    made[: len(share)] = share
+    return made
+
+
+def given(array: Array | None, name: str, where: str) -> Array:
+    """Refuse None where an array has to be."""
+    if array is None:
+        raise ValueError(f"{name}: got None, expected an array {where}")
+    return array

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -19,13 +18,11 @@ from testbed.harness.networks import Network
 from testbed.harness.wiring import (
     RankPlace,
     Wiring,
-    distances_of,
     loopback_places,
     places_on,
-    stripes_of,
+    wiring_of,
 )
 from testbed.scale import Scale
-from testbed.virtual import clock_here
 
 END_TIMEOUT_S = 10.0
 QUIET_S = 0.2
@@ -56,12 +53,14 @@ class BenchOptions:
 class Row:
     """A line of the result, in real bytes and seconds; see nccl-tests for algbw and busbw, in bytes per second.
 
-    chosen: the algorithm that ran. limit_s: what the most loaded link needs for its bytes; None on loopback.
+    chosen: the algorithm that ran. choice_bytes: the size that `auto` goes by. limit_s: what the most loaded link needs
+    for its bytes; None on loopback.
     """
 
     collective: str
     algorithm: str
     chosen: str
+    choice_bytes: int
     size_bytes: int
     count: int
     dtype: str
@@ -122,24 +121,15 @@ class BenchRun:
     # ---- the ranks
 
     def _wiring(self, places: list[RankPlace]) -> Wiring:
-        spec, scale = self.options.transport, self.scale
-        cost, modelled = spec.software_cost, clock_here() == "free"
-        if self.topology is not None:
-            distances = distances_of(self.topology, self.topology.hosts[: self.ranks])
-        else:
-            distances = (("same_rack",) * self.ranks,) * self.ranks
-        return Wiring(
-            token=secrets.token_hex(8),
-            ranks=tuple(places),
-            seed=self.options.seed,
-            timeout_s=scale.emulated_s(self.options.timeout_s),
-            kind=spec.kind,
-            protocol=spec.protocol,
-            congestion_control=self.options.congestion_control,
-            stripes=stripes_of(spec, scale),
-            distances=distances,
-            per_message_s=scale.emulated_s(cost.per_message_s) if modelled else 0.0,
-            per_byte_s=scale.emulated_s(scale.real_bytes(cost.per_gigabyte_s / 1e9)) if modelled else 0.0,
+        options = self.options
+        return wiring_of(
+            options.transport,
+            self.scale,
+            self.topology,
+            places,
+            options.seed,
+            options.timeout_s,
+            options.congestion_control,
         )
 
     def _measure(
@@ -200,6 +190,7 @@ class BenchRun:
             collective=options.collective,
             algorithm=case.algorithm,
             chosen=chosen,
+            choice_bytes=self._choice_bytes(case),
             size_bytes=size_bytes,
             count=size_bytes // self.itemsize,
             dtype=options.dtype,
@@ -218,13 +209,15 @@ class BenchRun:
             return case.algorithm
         if self.options.collective == "sendrecv":
             return "direct"
-        size_bytes = self._part(case) * self.itemsize
-        if self.options.collective == "all_to_all":
-            size_bytes *= self.ranks
-        return self.options.tuning.choose(self.options.collective, size_bytes, buildings)
+        return self.options.tuning.choose(self.options.collective, self._choice_bytes(case), buildings)
+
+    def _choice_bytes(self, case: Case) -> int:
+        """The size by which `auto` goes, in bytes as ranks really have them: see `TuningTable.choose`."""
+        whole = self.options.collective == "all_to_all"
+        return (case.numel if whole else self._part(case)) * self.itemsize
 
     def _part(self, case: Case) -> int:
-        """Elements as `collectives.traffic` counts them, but all_to_all's auto, which goes by the whole input."""
+        """Elements as `collectives.traffic` counts them."""
         return case.numel if self.options.collective == "all_reduce" else case.numel // self.ranks
 
     def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:

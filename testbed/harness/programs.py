@@ -173,49 +173,38 @@ class Programs:
         return status
 
     def _on_output(self, descriptor: int, rank: int, is_error: bool) -> None:
-        data = self._read(descriptor)
-        *lines, rest = (self._partial.get(descriptor, b"") + data).split(b"\n")
-        if data:
-            self._partial[descriptor] = rest
-        elif rest:
-            lines.append(rest)
-        for line in lines:
-            self.on_line(rank, is_error, line.decode(errors="replace"))
+        for line in self._lines(descriptor):
+            self.on_line(rank, is_error, line)
 
     def _on_pmi(self, descriptor: int, rank: int, is_error: bool) -> None:
-        data = self._read(descriptor)
-        *lines, rest = (self._partial.get(descriptor, b"") + data).split(b"\n")
-        if data:
-            self._partial[descriptor] = rest
-        for line in lines:
-            for member, answer in self._pmi.handle(rank, line.decode(errors="replace")).items():
+        for line in self._lines(descriptor):
+            for member, answer in self._pmi.handle(rank, line).items():
                 with contextlib.suppress(OSError):
                     self._pmi_ends[member].send(answer.encode() + b"\n")
 
-    def _read(self, descriptor: int) -> bytes:
-        """What is there; at the end, the descriptor is no longer watched."""
+    def _lines(self, descriptor: int) -> list[str]:
+        """The lines that have come since; at the end also one without an end, and nothing is watched any more."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
-            return b""
+            return []
         except OSError:
             data = b""
+        *lines, rest = (self._partial[descriptor] + data).split(b"\n")
+        self._partial[descriptor] = rest
         if not data:
             self._selector.unregister(descriptor)
-        return data
+            lines += [rest] if rest else []
+        return [line.decode(errors="replace") for line in lines]
 
     def _finish(self) -> None:
         """All have ended: pass on the rest, without waiting for others that hold their output open."""
+        while ready := self._selector.select(0):
+            for key, _ in ready:
+                handler, rank, is_error = key.data
+                handler(key.fd, rank, is_error)
         for key in list(self._selector.get_map().values()):
-            handler, rank, is_error = key.data
-            if handler == self._on_output:
-                while key.fd in self._selector.get_map() and self._selector.select(0) and self._more(key.fd):
-                    handler(key.fd, rank, is_error)
-            if key.fd in self._selector.get_map():
-                self._selector.unregister(key.fd)
-
-    def _more(self, descriptor: int) -> bool:
-        return any(key.fd == descriptor for key, _ in self._selector.select(0))
+            self._selector.unregister(key.fd)
 
     # ---- the end
 

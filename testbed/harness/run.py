@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -34,7 +33,7 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
-from testbed.harness.wiring import RankPlace, Wiring, distances_of, stripes_of
+from testbed.harness.wiring import places_on, software_cost, wiring_of
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, Compute, training_step
@@ -69,9 +68,7 @@ class Run:
         self.program = training_step(scenario.workload, scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
         # what messages cost software, in emulated seconds, where that is modelled: else it costs what it costs
-        cost, modelled = scenario.transport.software_cost, self.clock == "free"
-        self.message_cost_s = scale.emulated_s(cost.per_message_s) if modelled else 0.0
-        self.byte_cost_s = scale.emulated_s(scale.real_bytes(cost.per_gigabyte_s / 1e9)) if modelled else 0.0
+        self.message_cost_s, self.byte_cost_s = software_cost(scenario.transport, scale)
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
         self.ring = ring_steps(self.topology, self.hosts) if len(self.hosts) > 1 else []
         largest = max(action.numel for action in self.program if isinstance(action, AllReduce))
@@ -144,22 +141,13 @@ class Run:
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
         return JobSpec(
-            wiring=Wiring(
-                token=secrets.token_hex(8),
-                ranks=tuple(
-                    RankPlace(rank, host.name, self.buildings[rank], host.ip, fabric.state.pids[host.name])
-                    for rank, host in enumerate(self.hosts)
-                ),
-                seed=scenario.seed,
-                timeout_s=self.scale.emulated_s(scenario.transport.timeout_s),
-                kind=scenario.transport.kind,
-                protocol=scenario.transport.protocol,
-                bootstrap=scenario.transport.bootstrap,
+            wiring=wiring_of(
+                scenario.transport,
+                self.scale,
+                self.topology,
+                places_on(self.topology, len(self.hosts), fabric.state.pids),
+                scenario.seed,
                 congestion_control=scenario.transport.congestion_control,
-                stripes=stripes_of(scenario.transport, self.scale),
-                distances=distances_of(self.topology, self.hosts),
-                per_message_s=self.message_cost_s,
-                per_byte_s=self.byte_cost_s,
             ),
             dtype=scenario.workload.gradient_dtype,
             program=self.program,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from testbed.transport import (
 )
 from testbed.transport.bootstrap import BootstrapReport, bootstrap
 from testbed.transport.lanes import LEAST_SEGMENT_BYTES
+from testbed.virtual import clock_here
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
@@ -112,6 +114,48 @@ def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
             StripeSettings(stripe.connections, segment_bytes, stripe.outstanding, stripe.mode, fast_bytes)
         )
     return found
+
+
+def wiring_of(
+    spec: TransportSpec,
+    scale: Scale,
+    topology: Topology | None,
+    places: Sequence[RankPlace],
+    seed: int,
+    timeout_s: float | None = None,
+    congestion_control: str | None = None,
+) -> Wiring:
+    """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
+
+    timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
+    """
+    message_s, byte_s = software_cost(spec, scale)
+    ranks = len(places)
+    return Wiring(
+        token=secrets.token_hex(8),
+        ranks=tuple(places),
+        seed=seed,
+        timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
+        kind=spec.kind,
+        protocol=spec.protocol,
+        bootstrap=spec.bootstrap,
+        congestion_control=congestion_control,
+        stripes=stripes_of(spec, scale),
+        distances=distances_of(topology, topology.hosts[:ranks])
+        if topology
+        else (("same_rack",) * ranks,) * ranks,
+        per_message_s=message_s,
+        per_byte_s=byte_s,
+    )
+
+
+def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
+    """What a message and a byte cost, emulated: where software takes no time of its own, else nothing on top."""
+    if clock_here() != "free":
+        return 0.0, 0.0
+    cost = spec.software_cost
+    per_byte_s = scale.real_bytes(cost.per_gigabyte_s / 1e9)
+    return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)
 
 
 def distances_of(topology: Topology, hosts: tuple[Host, ...]) -> tuple[tuple[str, ...], ...]:

@@ -16,9 +16,9 @@ from testbed.transport.base import (
 from testbed.transport.cost import CostedTransport
 from testbed.transport.lanes import StripeSettings
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
-from testbed.transport.mesh import MeshSettings
 from testbed.transport.protocols import PROTOCOLS, with_protocol
 from testbed.transport.rendezvous import RendezvousTransport
+from testbed.transport.sockets import MeshSettings
 from testbed.transport.staged import StagedTransport
 from testbed.transport.striped import StripedTransport
 from testbed.transport.tcp import TcpTransport

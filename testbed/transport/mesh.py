@@ -12,8 +12,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from testbed.transport.base import (
@@ -32,7 +31,7 @@ from testbed.transport.base import (
 )
 from testbed.transport.handshake import Handshake
 from testbed.transport.loop import EventLoop, sharpen_timers
-from testbed.transport.sockets import SocketSettings
+from testbed.transport.sockets import MeshSettings
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
 
@@ -54,38 +53,6 @@ class Way(Protocol):
 
 
 Place = tuple[int, ConnectionKey]  # a peer, and which of the connections with it
-
-
-@dataclass(frozen=True)
-class MeshSettings:
-    """How sockets are made and how long things may take.
-
-    token: the same for all ranks of a job; connections from any other job are refused.
-    congestion_control: set on every socket and read back; None leaves the kernel's default.
-    multipath: MPTCP in place of TCP.
-    source_port: (rank, peer, number) -> local port of the number-th connection, from 0, that `rank` dials to a peer,
-    for hashing that can be repeated.
-    bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
-    close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
-    that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
-    """
-
-    token: str
-    congestion_control: str | None = None
-    multipath: bool = False
-    source_port: Callable[[int, int, int], int] | None = None
-    bootstrap_timeout_s: float = 30.0
-    close_timeout_s: float = 2.0
-    max_staged_bytes: int = 256 * 1024**2
-    send_buffer_bytes: int | None = None
-    receive_buffer_bytes: int | None = None
-
-    @property
-    def sockets(self) -> SocketSettings:
-        """The part that every socket gets."""
-        return SocketSettings(
-            self.congestion_control, self.send_buffer_bytes, self.receive_buffer_bytes, self.multipath
-        )
 
 
 class Mesh:

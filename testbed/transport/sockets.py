@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,38 @@ class SocketSettings:
             got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY)
             if got != traffic.priority:
                 raise TransportError(f"socket priority: asked for {traffic.priority}, the kernel uses {got}")
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """How sockets are made and how long things may take.
+
+    token: the same for all ranks of a job; connections from any other job are refused.
+    congestion_control: set on every socket and read back; None leaves the kernel's default.
+    multipath: MPTCP in place of TCP.
+    source_port: (rank, peer, number) -> local port of the number-th connection, from 0, that `rank` dials to a peer,
+    for hashing that can be repeated.
+    bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
+    close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
+    that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
+    """
+
+    token: str
+    congestion_control: str | None = None
+    multipath: bool = False
+    source_port: Callable[[int, int, int], int] | None = None
+    bootstrap_timeout_s: float = 30.0
+    close_timeout_s: float = 2.0
+    max_staged_bytes: int = 256 * 1024**2
+    send_buffer_bytes: int | None = None
+    receive_buffer_bytes: int | None = None
+
+    @property
+    def sockets(self) -> SocketSettings:
+        """The part that every socket gets."""
+        return SocketSettings(
+            self.congestion_control, self.send_buffer_bytes, self.receive_buffer_bytes, self.multipath
+        )
 
 
 def congestion_control(sock: socket.socket) -> str:

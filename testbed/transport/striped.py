@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 
 from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
 from testbed.transport.lanes import Lane, StripeSettings
-from testbed.transport.mesh import Mesh, MeshSettings
+from testbed.transport.mesh import Mesh
 from testbed.transport.pairs import Pair
+from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
 
 

@@ -14,7 +14,8 @@ from testbed.transport.base import (
     TrafficClass,
 )
 from testbed.transport.connection import Connection
-from testbed.transport.mesh import Mesh, MeshSettings
+from testbed.transport.mesh import Mesh
+from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
 
 

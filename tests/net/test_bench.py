@@ -89,6 +89,10 @@ def test_a_tuning_table_is_made_and_gone_by(tmp_path: Path) -> None:
         (("all_reduce", "-b", "0"), "--minbytes: got '0', expected a size above 0"),
         (("all_reduce", "-b", "1M", "-e", "1K"), "--maxbytes: got 1K, expected at least 1M"),
         (("all_reduce", "--ranks", "9", "-t", TOPOLOGY), "--ranks: got 9, expected 2 to 6"),
+        (
+            ("sendrecv", "--tune", "x.json"),
+            "--tune: got sendrecv, expected a collective with several algorithms",
+        ),
         (("all_reduce", "--tuning", "/nonexistent"), "--tuning: got /nonexistent, expected No such file"),
     ],
 )
