@@ -37,6 +37,22 @@ class LossBursts:
 
 
 @dataclass(frozen=True)
+class QueueClass:
+    """Packets that have a queue of their own in front of a link, known by their DSCP.
+
+    dscps: 0 to 63 each; none: whatever no other class names. share: guaranteed part of the link's rate, 0 to 1. What
+    nobody's guarantee takes goes to the class of the least `priority` that has packets, among equal ones by their
+    shares. limit: most of the rate that the class may have; more waits, in a queue as long as the link's.
+    """
+
+    name: str
+    dscps: tuple[int, ...] = ()
+    priority: int = 0
+    share: float = 0.0
+    limit: float = 1.0
+
+
+@dataclass(frozen=True)
 class Direction:
     """One way of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
 
@@ -44,7 +60,8 @@ class Direction:
     `queue_packets` where that is given, and marks ECN-capable packets that meet `ecn_bytes` or more. The fibre takes
     `delay_s`, give or take jitter of the size `jitter_s` (uniform: largest deviation; normal and pareto: standard
     deviation), never less than nothing; `jitter_correlation` is that of successive packets. `loss`, `duplicate`,
-    `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1.
+    `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1. Where there are
+    `classes`, each has a queue of its own.
     """
 
     rate_bps: float
@@ -60,6 +77,7 @@ class Direction:
     duplicate: float = 0.0
     reorder: float = 0.0
     corrupt: float = 0.0
+    classes: tuple[QueueClass, ...] = ()
 
     @property
     def mean_loss(self) -> float:

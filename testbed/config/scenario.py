@@ -39,7 +39,19 @@ ALGORITHMS = (
     "hierarchical_tree",
     "auto",
 )
-POLICIES = ("shortest", "ecmp")
+POLICIES = (
+    "shortest",
+    "ecmp",
+    "wcmp",
+    "qp_aware",
+    "spray",
+    "te",
+    "pinned",
+    "priority",
+    "isolate",
+    "failover",
+    "limit",
+)
 DTYPES = ("float32", "float64")
 
 

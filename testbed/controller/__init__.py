@@ -1,38 +1,64 @@
 """Controller: which packet takes which link. Policies compute rules; a process of its own puts them into the switches.
 
-`compute_rules` is pure, `ControllerProcess` runs `python -m testbed.controller`, on os-ken or Ryu.
+`compute` is pure, `ControllerProcess` runs `python -m testbed.controller`, on os-ken or Ryu. A policy of one's own
+derives from `Policy` or `LinkPolicy`.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from testbed.controller.errors import ControllerError, NoPathError
+from testbed.controller.errors import ControllerError, NoPathError, PolicyError
 from testbed.controller.process import ControllerProcess
-from testbed.controller.rules import Action, Ecmp, Match, Output, Rule
+from testbed.controller.rules import Action, Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
 
 if TYPE_CHECKING:
-    from testbed.controller.policies import POLICIES, EdgePorts, compute_rules
+    from testbed.controller.computing import Computed, PolicyChoice, compute, compute_rules
+    from testbed.controller.edges import EdgePorts
+    from testbed.controller.policies import POLICIES, LinkPolicy, Mark, Policy, Route
+    from testbed.controller.view import Flow, LinkEnd, View
+
+# on first use: the controller's own process passes through here and starts faster without them
+_LATER = {
+    **dict.fromkeys(("Computed", "PolicyChoice", "compute", "compute_rules"), "computing"),
+    "EdgePorts": "edges",
+    **dict.fromkeys(("POLICIES", "LinkPolicy", "Mark", "Policy", "Route"), "policies"),
+    **dict.fromkeys(("Flow", "LinkEnd", "View"), "view"),
+}
 
 __all__ = [
     "POLICIES",
     "Action",
+    "Computed",
     "ControllerError",
     "ControllerProcess",
     "Ecmp",
     "EdgePorts",
+    "FastFailover",
+    "Flow",
+    "Goto",
+    "LinkEnd",
+    "LinkPolicy",
+    "Mark",
     "Match",
     "NoPathError",
     "Output",
+    "Policy",
+    "PolicyChoice",
+    "PolicyError",
+    "Ports",
+    "Route",
     "Rule",
+    "SetDscp",
+    "View",
+    "compute",
     "compute_rules",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Policies on first use: the controller's own process passes through here and starts faster without them."""
-    if name in ("POLICIES", "EdgePorts", "compute_rules"):
-        from testbed.controller import policies  # noqa: PLC0415
-
-        return getattr(policies, name)
+    """See _LATER."""
+    if name in _LATER:
+        return getattr(import_module(f"testbed.controller.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,10 +2,19 @@
 
 Listens on 127.0.0.1 only. Standard output carries events, one JSON object a line, and nothing else:
 
-    {"event": "listening", "port": 40001}
+    {"event": "listening", "port": 40001}                                for switches; with "api_port" for people
     {"event": "installed", "dpid": 1, "bridge": "tb1e0", "rules": 12}    a switch acknowledged its rules, read back
     {"event": "ready", "dpids": [1, 2]}                                  all switches of the file did
+    {"event": "repaired", "dpid": 1, "bridge": "tb1e0", "words": "..."}  somebody had changed them
+    {"event": "port", "dpid": 1, "port": 3, "up": false}
+    {"event": "policy", "policy": {...}, "rules": 24}                    another one is in force
+    {"event": "replanned", "down": ["a-b-0"], "changed": 6}              the same one, with links down or up again
+    {"event": "changed", "rules": 6}                                     so many were written for it
+    {"event": "policy_error", "message": "..."}                          the last good rules stay
     {"event": "error", "message": "..."}                                 at any time; the process goes on
+
+Moments are `time_s`, of CLOCK_MONOTONIC. The interface for people (testbed.controller.api) is there if the file says
+what network this is and TESTBED_CONTROLLER_TOKEN is set.
 
 Ends with status 0 on SIGTERM or SIGINT, with 2 when the rules cannot be read or the library is missing. The switches
 keep their rules.
@@ -24,9 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.controller.rules import Rule, loads
+from testbed.controller.situation import Situation
 from testbed.links.process import end_with_parent
 
 BACKLOG = 128
+TOKEN_VARIABLE = "TESTBED_CONTROLLER_TOKEN"
 
 
 class Events:
@@ -45,8 +56,8 @@ class Events:
             os._exit(1)
 
 
-def read_rules(path: str) -> dict[int, list[Rule]]:
-    """The rules in a file, or on standard input for "-". ValueError, OSError."""
+def read_rules(path: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
+    """The rules, and what network they are for, in a file, or on standard input for "-". ValueError, OSError."""
     try:
         return loads(sys.stdin.read() if path == "-" else Path(path).read_text())
     except ValueError as error:
@@ -62,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rules", required=True, metavar="FILE", help="rules by datapath id, as JSON; - for stdin"
     )
     parser.add_argument(
+        "--api-port", type=int, default=0, help="the same for the interface that `testbed policy` uses"
+    )
+    parser.add_argument(
         "--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 (default) takes a free one"
     )
     options = parser.parse_args(arguments)
@@ -70,21 +84,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # at once: there is nothing to undo, and the library's threads cannot be joined
         signal.signal(number, lambda *_: os._exit(0))
     events = Events()
+    token = os.environ.pop(TOKEN_VARIABLE, "")
     try:
-        rules = read_rules(options.rules)
+        rules, network = read_rules(options.rules)
+        situation = Situation(**network) if network else None
         listener = socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG)
-    except (OSError, ValueError) as error:
+        ports = {"port": listener.getsockname()[1]}
+        interface = None
+        if situation and token:
+            interface = socket.create_server(("127.0.0.1", options.api_port), backlog=BACKLOG)
+            ports["api_port"] = interface.getsockname()[1]
+    except (OSError, ValueError, TypeError) as error:
         events.report({"event": "error", "message": str(error)})
         return 2
     # Switches may connect from here on; they are answered as soon as the library is loaded, which takes a while.
-    events.report({"event": "listening", "port": listener.getsockname()[1]})
+    events.report({"event": "listening", **ports})
     try:
         from testbed.controller import compat  # noqa: PLC0415
+        from testbed.controller.api import handler  # noqa: PLC0415
         from testbed.controller.app import RuleInstaller  # noqa: PLC0415
+        from testbed.controller.steering import Steering, rules_for  # noqa: PLC0415
     except ImportError as error:
         events.report({"event": "error", "message": f"the controller library cannot be loaded: {error}"})
         return 2
-    return compat.run(listener, RuleInstaller, rules=rules, report=events.report)
+
+    def begin(app: RuleInstaller) -> None:
+        assert situation is not None
+        steering = Steering(app, situation, events.report)
+        if interface is not None:
+            compat.serve(interface, handler(steering, token))
+
+    if situation and not rules:
+        rules = {dpid: list(own) for dpid, own in rules_for(situation).items()}
+    application = RuleInstaller, {"rules": rules, "report": events.report}
+    return compat.run(listener, *application, begin if situation else None)
 
 
 if __name__ == "__main__":

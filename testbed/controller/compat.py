@@ -10,6 +10,7 @@ import importlib
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -41,10 +42,16 @@ _app_manager = _module("base.app_manager")
 _controller = _module("controller.controller")
 _ofp_handler = _module("controller.ofp_handler")
 _handler = _module("controller.handler")
+_event = _module("controller.event")
 hub: Any = _module("lib.hub")
 ofp_event: Any = _module("controller.ofp_event")
 Application: Any = getattr(_app_manager, _application)
 OPENFLOW_13: int = _module("ofproto.ofproto_v1_3").OFP_VERSION
+
+
+# with Ryu all runs in one thread, whose parts must wait in its own way
+Event: Any = threading.Event if library == "os-ken" else hub.Event
+Lock: Any = threading.Lock if library == "os-ken" else hub.Semaphore
 
 
 Handler = TypeVar("Handler", bound=Callable[..., None])
@@ -58,6 +65,20 @@ def on(event: Any) -> Callable[[Handler], Handler]:
         return marked
 
     return mark
+
+
+class Call(_event.EventBase):  # type: ignore[misc, name-defined]  # the libraries have no types
+    """Something to be done in an application's own thread."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.work = work
+
+
+def on_call(handler: Handler) -> Handler:
+    """Decorate the method of an application that handles a `Call`."""
+    marked: Handler = _handler.set_ev_handler(Call)(handler)
+    return marked
 
 
 class _Connections(_ofp_handler.OFPHandler):  # type: ignore[misc, name-defined]  # the libraries have no types
@@ -80,17 +101,45 @@ class _Connections(_ofp_handler.OFPHandler):  # type: ignore[misc, name-defined]
             hub.spawn(_controller.datapath_connection_factory, connection, address)
 
 
-def run(listener: socket.socket, application: type, **arguments: Any) -> NoReturn:
-    """Run an application (built with `arguments`) for the switches that connect to `listener`, for ever."""
-    if library == "ryu":
-        listener = importlib.import_module("eventlet.greenio").GreenSocket(listener)
+def serve(listener: socket.socket, answer: Callable[[socket.socket, Any], None]) -> None:
+    """Have each connection to `listener` answered by itself; returns at once."""
+    listener = _cooperative(listener)
+
+    def accept() -> None:
+        while True:
+            hub.spawn(answer, *listener.accept())
+
+    hub.spawn(accept)
+
+
+def run(
+    listener: socket.socket,
+    application: type,
+    arguments: dict[str, Any],
+    begin: Callable[[Any], None] | None = None,
+) -> NoReturn:
+    """Run an application (built with `arguments`) for the switches that connect to `listener`, for ever.
+
+    `begin` is called with it before the first switch is answered.
+    """
+    listener = _cooperative(listener)
     manager = _app_manager.AppManager.get_instance()
     connections = manager.instantiate(_Connections, listener)
-    manager.instantiate(application, **arguments).start()
+    made = manager.instantiate(application, **arguments)
+    made.start()
     print(f"controller library {library} {_version()}", file=sys.stderr)
+    if begin is not None:
+        begin(made)
     connections.start()
     while True:  # not on a thread's end or an event: only sleeping lets signals through with both libraries
         hub.sleep(SIGNAL_WAIT_S)
+
+
+def _cooperative(listener: socket.socket) -> socket.socket:
+    if library != "ryu":
+        return listener
+    made: socket.socket = importlib.import_module("eventlet.greenio").GreenSocket(listener)
+    return made
 
 
 def _version() -> str:

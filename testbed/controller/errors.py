@@ -9,3 +9,7 @@ class ControllerError(Exception):
 
 class NoPathError(ControllerError):
     """A topology leaves two buildings without any path between them."""
+
+
+class PolicyError(ControllerError):
+    """A policy cannot be had, or what it says does not fit the network. The network goes on under its last rules."""

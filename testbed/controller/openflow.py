@@ -1,4 +1,4 @@
-"""Rules to OpenFlow 1.3 messages and back.
+"""Rules to OpenFlow 1.3 messages and back, with bundles as the ONF's extension for 1.3 has them.
 
 ECMP is Open vSwitch's `bundle` action: it hashes addresses, protocol and TCP or UDP ports and picks a port by highest
 random weight, in one rule. (OpenFlow 1.3 SELECT groups hash UDP flows of a host pair onto one port.) Works on the
@@ -7,13 +7,25 @@ userspace and the kernel datapath alike, since Open vSwitch resolves it before a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from ipaddress import IPv4Network
 from typing import Any
 
-from testbed.controller.rules import Action, Ecmp, Match, Output, Rule
+from testbed.controller.rules import (
+    TCP,
+    Action,
+    Ecmp,
+    FastFailover,
+    Goto,
+    Match,
+    Output,
+    Ports,
+    Rule,
+    SetDscp,
+)
 
 ETH_TYPE_IPV4 = 0x0800
 # From Open vSwitch's lib/ofp-actions.c and include/openflow/nicira-ext.h; the controller libraries lack the first.
@@ -21,20 +33,29 @@ HASH_FIELDS_SYMMETRIC_L3L4_UDP = 3
 BUNDLE_HIGHEST_RANDOM_WEIGHT = 1
 NXM_OF_IN_PORT = 0x00000002
 
+ONF_EXPERIMENTER = 0x4F4E4600
+# of openflow.h: the entries of a flow statistics reply before their match; a bundle's message before the one it holds
+_FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
+_BUNDLE_ADD = struct.Struct("!BBHIIII2xH")
+_FLOW_MOD_MATCH = 48
+_KEY = struct.Struct("!BHHH")
+
 MAX_WORDS = 5
 
 
 def flow_mod(datapath: Any, rule: Rule) -> Any:
-    """The message that adds a rule to the first table."""
+    """The message that adds a rule, in place of one with the same table, priority and match."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
-    actions = [_action(parser, action) for action in rule.actions]
-    apply = [parser.OFPInstructionActions(protocol.OFPIT_APPLY_ACTIONS, actions)] if actions else []
+    apply = [_action(parser, action) for action in rule.actions if not isinstance(action, Goto)]
+    instructions = [parser.OFPInstructionActions(protocol.OFPIT_APPLY_ACTIONS, apply)] if apply else []
+    instructions += [parser.OFPInstructionGotoTable(a.table) for a in rule.actions if isinstance(a, Goto)]
     return parser.OFPFlowMod(
         datapath,
         command=protocol.OFPFC_ADD,
+        table_id=rule.table,
         priority=rule.priority,
         match=_match(parser, rule.match),
-        instructions=apply,
+        instructions=instructions,
     )
 
 
@@ -52,10 +73,148 @@ def flow_removal(datapath: Any, flow: Any) -> Any:
     )
 
 
-def group_removal(datapath: Any) -> Any:
-    """The message that deletes all groups, with the flows that use them."""
+def group_mod(datapath: Any, group: FastFailover) -> Any:
+    """The message that adds a group."""
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
-    return parser.OFPGroupMod(datapath, protocol.OFPGC_DELETE, protocol.OFPGT_ALL, protocol.OFPG_ALL, [])
+    buckets = [
+        parser.OFPBucket(
+            watch_port=port, watch_group=protocol.OFPG_ANY, actions=[parser.OFPActionOutput(port)]
+        )
+        for port in group.ports
+    ]
+    return parser.OFPGroupMod(datapath, protocol.OFPGC_ADD, protocol.OFPGT_FF, group.group_id, [*buckets])
+
+
+def group_removal(datapath: Any, group_id: int) -> Any:
+    """The message that deletes a group, with the flows that use it."""
+    protocol, parser = datapath.ofproto, datapath.ofproto_parser
+    return parser.OFPGroupMod(datapath, protocol.OFPGC_DELETE, protocol.OFPGT_ALL, group_id, [])
+
+
+def groups_of(rules: Iterable[Rule]) -> dict[int, FastFailover]:
+    """The groups that rules need, by their numbers. ValueError where two have the same."""
+    found: dict[int, FastFailover] = {}
+    for rule in rules:
+        for action in rule.actions:
+            if isinstance(action, FastFailover) and found.setdefault(action.group_id, action) != action:
+                raise ValueError(
+                    f"groups for ports {action.ports} and {found[action.group_id].ports}: one number"
+                )
+    return found
+
+
+def group_of(datapath: Any, entry: Any) -> FastFailover | None:
+    """The group that an entry of a group description reply is; None when `group_mod` could not have made it."""
+    protocol, parser = datapath.ofproto, datapath.ofproto_parser
+    if entry.type != protocol.OFPGT_FF:
+        return None
+    ports = []
+    for bucket in entry.buckets:
+        if len(bucket.actions) != 1 or not isinstance(bucket.actions[0], parser.OFPActionOutput):
+            return None
+        if bucket.actions[0].port != bucket.watch_port:
+            return None
+        ports.append(bucket.watch_port)
+    try:
+        group = FastFailover(tuple(ports))
+    except ValueError:
+        return None
+    return group if group.group_id == entry.group_id else None
+
+
+class FlowEntry:
+    """One entry of a flow statistics reply, taken as it comes: what it matches and does is parsed when it is asked for.
+
+    A switch that holds thousands of rules as they were sent needs none of them parsed: their bytes are the same.
+    """
+
+    parts: Any = None
+    """The library's own parser of such entries, on `watch`."""
+
+    def __init__(self, buffer: Any, offset: int) -> None:
+        head = _FLOW_STATS.unpack_from(buffer, offset)
+        self.length, self.table_id, self.priority = head[0], head[1], head[4]
+        self.idle_timeout, self.hard_timeout = head[5], head[6]
+        self.packet_count, self.byte_count = head[9], head[10]
+        self.raw = bytes(buffer[offset : offset + self.length])
+
+    @classmethod
+    def parser(cls, buffer: Any, offset: int) -> FlowEntry:
+        """What the libraries call."""
+        return cls(buffer, offset)
+
+    @property
+    def key(self) -> bytes:
+        """The same as `rule_key` gives for a rule that this entry is."""
+        head = _KEY.pack(self.table_id, self.priority, self.idle_timeout, self.hard_timeout)
+        return head + self.raw[_FLOW_STATS.size :]
+
+    @cached_property
+    def _parsed(self) -> Any:
+        return FlowEntry.parts.parser(self.raw, 0)
+
+    @property
+    def match(self) -> Any:
+        """As the library has it."""
+        return self._parsed.match
+
+    @property
+    def instructions(self) -> Any:
+        """As the library has them."""
+        return self._parsed.instructions
+
+    @classmethod
+    def use(cls, parser: Any) -> None:
+        """Have flow statistics replies parsed into entries of this class. Harmless when repeated."""
+        if parser.OFPFlowStatsReply.cls_stats_body_cls is not cls:
+            cls.parts = parser.OFPFlowStatsReply.cls_stats_body_cls
+            parser.OFPFlowStatsReply.cls_stats_body_cls = cls
+
+
+def rule_key(message: Any) -> bytes:
+    """Table, priority, timeouts, and the bytes of match and instructions, of a serialised flow mod."""
+    head = _KEY.pack(message.table_id, message.priority, message.idle_timeout, message.hard_timeout)
+    return head + bytes(message.buf[_FLOW_MOD_MATCH:])
+
+
+class BundleWriter:
+    """Puts messages into a bundle that a switch carries out as one, in order, or not at all (ONF extension 230)."""
+
+    def __init__(self, datapath: Any, bundle_id: int, send: Callable[[Any], int]) -> None:
+        self._datapath = datapath
+        self._id = bundle_id
+        self._send = send
+        self._control("OPEN")
+
+    def _control(self, what: str) -> None:
+        protocol, parser = self._datapath.ofproto, self._datapath.ofproto_parser
+        kind = getattr(protocol, f"ONF_BCT_{what}_REQUEST")
+        flags = protocol.ONF_BF_ATOMIC | protocol.ONF_BF_ORDERED
+        self._send(parser.ONFBundleCtrlMsg(self._datapath, self._id, kind, flags, []))
+
+    def add(self, message: Any) -> None:
+        """One message, serialised already or not. Its transaction id becomes the bundle message's."""
+        protocol = self._datapath.ofproto
+        if message.buf is None:
+            self._datapath.set_xid(message)
+            message.serialize()
+        inner = bytes(message.buf)
+        head = _BUNDLE_ADD.pack(
+            protocol.OFP_VERSION,
+            protocol.OFPT_EXPERIMENTER,
+            _BUNDLE_ADD.size + len(inner),
+            message.xid,
+            ONF_EXPERIMENTER,
+            protocol.ONF_ET_BUNDLE_ADD_MESSAGE,
+            self._id,
+            protocol.ONF_BF_ATOMIC | protocol.ONF_BF_ORDERED,
+        )
+        self._datapath.send(head + inner)
+
+    def commit(self) -> None:
+        """Carry it out."""
+        self._control("CLOSE")
+        self._control("COMMIT")
 
 
 @dataclass(frozen=True)
@@ -74,74 +233,138 @@ class Difference:
             place = (flow.table_id, flow.priority, match_of(flow.match))
         except ValueError:
             return False
-        return place in {(0, rule.priority, rule.match) for rule in self.missing}
+        return place in self._places
+
+    @cached_property
+    def _places(self) -> set[tuple[int, int, Match]]:
+        return {(rule.table, rule.priority, rule.match) for rule in self.missing}
 
     def words(self, datapath: Any) -> str:
         """For people; only the first few of many."""
-        words = [f"missing: {rule}" for rule in self.missing]
-        words += [f"not ours: {_flow_words(datapath, flow)}" for flow in self.foreign]
-        more = [f"and {len(words) - MAX_WORDS} more"] if len(words) > MAX_WORDS else []
-        return "; ".join(words[:MAX_WORDS] + more)
+        words = [f"missing: {rule}" for rule in self.missing[:MAX_WORDS]]
+        words += [f"not ours: {_flow_words(datapath, flow)}" for flow in self.foreign[:MAX_WORDS]]
+        more = len(self.missing) + len(self.foreign) - MAX_WORDS
+        return "; ".join([*words[:MAX_WORDS], *([f"and {more} more"] if more > 0 else [])])
 
 
-def compare(rules: Sequence[Rule], datapath: Any, flows: Sequence[Any]) -> Difference:
-    """Compare the flows of a statistics reply with the rules that should be there, and nothing else."""
-    missing = Counter(rules)
-    foreign = []
-    for flow in flows:
-        try:
-            rule = rule_of(datapath, flow)
-        except ValueError:
-            foreign.append(flow)
-            continue
-        if missing[rule]:
-            missing[rule] -= 1
-        else:
-            foreign.append(flow)
-    return Difference(tuple(missing.elements()), tuple(foreign))
+class Wanted:
+    """The rules that a switch should hold, serialised once."""
+
+    def __init__(self, datapath: Any, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self.groups = groups_of(rules)
+        self.messages: dict[Rule, Any] = {}
+        self._by_key: dict[bytes, Rule] = {}
+        for rule in self.rules:
+            message = flow_mod(datapath, rule)
+            datapath.set_xid(message)
+            message.serialize()
+            self.messages[rule] = message
+            self._by_key[rule_key(message)] = rule
+
+    def compare(self, datapath: Any, flows: Sequence[Any], groups: Mapping[int, FastFailover]) -> Difference:
+        """Compare the flows of a statistics reply with the rules that should be there, and nothing else."""
+        missing = dict.fromkeys(self.rules)
+        foreign = []
+        for flow in flows:
+            rule = self._by_key.get(flow.key)
+            if rule is None or not self._groups_stand(rule, groups):
+                try:
+                    rule = rule_of(datapath, flow, groups)
+                except ValueError:
+                    foreign.append(flow)
+                    continue
+            if rule in missing:
+                del missing[rule]
+            else:
+                foreign.append(flow)
+        return Difference(tuple(missing), tuple(foreign))
+
+    def counts(self, flows: Sequence[Any]) -> list[tuple[Rule, int, int]]:
+        """(rule, packets, bytes) of those flows of a statistics reply that are among the rules."""
+        return [
+            (self._by_key[flow.key], flow.packet_count, flow.byte_count)
+            for flow in flows
+            if flow.key in self._by_key
+        ]
+
+    def _groups_stand(self, rule: Rule, groups: Mapping[int, FastFailover]) -> bool:
+        return all(
+            groups.get(action.group_id) == action
+            for action in rule.actions
+            if isinstance(action, FastFailover)
+        )
 
 
-def rule_of(datapath: Any, flow: Any) -> Rule:
-    """The rule that a flow (a flow mod, or an entry of a flow statistics reply) is.
+def rule_of(datapath: Any, flow: Any, groups: Mapping[int, FastFailover] | None = None) -> Rule:
+    """The rule that a flow (a flow mod, or an entry of a flow statistics reply) is; groups: those of the switch.
 
     ValueError when it is none that `flow_mod` could have made.
     """
-    if flow.table_id or flow.idle_timeout or flow.hard_timeout:
-        raise ValueError(f"table {flow.table_id}, timeouts {flow.idle_timeout} s and {flow.hard_timeout} s")
+    if flow.idle_timeout or flow.hard_timeout:
+        raise ValueError(f"timeouts {flow.idle_timeout} s and {flow.hard_timeout} s")
     protocol, parser = datapath.ofproto, datapath.ofproto_parser
-    actions: list[Any] = []
+    actions: list[Action] = []
     for instruction in flow.instructions:
-        if instruction.type != protocol.OFPIT_APPLY_ACTIONS:
+        if instruction.type == protocol.OFPIT_GOTO_TABLE:
+            actions.append(Goto(instruction.table_id))
+        elif instruction.type == protocol.OFPIT_APPLY_ACTIONS:
+            actions += [_action_of(parser, action, groups) for action in instruction.actions]
+        else:
             raise ValueError(f"instruction {instruction}")
-        actions += instruction.actions
-    return Rule(flow.priority, match_of(flow.match), tuple(_action_of(parser, action) for action in actions))
+    return Rule(flow.priority, match_of(flow.match), tuple(actions), table=flow.table_id)
 
 
 def _match(parser: Any, match: Match) -> Any:
     fields: dict[str, Any] = {}
     if match.in_port is not None:
         fields["in_port"] = match.in_port
-    if match.network is not None:
+    if match.ip_only:
         fields["eth_type"] = ETH_TYPE_IPV4
-        fields["ipv4_dst"] = (str(match.network.network_address), str(match.network.netmask))
+    for name, text in (("ipv4_src", match.ipv4_src), ("ipv4_dst", match.ipv4_dst)):
+        if text is not None:
+            own = IPv4Network(text)
+            fields[name] = (str(own.network_address), str(own.netmask))
+    if match.ip_dscp is not None:
+        fields["ip_dscp"] = match.ip_dscp
+    if match.tcp_only:
+        fields["ip_proto"] = TCP
+    for name, ports in (("tcp_src", match.tcp_src), ("tcp_dst", match.tcp_dst)):
+        if ports is not None:
+            fields[name] = (ports.value, ports.mask)
     return parser.OFPMatch(**fields)
 
 
 def match_of(match: Any) -> Match:
     """The match of a flow. ValueError when it is none that a rule can have."""
-    fields = dict(match.items())
-    in_port, address, ethernet = (fields.pop(name, None) for name in ("in_port", "ipv4_dst", "eth_type"))
-    if fields or ethernet != (None if address is None else ETH_TYPE_IPV4):
+    given = dict(match.items())
+    found: dict[str, Any] = {name: given.pop(name, None) for name in ("in_port", "ip_dscp")}
+    for name in ("ipv4_src", "ipv4_dst"):
+        # a pair of address and mask, or the address alone when the mask has all ones
+        address = given.pop(name, None)
+        found[name] = None if address is None else str(IPv4Network(address))
+    for name in ("tcp_src", "tcp_dst"):
+        port = given.pop(name, None)
+        found[name] = None if port is None else Ports(*port) if isinstance(port, tuple) else Ports(port)
+    made = Match(**found)
+    ethernet, protocol = given.pop("eth_type", None), given.pop("ip_proto", None)
+    if (
+        given
+        or ethernet != (ETH_TYPE_IPV4 if made.ip_only else None)
+        or protocol != (TCP if made.tcp_only else None)
+    ):
         raise ValueError(f"match {match}")
-    if address is None:
-        return Match(in_port)
-    # a pair of address and mask, or the address alone when the mask has all ones
-    return Match(in_port, str(IPv4Network(address)))
+    return made
 
 
 def _action(parser: Any, action: Action) -> Any:
     if isinstance(action, Output):
         return parser.OFPActionOutput(action.port)
+    if isinstance(action, FastFailover):
+        return parser.OFPActionGroup(action.group_id)
+    if isinstance(action, SetDscp):
+        return parser.OFPActionSetField(ip_dscp=action.dscp)
+    assert isinstance(action, Ecmp)
     return parser.NXActionBundle(
         algorithm=BUNDLE_HIGHEST_RANDOM_WEIGHT,
         fields=HASH_FIELDS_SYMMETRIC_L3L4_UDP,
@@ -154,9 +377,13 @@ def _action(parser: Any, action: Action) -> Any:
     )
 
 
-def _action_of(parser: Any, action: Any) -> Action:
+def _action_of(parser: Any, action: Any, groups: Mapping[int, FastFailover] | None) -> Action:
     if isinstance(action, parser.OFPActionOutput):
         return Output(action.port)
+    if isinstance(action, parser.OFPActionGroup) and groups and action.group_id in groups:
+        return groups[action.group_id]
+    if isinstance(action, parser.OFPActionSetField) and action.key == "ip_dscp":
+        return SetDscp(action.value)
     if isinstance(action, parser.NXActionBundle):
         kind = (action.algorithm, action.fields, action.slave_type)
         if kind == (BUNDLE_HIGHEST_RANDOM_WEIGHT, HASH_FIELDS_SYMMETRIC_L3L4_UDP, NXM_OF_IN_PORT):

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
+from testbed.controller.client import ControllerApi
 from testbed.controller.errors import ControllerError
 from testbed.controller.rules import Rule, dumps
+from testbed.controller.situation import Situation
 from testbed.links.process import close_pipes, wait_or_kill
 
 LISTEN_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 KEPT_LINES = 20
+MAX_RESTARTS = 3
 
 
 class ControllerProcess:
@@ -27,7 +32,8 @@ class ControllerProcess:
 
     The order of use: `start`, give the bridges `tcp:127.0.0.1:<port>` as controller, `wait_ready`, and `stop` at the
     end. The process dies with the thread that called `start`. `library` is "os-ken" or "ryu"; `env` adds to the
-    environment; `python` is the interpreter, this one by default.
+    environment; `python` is the interpreter, this one by default. With `situation`, which says what network this is,
+    there is `api`, the interface through which the policy is changed. `log` gets each event as a mapping.
     """
 
     def __init__(
@@ -36,25 +42,42 @@ class ControllerProcess:
         library: str = "os-ken",
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
+        situation: Situation | None = None,
+        log: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
         self._rules = rules
+        self._situation = situation
+        self._token = secrets.token_hex(16)
         self._environment = {**os.environ, **(env or {}), "TESTBED_CONTROLLER_LIBRARY": library}
+        if situation is not None:
+            self._environment["TESTBED_CONTROLLER_TOKEN"] = self._token
         self._command = [python, "-m", "testbed.controller", "--rules", "-"]
+        self._log = log
         self._process: subprocess.Popen[str] | None = None
         self._threads: list[threading.Thread] = []
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._changed = threading.Condition()
-        self._ended = False
         self._port: int | None = None
+        self._api_port: int | None = None
+        self.restarts = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._ended = False
+        self._listening = False
         self._installed: set[int] = set()
         self._ready = False
         self._error: str | None = None
 
     def start(self) -> None:
         """Start the process; does not wait for it. ControllerError when it cannot be started."""
+        ports = []
+        if self._port is not None:
+            # again: where the switches, and whoever has the interface's address, look for it
+            ports = ["--port", str(self._port), "--api-port", str(self._api_port or 0)]
         try:
             process = subprocess.Popen(
-                self._command,
+                [*self._command, *ports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -73,12 +96,52 @@ class ControllerProcess:
         assert process.stdin is not None
         # a process that ended before it read them says why on its standard error
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(dumps(self._rules))
+            pipe.write(dumps(self._rules, asdict(self._situation) if self._situation else None))
+
+    def revive(self) -> bool:
+        """Start a process that ended again, at the same ports and with the same policy; whether it did so.
+
+        The switches go on forwarding by the rules that they have, connect again by themselves, and are compared with
+        what they should hold. Not more than MAX_RESTARTS times.
+        """
+        process = self._process
+        if process is None or process.poll() is None or self.restarts >= MAX_RESTARTS or not self._ready:
+            return False
+        for thread in self._threads:
+            thread.join()
+        close_pipes(process)
+        self.restarts += 1
+        self._log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
+        self._begin_anew()
+        self._ready = True  # the rules are in, whoever watches over them
+        if self._situation is not None:
+            self._rules = {}  # those of the policy that is in force now
+        self.start()
+        return True
+
+    @property
+    def api(self) -> ControllerApi:
+        """The interface. ControllerError when there is none."""
+        self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
+        if self._api_port is None:
+            raise ControllerError("the controller was not told what network this is")
+        return ControllerApi(self._api_port, self._token)
+
+    def steer(
+        self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
+    ) -> dict[str, Any]:
+        """Put a policy in force (see testbed.controller.api), also for when the process is revived."""
+        assert self._situation is not None
+        asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
+        answer = self.api.set(asked)
+        kept = self._situation.flows if flows is None else flows
+        self._situation = replace(self._situation, policy=dict(policy), flows=kept)
+        return answer
 
     @property
     def port(self) -> int:
         """The port to which the switches connect. Waits until the process listens; ControllerError if it does not."""
-        self._wait(lambda: self._port is not None, LISTEN_TIMEOUT_S, "it does not listen")
+        self._wait(lambda: self._listening, LISTEN_TIMEOUT_S, "it does not listen")
         assert self._port is not None
         return self._port
 
@@ -152,8 +215,12 @@ class ControllerProcess:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
-        if kind == "listening":
-            self._port = event["port"]
+        self._log(event)
+        if kind == "replanned" and self._situation is not None:
+            self._situation = replace(self._situation, down=event["down"])
+        elif kind == "listening":
+            self._port, self._api_port = event["port"], event.get("api_port")
+            self._listening = True
         elif kind == "installed":
             self._installed.add(event["dpid"])
         elif kind == "ready":

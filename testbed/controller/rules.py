@@ -1,14 +1,16 @@
 """Forwarding rules as plain data, and their JSON form. Nothing here knows a controller library or a switch.
 
-A switch takes, of all its rules that match a packet, the one of highest priority and carries out its actions; a rule
-without actions drops. The field names are those of OpenFlow 1.3.
+A switch takes, of all the rules of its first table that match a packet, the one of highest priority and carries out its
+actions; a rule without actions drops. One may send the packet on to a later table. Field names are OpenFlow's.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
@@ -18,39 +20,131 @@ MAX_PORT = (
 )
 MAX_SEED = 0xFFFF
 MAX_PRIORITY = 0xFFFF
+MAX_TCP_PORT = 0xFFFF
+TCP = 6
+MAX_DSCP = 63
+MAX_GROUP = 0x7FFF_FFFF
+MAX_TABLE = 253
+MAX_CHOICES = 2048  # of Open vSwitch's bundle action
+
+
+@dataclass(frozen=True)
+class Packet:
+    """The header of an IPv4 packet; `ip_proto` is 6 for TCP, 17 for UDP."""
+
+    ipv4_src: str
+    ipv4_dst: str
+    ip_proto: int = TCP
+    source_port: int = 0
+    destination_port: int = 0
+    ip_dscp: int = 0
+
+    @cached_property
+    def source(self) -> int:
+        """`ipv4_src` as a number."""
+        return int(IPv4Address(self.ipv4_src))
+
+    @cached_property
+    def destination(self) -> int:
+        """`ipv4_dst` as a number."""
+        return int(IPv4Address(self.ipv4_dst))
+
+    def flow_hash(self, seed: int) -> int:
+        """A number that both directions of a flow share."""
+        key = (
+            self.source ^ self.destination,
+            self.ip_proto,
+            self.source_port ^ self.destination_port,
+            seed,
+        )
+        return zlib.crc32(repr(key).encode())
+
+
+@dataclass(frozen=True)
+class Ports:
+    """TCP ports whose bits under `mask` are those of `value`: one port with all bits, a channel with the lowest few."""
+
+    value: int
+    mask: int = MAX_TCP_PORT
+
+    def __post_init__(self) -> None:
+        for name, number in (("value", self.value), ("mask", self.mask)):
+            if not 0 <= number <= MAX_TCP_PORT:
+                raise ValueError(f"tcp port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
+        if self.value & ~self.mask:
+            raise ValueError(f"tcp port: got {self}, expected no bits outside of the mask")
+
+    def covers(self, port: int) -> bool:
+        """Whether a port is one of these."""
+        return port & self.mask == self.value
+
+    def __str__(self) -> str:
+        return str(self.value) if self.mask == MAX_TCP_PORT else f"{self.value:#06x}/{self.mask:#06x}"
 
 
 @dataclass(frozen=True)
 class Match:
     """Which packets a rule is for; a field that is None matches all.
 
-    `ipv4_dst` is a network such as "10.1.0.0/16" or one address "10.1.0.1/32" and means: IPv4 packets only.
-    ValueError when a field is out of range.
+    `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16" or one address "10.1.0.1/32" and mean: IPv4 packets
+    only. So does `ip_dscp`, 0 to 63. `tcp_src` and `tcp_dst` mean: TCP packets only. ValueError when a field is out of
+    range.
     """
 
     in_port: int | None = None
     ipv4_dst: str | None = None
+    ipv4_src: str | None = None
+    ip_dscp: int | None = None
+    tcp_src: Ports | None = None
+    tcp_dst: Ports | None = None
 
     def __post_init__(self) -> None:
         if self.in_port is not None:
             _check_port("in_port", self.in_port)
-        if self.ipv4_dst is not None:
-            network = IPv4Network(self.ipv4_dst)
-            if str(network) != self.ipv4_dst or network.prefixlen == 0:
-                raise ValueError(
-                    f"ipv4_dst: got {self.ipv4_dst!r}, expected address/length with length 1 to 32"
-                )
+        for name in ("ipv4_src", "ipv4_dst"):
+            text = getattr(self, name)
+            if text is not None and network(text)[1] == 0:
+                raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
+        if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
+            raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
+
+    def covers(self, in_port: int, packet: Packet) -> bool:
+        """Whether a packet that came in at that port is one of these."""
+        if self.in_port not in (None, in_port) or self.ip_dscp not in (None, packet.ip_dscp):
+            return False
+        for asked, address in ((self.ipv4_dst, packet.destination), (self.ipv4_src, packet.source)):
+            if asked is not None:
+                value, mask = network(asked)
+                if address & mask != value:
+                    return False
+        if not self.tcp_only:
+            return True
+        ports = ((self.tcp_src, packet.source_port), (self.tcp_dst, packet.destination_port))
+        return packet.ip_proto == TCP and all(asked is None or asked.covers(port) for asked, port in ports)
 
     @property
-    def network(self) -> IPv4Network | None:
-        """`ipv4_dst` as a network."""
-        return None if self.ipv4_dst is None else IPv4Network(self.ipv4_dst)
+    def tcp_only(self) -> bool:
+        """Whether it names a port."""
+        return self.tcp_src is not None or self.tcp_dst is not None
 
-    def covers(self, in_port: int, ipv4_dst: str) -> bool:
-        """Whether an IPv4 packet to that address, come in at that port, is one of these."""
-        if self.in_port not in (None, in_port):
-            return False
-        return self.network is None or IPv4Address(ipv4_dst) in self.network
+    @property
+    def ip_only(self) -> bool:
+        """Whether it names anything of an IP header."""
+        return self.tcp_only or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
+
+    def __str__(self) -> str:
+        named = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return " ".join(f"{name}={value}" for name, value in named if value is not None) or "any packet"
+
+
+@lru_cache(maxsize=100_000)
+def network(text: str) -> tuple[int, int]:
+    """(address, mask) of a network as a Match has it; mask 0 for what is none in its proper form, or all addresses."""
+    try:
+        found = IPv4Network(text)
+    except ValueError:
+        return 0, 0
+    return (int(found.network_address), int(found.netmask)) if str(found) == text else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -62,27 +156,85 @@ class Output:
     def __post_init__(self) -> None:
         _check_port("port", self.port)
 
+    def __str__(self) -> str:
+        return f"output {self.port}"
+
 
 @dataclass(frozen=True)
 class Ecmp:
     """Send the packet out of one of several ports, chosen by a hash of its 5-tuple, so that a flow keeps its port.
 
-    The hash is the same for both directions of a flow. `seed` (0 to 65535) changes which flow goes where.
+    The hash is the same for both directions of a flow. A port that stands there several times is chosen so many times
+    as often. A port that is down is left out. `seed` (0 to 65535) changes which flow goes where.
     """
 
     ports: tuple[int, ...]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(set(self.ports)) != len(self.ports) or len(self.ports) < 2:
-            raise ValueError(f"ports: got {self.ports!r}, expected two or more different ports")
+        if len(set(self.ports)) < 2 or len(self.ports) > MAX_CHOICES:
+            raise ValueError(
+                f"ports: got {self.ports!r}, expected two different ports or more, {MAX_CHOICES} at most"
+            )
         for port in self.ports:
             _check_port("ports", port)
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed: got {self.seed}, expected 0 to {MAX_SEED}")
 
+    def __str__(self) -> str:
+        return f"ecmp {','.join(map(str, self.ports))} seed {self.seed}"
 
-Action = Output | Ecmp
+
+@dataclass(frozen=True)
+class FastFailover:
+    """Send the packet out of the first of several ports that is up: a fast-failover group of OpenFlow."""
+
+    ports: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.ports or len(set(self.ports)) != len(self.ports):
+            raise ValueError(f"ports: got {self.ports!r}, expected one or more different ports")
+        for port in self.ports:
+            _check_port("ports", port)
+
+    @property
+    def group_id(self) -> int:
+        """The same for the same ports, so that rules need not agree on numbers."""
+        return 1 + zlib.crc32(",".join(map(str, self.ports)).encode()) % MAX_GROUP
+
+    def __str__(self) -> str:
+        return f"first up of {','.join(map(str, self.ports))}"
+
+
+@dataclass(frozen=True)
+class SetDscp:
+    """Mark the packet with a traffic class."""
+
+    dscp: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dscp <= MAX_DSCP:
+            raise ValueError(f"dscp: got {self.dscp}, expected 0 to {MAX_DSCP}")
+
+    def __str__(self) -> str:
+        return f"dscp {self.dscp}"
+
+
+@dataclass(frozen=True)
+class Goto:
+    """Go on with the rules of a later table."""
+
+    table: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.table <= MAX_TABLE:
+            raise ValueError(f"goto: got {self.table}, expected 1 to {MAX_TABLE}")
+
+    def __str__(self) -> str:
+        return f"table {self.table}"
+
+
+Action = Output | Ecmp | FastFailover | SetDscp | Goto
 
 
 @dataclass(frozen=True)
@@ -93,21 +245,23 @@ class Rule:
     match: Match
     actions: tuple[Action, ...] = ()
     comment: str = field(default="", compare=False)
+    table: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= MAX_PRIORITY:
             raise ValueError(f"priority: got {self.priority}, expected 0 to {MAX_PRIORITY}")
+        if not 0 <= self.table <= MAX_TABLE:
+            raise ValueError(f"table: got {self.table}, expected 0 to {MAX_TABLE}")
+        for position, action in enumerate(self.actions):
+            if isinstance(action, Goto) and (action.table <= self.table or action is not self.actions[-1]):
+                raise ValueError(f"actions[{position}]: got {action}, expected a later table, last")
+            if isinstance(action, SetDscp) and not self.match.ip_only:
+                raise ValueError(f"actions[{position}]: got {action}, expected a match for IPv4 packets only")
 
     def __str__(self) -> str:
-        wanted = [f"in_port={self.match.in_port}"] if self.match.in_port is not None else []
-        wanted += [f"ipv4_dst={self.match.ipv4_dst}"] if self.match.ipv4_dst is not None else []
-        done = [
-            f"output {action.port}"
-            if isinstance(action, Output)
-            else f"ecmp {','.join(map(str, action.ports))} seed {action.seed}"
-            for action in self.actions
-        ]
-        text = f"priority {self.priority}, {' '.join(wanted) or 'any packet'} -> {', '.join(done) or 'drop'}"
+        done = ", ".join(map(str, self.actions)) or "drop"
+        where = f"table {self.table}, " if self.table else ""
+        text = f"{where}priority {self.priority}, {self.match} -> {done}"
         return f"{text} ({self.comment})" if self.comment else text
 
 
@@ -116,21 +270,23 @@ def ports_of(rules: Sequence[Rule]) -> set[int]:
     ports = {rule.match.in_port for rule in rules if rule.match.in_port is not None}
     for rule in rules:
         for action in rule.actions:
-            ports |= {action.port} if isinstance(action, Output) else set(action.ports)
+            if isinstance(action, Output):
+                ports.add(action.port)
+            elif isinstance(action, Ecmp | FastFailover):
+                ports |= set(action.ports)
     return ports
 
 
-def dumps(rules: Mapping[int, Sequence[Rule]]) -> str:
-    """The rules of several switches, by datapath id, as JSON."""
-    datapaths = [
-        {"dpid": dpid, "rules": [_rule_to_data(rule) for rule in own]} for dpid, own in rules.items()
-    ]
-    return json.dumps({"format": FORMAT, "datapaths": datapaths})
+def dumps(rules: Mapping[int, Sequence[Rule]], network: Mapping[str, Any] | None = None) -> str:
+    """The rules of several switches, by datapath id, as JSON. network: see `testbed.controller.steering.Situation`."""
+    datapaths = [{"dpid": dpid, "rules": [rule_to_data(rule) for rule in own]} for dpid, own in rules.items()]
+    document = {"format": FORMAT, "datapaths": datapaths}
+    return json.dumps(document if network is None else {**document, "network": network})
 
 
-def loads(text: str) -> dict[int, list[Rule]]:
-    """Read what `dumps` wrote. ValueError says which part is not as it should be."""
-    document = _mapping("rules", json.loads(text), required=("format", "datapaths"))
+def loads(text: str) -> tuple[dict[int, list[Rule]], Mapping[str, Any] | None]:
+    """Read what `dumps` wrote: rules, network. ValueError says which part is not as it should be."""
+    document = _mapping("rules", json.loads(text), required=("format", "datapaths"), optional=("network",))
     if document["format"] != FORMAT:
         raise ValueError(f"format: got {document['format']!r}, expected {FORMAT}")
     rules: dict[int, list[Rule]] = {}
@@ -143,46 +299,70 @@ def loads(text: str) -> dict[int, list[Rule]]:
             _rule_from_data(f"datapath {dpid}, rules[{position}]", data)
             for position, data in enumerate(_list(f"datapath {dpid}, rules", datapath["rules"]))
         ]
-    return rules
+    return rules, document.get("network")
 
 
-def _rule_to_data(rule: Rule) -> dict[str, Any]:
-    match = {"in_port": rule.match.in_port, "ipv4_dst": rule.match.ipv4_dst}
-    actions: list[dict[str, Any]] = [
-        {"output": action.port}
-        if isinstance(action, Output)
-        else {"ecmp": {"ports": list(action.ports), "seed": action.seed}}
-        for action in rule.actions
-    ]
-    return {
+def rule_to_data(rule: Rule) -> dict[str, Any]:
+    """One rule, ready for JSON."""
+    match: dict[str, Any] = {}
+    for item in fields(Match):
+        value = getattr(rule.match, item.name)
+        if value is not None:
+            match[item.name] = [value.value, value.mask] if isinstance(value, Ports) else value
+    data = {
         "priority": rule.priority,
-        "match": {key: value for key, value in match.items() if value is not None},
-        "actions": actions,
+        "match": match,
+        "actions": [_action_to_data(action) for action in rule.actions],
         "comment": rule.comment,
     }
+    return {**data, "table": rule.table} if rule.table else data
+
+
+def _action_to_data(action: Action) -> dict[str, Any]:
+    if isinstance(action, Output):
+        return {"output": action.port}
+    if isinstance(action, Ecmp):
+        return {"ecmp": {"ports": list(action.ports), "seed": action.seed}}
+    if isinstance(action, FastFailover):
+        return {"fast_failover": list(action.ports)}
+    if isinstance(action, SetDscp):
+        return {"set_dscp": action.dscp}
+    return {"goto": action.table}
 
 
 def _rule_from_data(where: str, data: Any) -> Rule:
-    entry = _mapping(where, data, required=("priority", "match", "actions"), optional=("comment",))
-    match = _mapping(f"{where}.match", entry["match"], optional=("in_port", "ipv4_dst"))
+    entry = _mapping(where, data, required=("priority", "match", "actions"), optional=("comment", "table"))
+    match = _mapping(f"{where}.match", entry["match"], optional=tuple(item.name for item in fields(Match)))
     try:
+        for name in ("tcp_src", "tcp_dst"):
+            if name in match:
+                match = {**match, name: Ports(*(_integer(name, item) for item in _list(name, match[name])))}
         return Rule(
             _integer("priority", entry["priority"]),
             Match(**match),
             tuple(_action_from_data(action) for action in _list("actions", entry["actions"])),
             str(entry.get("comment", "")),
+            _integer("table", entry.get("table", 0)),
         )
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{where}: {error}") from error
 
 
 def _action_from_data(data: Any) -> Action:
-    action = _mapping("action", data, optional=("output", "ecmp"))
+    kinds = ("output", "ecmp", "fast_failover", "set_dscp", "goto")
+    action = _mapping("action", data, optional=kinds)
     if len(action) != 1:
-        raise ValueError(f"action: got {data!r}, expected one of output, ecmp")
-    if "output" in action:
-        return Output(_integer("output", action["output"]))
-    ecmp = _mapping("ecmp", action["ecmp"], required=("ports", "seed"))
+        raise ValueError(f"action: got {data!r}, expected one of {', '.join(kinds)}")
+    ((kind, value),) = action.items()
+    if kind == "output":
+        return Output(_integer("output", value))
+    if kind == "fast_failover":
+        return FastFailover(tuple(_integer("ports", port) for port in _list("ports", value)))
+    if kind == "set_dscp":
+        return SetDscp(_integer("set_dscp", value))
+    if kind == "goto":
+        return Goto(_integer("goto", value))
+    ecmp = _mapping("ecmp", value, required=("ports", "seed"))
     ports = tuple(_integer("ports", port) for port in _list("ports", ecmp["ports"]))
     return Ecmp(ports, _integer("seed", ecmp["seed"]))
 

@@ -8,33 +8,16 @@ vSwitch's, so which of the equal links a flow takes differs from a real switch; 
 from __future__ import annotations
 
 import zlib
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import IPv4Address
+from dataclasses import dataclass, replace
 
 from testbed.config.topology import Topology
-from testbed.controller.policies import EdgePorts
-from testbed.controller.rules import Ecmp, Output, Rule
+from testbed.controller.edges import EdgePorts
+from testbed.controller.rules import Ecmp, FastFailover, Goto, Output, Packet, Rule, SetDscp
 
 Port = tuple[int, int]
 """A port of a switch: (datapath id, port number)."""
-
-
-@dataclass(frozen=True)
-class Packet:
-    """The header of an IPv4 packet; `ip_proto` is 6 for TCP, 17 for UDP."""
-
-    ipv4_src: str
-    ipv4_dst: str
-    ip_proto: int = 6
-    source_port: int = 0
-    destination_port: int = 0
-
-    def flow_hash(self, seed: int) -> int:
-        """A number that both directions of a flow share."""
-        addresses = int(IPv4Address(self.ipv4_src)) ^ int(IPv4Address(self.ipv4_dst))
-        key = (addresses, self.ip_proto, self.source_port ^ self.destination_port, seed)
-        return zlib.crc32(repr(key).encode())
 
 
 class AmbiguousRulesError(Exception):
@@ -42,23 +25,76 @@ class AmbiguousRulesError(Exception):
 
 
 class Table:
-    """The flow table of one switch."""
+    """One flow table of a switch. It counts the packets that each rule took."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
-        self._rules = sorted(rules, key=lambda rule: -rule.priority)
+        self.packets: Counter[Rule] = Counter()
+        # by the host that a rule is for, and the one that it is from; None where it is not for or from one host
+        self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
+        for rule in rules:
+            place = _host(rule.match.ipv4_dst), _host(rule.match.ipv4_src)
+            self._rules.setdefault(place, []).append(rule)
 
     def lookup(self, packet: Packet, in_port: int) -> Rule | None:
         """The rule for a packet; None when there is none (the packet is dropped). AmbiguousRulesError."""
-        matching = [rule for rule in self._rules if rule.match.covers(in_port, packet.ipv4_dst)]
+        to, come = packet.ipv4_dst, packet.ipv4_src
+        matching = [
+            rule
+            for place in ((to, come), (to, None), (None, come), (None, None))
+            for rule in self._rules.get(place, ())
+            if rule.match.covers(in_port, packet)
+        ]
+        matching.sort(key=lambda rule: -rule.priority)
         if len(matching) > 1 and matching[0].priority == matching[1].priority:
             raise AmbiguousRulesError(f"{packet}: {matching[0]} / {matching[1]}")
         return matching[0] if matching else None
 
-    def output_ports(self, packet: Packet, in_port: int) -> list[int]:
-        """The ports that a packet leaves by; empty when it is dropped."""
-        rule = self.lookup(packet, in_port)
-        ports = [] if rule is None else [_port(action, packet) for action in rule.actions]
-        return [port for port in ports if port != in_port]
+
+def _host(network: str | None) -> str | None:
+    return network[:-3] if network is not None and network.endswith("/32") else None
+
+
+class Switch:
+    """The tables of one switch, and its ports that are down."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.tables = {
+            number: Table([r for r in rules if r.table == number]) for number in {r.table for r in rules}
+        }
+        self.down: set[int] = set()
+
+    def outputs(self, packet: Packet, in_port: int) -> list[tuple[int, Packet]]:
+        """The ports that a packet leaves by, and what it is then; empty when it is dropped."""
+        found: list[tuple[int, Packet]] = []
+        number: int | None = 0
+        while number is not None:
+            table, number = self.tables.get(number), None
+            rule = table.lookup(packet, in_port) if table else None
+            if table is None or rule is None:
+                break
+            table.packets[rule] += 1
+            for action in rule.actions:
+                if isinstance(action, Goto):
+                    number = action.table
+                elif isinstance(action, SetDscp):
+                    packet = replace(packet, ip_dscp=action.dscp)
+                else:
+                    port = self._port(action, packet)
+                    if port is not None and port != in_port and port not in self.down:
+                        found.append((port, packet))
+        return found
+
+    def _port(self, action: Output | Ecmp | FastFailover, packet: Packet) -> int | None:
+        if isinstance(action, Output):
+            return action.port
+        alive = [(index, port) for index, port in enumerate(action.ports) if port not in self.down]
+        if not alive:
+            return None
+        if isinstance(action, FastFailover):
+            return alive[0][1]
+        # highest random weight, as Open vSwitch's bundle action does it
+        flow = packet.flow_hash(action.seed)
+        return max(alive, key=lambda item: (zlib.crc32(f"{item[0]} {flow}".encode()), -item[0]))[1]
 
 
 @dataclass(frozen=True)
@@ -74,26 +110,36 @@ class Network:
     """Switches and the wires between them; a port without a wire leads out of the network."""
 
     def __init__(self, rules: Mapping[int, Sequence[Rule]], wires: Mapping[Port, Port]) -> None:
-        self._tables = {dpid: Table(own) for dpid, own in rules.items()}
+        self.switches = {dpid: Switch(own) for dpid, own in rules.items()}
+        self.bytes: defaultdict[Port, float] = defaultdict(float)
         self._wires = wires
 
-    def forward(self, packet: Packet, start: Port) -> Journey:
-        """Send a packet in at an outer port and follow it, and every copy of it, to the end."""
-        pending, seen = [start], set[Port]()
+    def forward(self, packet: Packet, start: Port, size: float = 1.0) -> Journey:
+        """Send a packet in at an outer port and follow it, and every copy of it, to the end.
+
+        `size` is added to `bytes` of each port that it leaves by.
+        """
+        pending, seen = [(start, packet)], set[Port]()
         hops: list[Port] = []
         delivered: list[Port] = []
         while pending:
-            dpid, in_port = pending.pop()
+            (dpid, in_port), packet = pending.pop()
             if (dpid, in_port) in seen:
                 return Journey(tuple(hops), tuple(delivered), looped=True)
             seen.add((dpid, in_port))
-            for port in self._tables[dpid].output_ports(packet, in_port):
+            for port, sent in self.switches[dpid].outputs(packet, in_port):
                 hops.append((dpid, port))
+                self.bytes[dpid, port] += size
                 if (dpid, port) in self._wires:
-                    pending.append(self._wires[dpid, port])
+                    pending.append((self._wires[dpid, port], sent))
                 else:
                     delivered.append((dpid, port))
         return Journey(tuple(hops), tuple(delivered), looped=False)
+
+    def cut(self, end: Port) -> None:
+        """A wire is cut: the ports at both its ends go down."""
+        for dpid, port in (end, self._wires[end]):
+            self.switches[dpid].down.add(port)
 
 
 def wires(topology: Topology, edges: Sequence[EdgePorts]) -> dict[Port, Port]:
@@ -105,12 +151,3 @@ def wires(topology: Topology, edges: Sequence[EdgePorts]) -> dict[Port, Port]:
         end_a, end_b = (a.dpid, a.wan[link.b, link.plane]), (b.dpid, b.wan[link.a, link.plane])
         joined[end_a], joined[end_b] = end_b, end_a
     return joined
-
-
-def _port(action: Output | Ecmp, packet: Packet) -> int:
-    if isinstance(action, Output):
-        return action.port
-    # highest random weight, as Open vSwitch's bundle action does it
-    flow = packet.flow_hash(action.seed)
-    weights = [zlib.crc32(f"{position} {flow}".encode()) for position in range(len(action.ports))]
-    return action.ports[weights.index(max(weights))]

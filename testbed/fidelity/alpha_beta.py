@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from testbed.config import Building, Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
-from testbed.controller.policies import next_hops
+from testbed.controller.view import View
 from testbed.directions import Direction
 from testbed.fidelity.verdict import Invariant
 
@@ -33,7 +33,7 @@ class Step:
 
 def ring_steps(topology: Topology, hosts: Sequence[Host]) -> list[Step]:
     """The ring's steps, from each host to the next and from the last to the first; figures as in `topology`."""
-    hops = next_hops(topology)
+    hops = View(topology).next_hops
     return [_step(topology, one, hosts[(number + 1) % len(hosts)], hops) for number, one in enumerate(hosts)]
 
 

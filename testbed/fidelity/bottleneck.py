@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
-from testbed.controller.policies import next_hops
+from testbed.controller.view import View
 from testbed.fidelity.alpha_beta import HEADER_BYTES
 
 
@@ -26,7 +26,7 @@ def bottleneck_s(
     """
     bits: defaultdict[tuple[str, ...], float] = defaultdict(float)
     rates: dict[tuple[str, ...], float] = {}
-    hops = next_hops(topology)
+    hops = View(topology).next_hops
 
     def load(link: tuple[str, ...], rate_bps: float, size_bytes: float) -> None:
         bits[link] += 8 * size_bytes

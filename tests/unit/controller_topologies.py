@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from testbed.config import Building, Direction, Host, Topology, WanLink
 from testbed.config.topology import host_address, mac_address
-from testbed.controller.policies import EdgePorts
+from testbed.controller.edges import EdgePorts
 
 Link = tuple[str, str, float] | tuple[str, str, float, float]
 """(building a, building b, delay in seconds from a to b, and from b to a where that differs)."""
@@ -47,3 +48,17 @@ def edge_ports(topo: Topology) -> list[EdgePorts]:
         wan = {end: number for number, end in enumerate(ends, start=3)}
         edges.append(EdgePorts(building.name, 100 + building.index, 1, 2, wan))
     return edges
+
+
+def rated(hosts: Mapping[str, int], links: Sequence[tuple[str, str, float, float]]) -> Topology:
+    """As `topology`, of links (a, b, delay in seconds, rate in bit/s), alike in both directions."""
+    made = topology(hosts, [(a, b, delay_s) for a, b, delay_s, _ in links])
+    wan = tuple(
+        replace(
+            link,
+            a_to_b=replace(link.a_to_b, rate_bps=rate_bps),
+            b_to_a=replace(link.b_to_a, rate_bps=rate_bps),
+        )
+        for link, (_, _, _, rate_bps) in zip(made.wan, links, strict=True)
+    )
+    return replace(made, wan=wan)

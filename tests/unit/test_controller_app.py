@@ -1,104 +1,34 @@
-"""The application's dialogue with a switch, with messages as os-ken makes them and no connection."""
+"""The application's dialogue with switches, in the bytes that go over the wire, without a connection."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
-from os_ken.ofproto.ofproto_protocol import ProtocolDesc
+from os_ken.ofproto import ofproto_v1_3
 
-from testbed.controller.app import RuleInstaller
-from testbed.controller.openflow import flow_mod
-from testbed.controller.rules import Ecmp, Match, Output, Rule
+from testbed.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Ports, Rule, SetDscp
+from tests.unit.openflow_switch import Dialogue, Switch, entries
 
+TO_WEST = Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),), "to west")
 RULES = [
     Rule(200, Match(ipv4_dst="10.0.0.1/32"), (Output(1),), "host east1"),
-    Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 7),), "to west"),
+    TO_WEST,
     Rule(0, Match(), comment="everything else"),
 ]
-PORTS = (1, 3, 4)
-parser = ofproto_v1_3_parser
+OTHER = [RULES[0], Rule(100, Match(ipv4_dst="10.1.0.0/16"), (FastFailover((4, 3)),)), RULES[2]]
+EDGE = "bridge edge (datapath id 0000000000000005)"
 
 
-class Switch(ProtocolDesc):  # type: ignore[misc]  # os-ken has no types
-    """One connection of a switch, as the library shows it to an application."""
-
-    def __init__(self, dpid: int, name: str = "edge") -> None:
-        super().__init__(version=ofproto_v1_3.OFP_VERSION)
-        self.id = dpid
-        self.name = name
-        self.sent: list[Any] = []
-
-    def set_xid(self, message: Any) -> None:
-        message.set_xid(1000 + len(self.sent))
-
-    def send_msg(self, message: Any) -> None:
-        message.serialize()
-        self.sent.append(message)
-
-    def event(self, xid: int | None = None, **fields: Any) -> Any:
-        """A message from here, an answer to the last one unless `xid` says otherwise."""
-        xid = self.sent[-1].xid if xid is None else xid
-        return SimpleNamespace(msg=SimpleNamespace(datapath=self, xid=xid, flags=0, **fields))
+def held(switch: Switch, rules: list[Rule]) -> bool:
+    return {found.key for found in switch.flows.values()} == {found.key for found in entries(rules)}
 
 
-class Dialogue:
-    """An application for one switch, and the events it reported."""
-
-    def __init__(self, *dpids: int) -> None:
-        self.events: list[Mapping[str, Any]] = []
-        self.app: Any = RuleInstaller(rules=dict.fromkeys(dpids, RULES), report=self.events.append)
-
-    def connect(self, switch: Switch, ports: Sequence[int] = PORTS) -> None:
-        self.app.connected(SimpleNamespace(datapath=switch))
-        if switch.sent:
-            assert isinstance(switch.sent[-1], parser.OFPPortDescStatsRequest)
-            local = SimpleNamespace(port_no=ofproto_v1_3.OFPP_LOCAL, name=switch.name.encode())
-            others = [SimpleNamespace(port_no=port, name=b"") for port in ports]
-            self.app.ports_arrived(switch.event(body=[local, *others]))
-
-    def show_flows(self, switch: Switch, flows: Sequence[Any]) -> None:
-        assert isinstance(switch.sent[-1], parser.OFPFlowStatsRequest)
-        self.app.flows_arrived(switch.event(body=list(flows)))
-
-    def acknowledge(self, switch: Switch) -> None:
-        assert isinstance(switch.sent[-1], parser.OFPBarrierRequest)
-        self.app.processed(switch.event())
-
-    def install(self, switch: Switch) -> None:
-        self.connect(switch)
-        self.show_flows(switch, [])
-        self.acknowledge(switch)
-        self.show_flows(switch, flows(switch, RULES))
-
-    @property
-    def errors(self) -> list[str]:
-        return [event["message"] for event in self.events if event["event"] == "error"]
-
-
-def flows(switch: Switch, rules: Sequence[Rule]) -> list[Any]:
-    """Entries of a flow statistics reply."""
-    return [flow_mod(switch, rule) for rule in rules]
-
-
-def kinds(messages: Sequence[Any]) -> list[str]:
-    return [type(message).__name__ for message in messages]
-
-
-def test_rules_go_in_and_are_read_back() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
+def test_rules_go_in_as_one_bundle_and_are_read_back() -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.install(switch)
-    assert kinds(switch.sent) == [
-        "OFPPortDescStatsRequest",
-        "OFPFlowStatsRequest",
-        *["OFPFlowMod"] * 3,
-        "OFPGroupMod",
-        "OFPBarrierRequest",
-        "OFPFlowStatsRequest",
-    ]
+    assert switch.sent == ["ports", "flows", "[+200, +100, +0]", "flows"]
+    assert held(switch, RULES)
     assert dialogue.events == [
         {"event": "installed", "dpid": 5, "bridge": "edge", "rules": 3},
         {"event": "ready", "dpids": [5]},
@@ -106,7 +36,7 @@ def test_rules_go_in_and_are_read_back() -> None:
 
 
 def test_ready_waits_for_all_switches() -> None:
-    dialogue = Dialogue(5, 6)
+    dialogue = Dialogue({5: RULES, 6: RULES})
     dialogue.install(Switch(6))
     assert [event["event"] for event in dialogue.events] == ["installed"]
     dialogue.install(Switch(5))
@@ -114,97 +44,94 @@ def test_ready_waits_for_all_switches() -> None:
 
 
 def test_only_what_differs_is_changed() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    changed = Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Output(3),))
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
     other = Rule(7, Match(ipv4_dst="10.2.0.0/16"), (Output(3),))
-    dialogue.connect(switch)
-    dialogue.show_flows(switch, flows(switch, [RULES[0], changed, RULES[2], other]))
-    added, removed = (message for message in switch.sent if isinstance(message, parser.OFPFlowMod))
-    assert (added.command, added.priority) == (ofproto_v1_3.OFPFC_ADD, 100)
-    assert (removed.command, removed.priority) == (ofproto_v1_3.OFPFC_DELETE_STRICT, 7)
+    switch.hold([RULES[0], Rule(100, TO_WEST.match, (Output(3),)), RULES[2], other])
+    dialogue.install(switch)
+    assert switch.sent == ["ports", "flows", "[+100, -7]", "flows"]
+    assert held(switch, RULES)
 
 
 def test_a_switch_that_holds_its_rules_already_is_left_alone() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    dialogue.connect(switch)
-    dialogue.show_flows(switch, flows(switch, RULES))
-    assert kinds(switch.sent) == ["OFPPortDescStatsRequest", "OFPFlowStatsRequest"]
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    switch.hold(RULES)
+    dialogue.install(switch)
+    assert switch.sent == ["ports", "flows"]
     assert dialogue.events[-1] == {"event": "ready", "dpids": [5]}
 
 
 def test_answers_in_several_parts_are_put_together() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    dialogue.connect(switch)
-    first = switch.event(body=flows(switch, RULES[:2]))
-    first.msg.flags = ofproto_v1_3.OFPMPF_REPLY_MORE
-    dialogue.app.flows_arrived(first)
-    assert dialogue.events == []
-    dialogue.show_flows(switch, flows(switch, RULES[2:]))
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    switch.hold(RULES)
+    switch.parts = 2
+    dialogue.install(switch)
+    assert switch.sent == ["ports", "flows"]
     assert dialogue.events[-1] == {"event": "ready", "dpids": [5]}
 
 
+def test_rules_of_every_kind_go_in_and_compare_equal() -> None:
+    rules = [
+        Rule(100, Match(1, ipv4_src="10.0.0.1/32"), (SetDscp(40), Goto(1))),
+        Rule(0, Match(), (Goto(1),)),
+        Rule(200, Match(ipv4_dst="10.1.0.2/32", ip_dscp=46, tcp_src=Ports(4, 7)), (Output(3),), table=1),
+        Rule(200, Match(ipv4_dst="10.1.0.2/32", tcp_dst=Ports(29500)), (FastFailover((3, 4)),), table=1),
+        Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 3, 4), 9),), table=1),
+    ]
+    dialogue, switch = Dialogue({5: rules}), Switch(5)
+    dialogue.install(switch)
+    assert switch.sent == ["ports", "flows", "[+group, +100, +0, +200, +200, +100]", "flows"]
+    assert dialogue.errors == []
+    assert dialogue.events[-1]["event"] == "ready"
+
+
 @pytest.mark.parametrize(
-    ("held", "words"),
+    ("stubborn", "words"),
     [
-        (RULES[:2], "missing: priority 0, any packet -> drop (everything else)"),
+        ([], "missing: priority 200, ipv4_dst=10.0.0.1/32 -> output 1 (host east1); missing: "),
         ([*RULES, Rule(9, Match(), (Output(1),))], "not ours: priority 9, any packet -> output 1"),
-        (
-            [RULES[0], Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 4), 8),)), RULES[2]],
-            "not ours: priority 100, ipv4_dst=10.1.0.0/16 -> ecmp 3,4 seed 8",
-        ),
     ],
 )
-def test_a_switch_that_holds_something_else_than_it_was_sent_is_an_error(
-    held: list[Rule], words: str
-) -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    dialogue.connect(switch)
-    dialogue.show_flows(switch, [])
-    dialogue.acknowledge(switch)
-    dialogue.show_flows(switch, flows(switch, held))
+def test_a_switch_that_does_not_hold_what_it_was_sent_is_an_error(stubborn: list[Rule], words: str) -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    switch.forgets = True
+    switch.hold(stubborn)
+    dialogue.install(switch)
     [error] = dialogue.errors
-    assert error.startswith("bridge edge (datapath id 0000000000000005) does not hold the rules it was sent:")
-    assert words in error
+    assert error.startswith(f"{EDGE} does not hold the rules it was sent: {words}")
     assert len(dialogue.events) == 1
 
 
-def test_a_refused_rule_is_named_and_not_called_installed() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    dialogue.connect(switch)
-    dialogue.show_flows(switch, [])
-    second = [message for message in switch.sent if isinstance(message, parser.OFPFlowMod)][1]
-    dialogue.app.refused(switch.event(second.xid, type=ofproto_v1_3.OFPET_BAD_ACTION, code=4))
-    dialogue.acknowledge(switch)
-    assert isinstance(switch.sent[-1], parser.OFPBarrierRequest)
-    assert dialogue.events == [
-        {
-            "event": "error",
-            "message": "bridge edge (datapath id 0000000000000005) refused rule: priority 100, ipv4_dst=10.1.0.0/16 -> "
-            "ecmp 3,4 seed 7 (to west): OFPET_BAD_ACTION(2), OFPBAC_BAD_OUT_PORT(4)",
-        }
-    ]
+def test_a_refused_rule_is_named_and_nothing_of_its_bundle_is_in() -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    switch.refuse = lambda message: message.priority == 100
+    dialogue.install(switch)
+    assert switch.flows == {}
+    why = "OFPET_BAD_ACTION(2), OFPBAC_BAD_OUT_PORT(4)"
+    message = f"{EDGE} refused rule: priority 100, ipv4_dst=10.1.0.0/16 -> ecmp 3,4 seed 7 (to west): {why}"
+    assert dialogue.events == [{"event": "error", "message": message}]
 
 
 def test_errors_of_an_experimenter_are_named() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.connect(switch)
-    error = switch.event(type=ofproto_v1_3.OFPET_EXPERIMENTER, experimenter=0x4F4E4600, exp_type=2600)
-    dialogue.app.refused(error)
+    _, message = switch._waiting[-1]
+    fields = {"type": ofproto_v1_3.OFPET_EXPERIMENTER, "experimenter": 0x4F4E4600, "exp_type": 2600}
+    dialogue.app.refused(SimpleNamespace(msg=SimpleNamespace(datapath=switch, xid=message.xid, **fields)))
     assert dialogue.errors[0].endswith("refused a request: experimenter 0x4f4e4600, type 2600")
 
 
 def test_a_missing_port_is_an_error() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
-    dialogue.connect(switch, ports=(1, 3))
+    dialogue, switch = Dialogue({5: RULES}), Switch(5, ports=(1, 3))
+    dialogue.install(switch)
     [error] = dialogue.errors
     assert "bridge edge" in error
     assert "no port 4, which the rules name" in error
-    assert kinds(switch.sent) == ["OFPPortDescStatsRequest"]
+    assert switch.sent == ["ports"]
 
 
 def test_an_unknown_switch_is_an_error_and_gets_nothing() -> None:
-    dialogue, switch = Dialogue(5), Switch(6)
-    dialogue.connect(switch)
+    dialogue, switch = Dialogue({5: RULES}), Switch(6)
+    dialogue.install(switch)
     assert dialogue.errors == [
         "a bridge with datapath id 0000000000000006 connected, for which there are no rules"
     ]
@@ -212,46 +139,157 @@ def test_an_unknown_switch_is_an_error_and_gets_nothing() -> None:
 
 
 def test_two_bridges_with_one_datapath_id_are_an_error() -> None:
-    dialogue = Dialogue(5)
+    dialogue = Dialogue({5: RULES})
     dialogue.install(Switch(5, "one"))
-    dialogue.connect(Switch(5, "two"))
+    dialogue.install(Switch(5, "two"))
     assert dialogue.errors == ["bridges one and two have the same datapath id"]
 
 
 def test_a_switch_that_comes_back_is_read_and_left_alone() -> None:
-    dialogue, again = Dialogue(5), Switch(5)
+    dialogue, again = Dialogue({5: RULES}), Switch(5)
     dialogue.install(Switch(5))
-    dialogue.connect(again)
-    dialogue.show_flows(again, flows(again, RULES))
-    assert kinds(again.sent) == ["OFPPortDescStatsRequest", "OFPFlowStatsRequest"]
+    again.hold(RULES)
+    dialogue.install(again)
+    assert again.sent == ["ports", "flows"]
     assert len(dialogue.events) == 2
 
 
-def test_a_switch_that_comes_back_empty_is_reported_and_filled() -> None:
-    dialogue, again = Dialogue(5), Switch(5)
+def test_what_somebody_else_changed_is_repaired_and_reported() -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    dialogue.install(switch)
+    switch.hold([RULES[0], Rule(100, TO_WEST.match, (Output(3),)), RULES[2]])
+    dialogue.app.look()
+    dialogue.run()
+    assert held(switch, RULES)
+    assert dialogue.errors == []
+    repaired = dialogue.events[-1]
+    assert (repaired["event"], repaired["bridge"]) == ("repaired", "edge")
+    assert f"missing: {TO_WEST}" in repaired["words"]
+    assert "not ours: priority 100, ipv4_dst=10.1.0.0/16 -> output 3" in repaired["words"]
+
+
+def test_a_group_that_somebody_deleted_comes_back_with_its_rules() -> None:
+    dialogue, switch = Dialogue({5: OTHER}), Switch(5)
+    dialogue.install(switch)
+    switch.groups.clear()
+    switch.hold([RULES[0], RULES[2]])
+    dialogue.app.look()
+    dialogue.run()
+    assert held(switch, OTHER)
+    assert len(switch.groups) == 1
+    assert dialogue.events[-1]["event"] == "repaired"
+
+
+def test_a_look_at_switches_that_are_as_they_should_be_changes_nothing() -> None:
+    dialogue, switch = Dialogue({5: OTHER}), Switch(5)
+    dialogue.install(switch)
+    before = list(dialogue.events)
+    dialogue.app.look()
+    dialogue.run()
+    assert switch.sent[-2:] == ["flows", "flows"]
+    assert dialogue.events == before
+
+
+def test_other_rules_take_the_place_of_those_in_force() -> None:
+    dialogue, east, west = Dialogue({5: RULES, 6: RULES}), Switch(5), Switch(6)
+    dialogue.install(east, west)
+    answers: list[str | None] = []
+    dialogue.app.replace({5: OTHER, 6: RULES}, answers.append)
+    assert answers == []
+    dialogue.run()
+    assert answers == [None]
+    assert east.sent[-2:] == ["[+group, +100]", "flows"]
+    assert west.sent[-1] == "flows"
+    assert held(east, OTHER)
+    dialogue.app.replace({5: RULES, 6: RULES}, answers.append)
+    dialogue.run()
+    assert answers == [None, None]
+    assert east.sent[-2:] == ["[+100, -group]", "flows"]
+    assert held(east, RULES)
+    assert east.groups == {}
+
+
+def test_where_one_switch_refuses_all_go_back_to_the_last_good_rules() -> None:
+    dialogue, east, west = Dialogue({5: RULES, 6: RULES}), Switch(5), Switch(6)
+    dialogue.install(east, west)
+    west.refuse = lambda message: hasattr(message, "buckets") and bool(message.buckets)
+    answers: list[str | None] = []
+    dialogue.app.replace({5: OTHER, 6: OTHER}, answers.append)
+    dialogue.run()
+    [error] = answers
+    assert error is not None
+    assert "refused a request" in error
+    assert held(east, RULES)
+    assert held(west, RULES)
+    assert dialogue.errors == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({5: [Rule(1, Match(), (Output(9),))]}, "no port 9, which the rules name; it has"),
+        ({6: RULES}, "rules for datapaths [6], expected [5]"),
+    ],
+)
+def test_rules_that_cannot_be_are_not_tried(rules: dict[int, list[Rule]], words: str) -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    dialogue.install(switch)
+    before = list(switch.sent)
+    answers: list[str | None] = []
+    dialogue.app.replace(rules, answers.append)
+    assert answers[0] is not None
+    assert words in answers[0]
+    assert switch.sent == before
+
+
+def test_without_a_switch_rules_are_not_changed() -> None:
+    dialogue = Dialogue({5: RULES, 6: RULES})
     dialogue.install(Switch(5))
-    dialogue.connect(again)
-    dialogue.show_flows(again, [])
-    [error] = dialogue.errors
-    assert "bridge edge" in error
-    assert "had lost its rules, they are put in again: missing: priority 200" in error
-    assert kinds(again.sent).count("OFPFlowMod") == 3
+    answers: list[str | None] = []
+    dialogue.app.replace({5: OTHER, 6: OTHER}, answers.append)
+    assert answers == ["bridges with datapath ids 0000000000000006 are not connected"]
+    assert held(dialogue.switches[5], RULES)
+
+
+def test_ports_that_go_down_and_up_are_reported() -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    dialogue.install(switch)
+    told: list[set[tuple[int, int]]] = []
+    dialogue.app.ports_changed = lambda: told.append(dialogue.app.down())
+    dialogue.set_port(switch, 3, up=False)
+    dialogue.set_port(switch, 3, up=False)
+    dialogue.set_port(switch, 3, up=True)
+    assert told == [{(5, 3)}, set()]
+    assert [(event["port"], event["up"]) for event in dialogue.events[2:]] == [(3, False), (3, True)]
+
+
+def test_counts_come_with_their_rules() -> None:
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
+    dialogue.install(switch)
+    found: list[dict[int, list[tuple[Rule, int, int]]]] = []
+    dialogue.app.read(found.append)
+    dialogue.run()
+    assert [rule for rule, _, _ in found[0][5]] == RULES
 
 
 def test_what_an_old_connection_or_nobody_asked_for_is_ignored() -> None:
-    dialogue, old, new = Dialogue(5), Switch(5), Switch(5)
+    dialogue, old, new = Dialogue({5: RULES}), Switch(5), Switch(5)
     dialogue.connect(old)
     dialogue.connect(new)
-    dialogue.show_flows(old, [])
-    dialogue.app.flows_arrived(new.event(xid=77, body=[]))
-    assert kinds(old.sent) == kinds(new.sent) == ["OFPPortDescStatsRequest", "OFPFlowStatsRequest"]
+    handler, message = old._waiting[-1]
+    getattr(dialogue.app, handler)(SimpleNamespace(msg=message))
+    stray = SimpleNamespace(datapath=new, xid=77, body=[], flags=0)
+    dialogue.app.flows_arrived(SimpleNamespace(msg=stray))
+    assert old.sent == new.sent == ["ports"]
     assert dialogue.events == []
 
 
 def test_a_fault_of_our_own_is_reported() -> None:
-    dialogue, switch = Dialogue(5), Switch(5)
+    dialogue, switch = Dialogue({5: RULES}), Switch(5)
     dialogue.connect(switch)
+    _, message = switch._waiting.pop()
+    message.body = [object()]
     with pytest.raises(AttributeError):
-        dialogue.app.flows_arrived(switch.event(body=[object()]))
+        dialogue.app.ports_arrived(SimpleNamespace(msg=message))
     [error] = dialogue.errors
-    assert error.startswith("flows_arrived: AttributeError: 'object' object has no attribute")
+    assert error.startswith("ports_arrived: AttributeError: 'object' object has no attribute")

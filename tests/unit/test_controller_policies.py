@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from testbed.config import Topology, probe_address
 from testbed.config.scenario import POLICIES as POLICY_NAMES
+from testbed.controller.computing import compute_rules
+from testbed.controller.edges import EdgePorts
 from testbed.controller.errors import ControllerError, NoPathError
-from testbed.controller.policies import POLICIES, EdgePorts, compute_rules, next_hops
-from testbed.controller.rules import Ecmp
-from testbed.controller.table import Journey, Network, Packet, Port, wires
+from testbed.controller.policies import POLICIES
+from testbed.controller.rules import Ecmp, Packet
+from testbed.controller.table import Journey, Network, Port, wires
+from testbed.controller.view import View
 from tests.unit.controller_topologies import Link, edge_ports, topology
 
 UNKNOWN_ADDRESSES = ("10.1.7.7", "10.0.0.200", "10.77.0.1", "10.254.200.1", "192.0.2.1", "255.255.255.255")
@@ -151,7 +154,7 @@ def test_transit_does_not_reach_the_hosts_on_the_way() -> None:
 
 def test_buildings_without_a_path_are_named() -> None:
     topo = topology({"a": 1, "b": 1, "c": 1}, [("a", "b", 0.001)])
-    with pytest.raises(NoPathError, match="topology test: no path from c to a"):
+    with pytest.raises(NoPathError, match="topology test: no path from a to c"):
         compute_rules("shortest", topo, edge_ports(topo))
 
 
@@ -176,7 +179,9 @@ def test_edges_that_do_not_fit_the_topology_are_refused() -> None:
     )
     assert "edge north: got WAN ports to []" in refused(replace(north, wan={}), east, south)
     assert "edge north: ports" in refused(replace(north, probe=1), east, south)
-    with pytest.raises(ControllerError, match="policy: got 'fastest', expected one of shortest, ecmp"):
+    with pytest.raises(
+        ControllerError, match=r"policy: got 'fastest', expected FILE\.py:CLASS or one of shortest, ecmp"
+    ):
         compute_rules("fastest", topo, [north, east, south])
 
 
@@ -223,9 +228,9 @@ def test_on_any_topology_packets_arrive_by_the_least_delay_and_nothing_else_move
             buildings = [by_dpid[dpid] for dpid, _ in journey.hops]
             assert len(set(buildings)) == len(buildings)
             taken = zip(emulated.links(journey), buildings, strict=False)
-            assert sum(delays_s[end] for end in taken) == pytest.approx(
-                least_s[here.building][there.building]
-            )
+            if policy != "spray":  # which takes slower planes too
+                took_s = sum(delays_s[end] for end in taken)
+                assert took_s == pytest.approx(least_s[here.building][there.building])
             assert emulated.send(Packet(here.ip, there.ip, 6, port, 29500), here.building) == journey
 
 
@@ -264,5 +269,5 @@ def test_nothing_is_ever_copied_and_rules_are_the_same_each_time(topo: Topology)
         rules = compute_rules(policy, topo, edge_ports(topo))
         assert all(len(rule.actions) <= 1 for own in rules.values() for rule in own)
         assert rules == compute_rules(policy, topo, list(reversed(edge_ports(topo))))
-    hops = next_hops(topo)
+    hops = View(topo).next_hops
     assert all(set(row) == set(hops) - {here} for here, row in hops.items())

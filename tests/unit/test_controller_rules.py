@@ -10,7 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.controller.rules import MAX_PORT, MAX_SEED, Ecmp, Match, Output, Rule, dumps, loads, ports_of
+from testbed.controller.rules import (
+    MAX_DSCP,
+    MAX_PORT,
+    MAX_SEED,
+    MAX_TCP_PORT,
+    Ecmp,
+    FastFailover,
+    Goto,
+    Match,
+    Output,
+    Packet,
+    Ports,
+    Rule,
+    dumps,
+    loads,
+    ports_of,
+)
 
 ports = st.integers(1, MAX_PORT)
 networks = st.builds(
@@ -18,26 +34,49 @@ networks = st.builds(
     st.integers(0, 2**32 - 1),
     st.integers(1, 32),
 )
-matches = st.builds(Match, st.none() | ports, st.none() | networks)
-actions = st.builds(Output, ports) | st.builds(
-    Ecmp, st.lists(ports, min_size=2, max_size=8, unique=True).map(tuple), st.integers(0, MAX_SEED)
+masks = st.sampled_from([MAX_TCP_PORT, 0x000F, 0xFFF0, 1])
+tcp_ports = st.builds(lambda value, mask: Ports(value & mask, mask), st.integers(0, MAX_TCP_PORT), masks)
+matches = st.builds(
+    Match,
+    st.none() | ports,
+    st.none() | networks,
+    st.none() | networks,
+    st.none() | st.integers(0, MAX_DSCP),
+    st.none() | tcp_ports,
+    st.none() | tcp_ports,
 )
-rules = st.builds(Rule, st.integers(0, 0xFFFF), matches, st.lists(actions, max_size=2).map(tuple), st.text())
+several = st.lists(ports, min_size=2, max_size=8, unique=True).map(tuple)
+weighted = st.builds(lambda once, again: (*once, *again), several, st.lists(ports, max_size=3))
+actions = (
+    st.builds(Output, ports)
+    | st.builds(Ecmp, weighted, st.integers(0, MAX_SEED))
+    | st.builds(FastFailover, several)
+)
+onward = st.lists(st.builds(Goto, st.integers(6, 253)), max_size=1)
+chains = st.builds(lambda own, last: (*own, *last), st.lists(actions, max_size=2), onward)
+rules = st.builds(Rule, st.integers(0, 0xFFFF), matches, chains, st.text(), st.integers(0, 5))
 
 
 @given(st.dictionaries(st.integers(1, 2**64 - 1), st.lists(rules, max_size=5), max_size=3))
 def test_json_holds_everything(by_dpid: dict[int, list[Rule]]) -> None:
     text = dumps(by_dpid)
-    assert loads(text) == by_dpid
-    assert dumps(loads(text)) == text  # comments too, which do not count in comparisons
+    found, network = loads(text)
+    assert (found, network) == (by_dpid, None)
+    assert dumps(found) == text  # comments too, which do not count in comparisons
 
 
 def test_a_match_covers_what_it_names() -> None:
     match = Match(in_port=2, ipv4_dst="10.1.0.0/16")
-    assert match.covers(2, "10.1.255.3")
-    assert not match.covers(3, "10.1.255.3")
-    assert not match.covers(2, "10.2.0.1")
-    assert Match().covers(9, "203.0.113.1")
+    assert match.covers(2, Packet("10.0.0.1", "10.1.255.3"))
+    assert not match.covers(3, Packet("10.0.0.1", "10.1.255.3"))
+    assert not match.covers(2, Packet("10.0.0.1", "10.2.0.1"))
+    assert Match().covers(9, Packet("192.0.2.1", "203.0.113.1"))
+    channel = Match(ipv4_src="10.0.0.0/16", ip_dscp=46, tcp_src=Ports(2, 3))
+    assert channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 6, 33006, 29500, 46))
+    assert not channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 6, 33007, 29500, 46))
+    assert not channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 17, 33006, 29500, 46))
+    assert not channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 6, 33006, 29500, 0))
+    assert not channel.covers(1, Packet("10.2.0.9", "10.1.0.1", 6, 33006, 29500, 46))
 
 
 def test_ports_of_names_those_that_rules_match_and_use() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.controller.rules import Match, Output, Rule
-from testbed.controller.table import AmbiguousRulesError, Network, Packet, Table
+from testbed.controller.rules import FastFailover, Goto, Match, Output, Packet, Rule, SetDscp
+from testbed.controller.table import AmbiguousRulesError, Network, Switch, Table
 
 PACKET = Packet("10.0.0.1", "10.1.0.1")
 WIRES = {(1, 3): (2, 3), (2, 3): (1, 3), (1, 4): (2, 4), (2, 4): (1, 4)}
 
 
 def test_the_highest_priority_wins() -> None:
-    table = Table([Rule(1, Match(), (Output(5),)), Rule(2, Match(ipv4_dst="10.1.0.0/16"), (Output(6),))])
-    assert table.output_ports(PACKET, 1) == [6]
-    assert table.output_ports(Packet("10.0.0.1", "10.2.0.1"), 1) == [5]
+    switch = Switch([Rule(1, Match(), (Output(5),)), Rule(2, Match(ipv4_dst="10.1.0.0/16"), (Output(6),))])
+    assert switch.outputs(PACKET, 1) == [(6, PACKET)]
+    other = Packet("10.0.0.1", "10.2.0.1")
+    assert switch.outputs(other, 1) == [(5, other)]
 
 
 def test_a_packet_without_a_rule_is_dropped() -> None:
@@ -22,7 +23,25 @@ def test_a_packet_without_a_rule_is_dropped() -> None:
 
 
 def test_a_packet_never_leaves_by_the_port_it_came_in_at() -> None:
-    assert Table([Rule(1, Match(), (Output(5),))]).output_ports(PACKET, 5) == []
+    assert Switch([Rule(1, Match(), (Output(5),))]).outputs(PACKET, 5) == []
+
+
+def test_a_packet_is_marked_and_goes_on_in_a_later_table() -> None:
+    marking = Rule(1, Match(ipv4_src="10.0.0.1/32"), (SetDscp(46), Goto(1)))
+    switch = Switch([marking, Rule(1, Match(ip_dscp=46), (Output(5),), table=1)])
+    [(port, sent)] = switch.outputs(PACKET, 1)
+    assert (port, sent.ip_dscp) == (5, 46)
+    assert switch.tables[0].packets[marking] == 1
+    assert switch.outputs(Packet("10.0.0.2", "10.1.0.1"), 1) == []
+
+
+def test_of_a_group_the_first_port_that_is_up_is_taken() -> None:
+    switch = Switch([Rule(1, Match(), (FastFailover((5, 6)),))])
+    assert [port for port, _ in switch.outputs(PACKET, 1)] == [5]
+    switch.down.add(5)
+    assert [port for port, _ in switch.outputs(PACKET, 1)] == [6]
+    switch.down.add(6)
+    assert switch.outputs(PACKET, 1) == []
 
 
 def test_two_rules_of_one_priority_for_a_packet_are_an_error() -> None:

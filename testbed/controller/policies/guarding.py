@@ -1,0 +1,145 @@
+"""Policies about what waits for what, who gets how much, and what happens when a link dies. Paths are another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from testbed.config.loading import did_you_mean
+from testbed.controller.errors import PolicyError
+from testbed.controller.policies.base import LinkPolicy, Mark, Policy, Route, nearest
+from testbed.controller.policies.explicit import Te
+from testbed.controller.policies.spreading import Ecmp, QpAware, Shortest, Spray, Wcmp
+from testbed.controller.view import LinkEnd, View
+from testbed.directions import QueueClass
+
+PATHS: Mapping[str, type[Policy]] = {
+    "shortest": Shortest,
+    "ecmp": Ecmp,
+    "wcmp": Wcmp,
+    "qp_aware": QpAware,
+    "spray": Spray,
+    "te": Te,
+}
+FIRST_JOB_DSCP = 40
+"""`isolate` marks a job's packets with this and the numbers after it."""
+
+
+class OnPaths(Policy):
+    """A policy that leaves paths to another one: option `over`, one of those that spread; ecmp unless told."""
+
+    known_options: tuple[str, ...] = ("over",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        name = options.get("over", "ecmp")
+        if name not in PATHS:
+            raise PolicyError(f"over: got {name!r}, expected {did_you_mean(name, list(PATHS))}")
+        self.over = PATHS[name]()
+        self.replan = self.over.replan
+
+    def routes(self, view: View) -> Iterable[Route]:
+        """The other's."""
+        return self.over.routes(view)
+
+
+class Priority(OnPaths):
+    """Packets by their DSCP, in queues of their own. Option `classes`: a list of {name, dscp, share}, first goes first.
+
+    Strict unless shares are given: a class waits while one before it has packets. Classes with a `share` of the rate
+    have that whatever the others do. Whatever no class names comes last. Default: pipeline (DSCP 46), gradients (26).
+    """
+
+    known_options = ("over", "classes")
+    default = ({"name": "pipeline", "dscp": 46}, {"name": "gradients", "dscp": 26})
+
+    def classes(self, view: View) -> Sequence[QueueClass]:
+        """In their order, the rest last."""
+        found = []
+        for number, entry in enumerate(self.options.get("classes") or self.default):
+            dscps = entry["dscp"] if isinstance(entry["dscp"], (list, tuple)) else [entry["dscp"]]
+            found.append(
+                QueueClass(entry["name"], tuple(dscps), priority=number, share=entry.get("share", 0.0))
+            )
+        return [*found, QueueClass("rest", priority=len(found))]
+
+
+class Isolate(OnPaths):
+    """Each job has its guaranteed share of every link. Option `jobs`: a list of {name, hosts, share}.
+
+    The edges mark what a job's hosts send, whatever DSCP it had, and each mark has a queue of its own. What a job does
+    not use the others may.
+    """
+
+    known_options = ("over", "jobs")
+
+    def _jobs(self, view: View) -> list[tuple[str, list[str], float, int]]:
+        known = [host.name for host in view.topology.hosts]
+        jobs, taken = [], dict[str, str]()
+        for number, entry in enumerate(self.options.get("jobs", ())):
+            for host in entry["hosts"]:
+                if host not in known:
+                    raise PolicyError(
+                        f"jobs[{number}].hosts: got {host!r}, expected a host: {did_you_mean(host, known)}"
+                    )
+                if host in taken:
+                    raise PolicyError(f"jobs[{number}].hosts: {host} is also one of job {taken[host]}")
+                taken[host] = entry["name"]
+            jobs.append((entry["name"], list(entry["hosts"]), entry["share"], FIRST_JOB_DSCP + number))
+        return jobs
+
+    def marks(self, view: View) -> Iterable[Mark]:
+        """Each host of a job."""
+        for _, hosts, _, dscp in self._jobs(view):
+            for host in hosts:
+                yield Mark(host, dscp)
+
+    def classes(self, view: View) -> Sequence[QueueClass]:
+        """One per job, and one for the rest, which has what is left."""
+        jobs = self._jobs(view)
+        left = max(0.0, 1.0 - sum(share for _, _, share, _ in jobs))
+        found = [QueueClass(name, (dscp,), share=share) for name, _, share, dscp in jobs]
+        return [*found, QueueClass("rest", share=left)]
+
+
+class Limit(OnPaths):
+    """At most so much of every link's rate for some packets. Option `limits`: a list of {name, dscp, limit}.
+
+    By shaping: what comes faster waits, in a queue as long as the link's own, and TCP finds its rate. Policing, which
+    drops what comes faster, takes TCP to half of what it may have.
+    """
+
+    known_options = ("over", "limits")
+
+    def classes(self, view: View) -> Sequence[QueueClass]:
+        """One per limit, and one for the rest."""
+        found = []
+        for entry in self.options.get("limits", ()):
+            dscps = entry["dscp"] if isinstance(entry["dscp"], (list, tuple)) else [entry["dscp"]]
+            found.append(QueueClass(entry["name"], tuple(dscps), limit=entry["limit"]))
+        return [*found, QueueClass("rest")]
+
+
+class Failover(LinkPolicy):
+    """As shortest, with every other parallel link as a spare: a fast-failover group takes the first that is up.
+
+    Option `replan`: whether the controller computes new paths when a link dies, which also finds ways through other
+    buildings; true unless told. The switch itself changes over first, without asking.
+    """
+
+    known_options = ("replan",)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.replan = bool(options.get("replan", True))
+
+    def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
+        """All, the nearest first."""
+        first = nearest(ends)
+        return [*first, *(end for end in sorted(ends, key=lambda end: end.delay_ps) if end not in first)]
+
+    def routes(self, view: View) -> Iterable[Route]:
+        """As chosen, in that order."""
+        for route in super().routes(view):
+            yield replace(route, first_up=True)

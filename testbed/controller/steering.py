@@ -1,0 +1,238 @@
+"""What the controller's process steers by: the policy in force, the traffic declared, the links that are down.
+
+It computes; what puts rules into switches is told to. The last good rules stay in force whatever goes wrong here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from testbed.controller.compat import Event, Lock, hub
+from testbed.controller.errors import ControllerError, PolicyError
+from testbed.controller.rules import Rule, rule_to_data
+from testbed.controller.situation import Situation
+
+if TYPE_CHECKING:
+    from testbed.controller.app import RuleInstaller, Rules
+    from testbed.controller.computing import Computed, PolicyChoice
+
+INSTALL_TIMEOUT_S = 20.0
+READ_TIMEOUT_S = 10.0
+
+
+class Steering:
+    """Sets policies, and computes anew when links go down or come back. Methods may be called from any thread."""
+
+    def __init__(
+        self, app: RuleInstaller, situation: Situation, report: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self._app = app
+        self._report = report
+        self._situation = situation
+        self._lock = Lock()
+        self._loaded: _Loaded | None = None
+        self._down: frozenset[str] = frozenset()
+        self._stale = Event()
+        app.ports_changed = self._stale.set
+        hub.spawn(self._follow_ports)
+
+    # ---- operations: what the API offers
+
+    def show(self) -> dict[str, Any]:
+        """The policy in force, with its notes and queues, and how many rules each bridge should hold."""
+        with self._lock:
+            loaded = self._load()
+            bridges = self._app.bridges()
+            return {
+                "policy": loaded.choice.to_data(),
+                "replan": loaded.policy_replans,
+                "seed": self._situation.seed,
+                "flows": len(loaded.view.flows),
+                "down": sorted(loaded.view.down),
+                "rules": {
+                    bridges.get(dpid, f"{dpid:016x}"): len(own) for dpid, own in self._app.rules.items()
+                },
+                "classes": [asdict(entry) for entry in loaded.computed.classes],
+                "notes": dict(loaded.computed.notes),
+            }
+
+    def rules(self) -> dict[str, Any]:
+        """All rules with their packet and byte counts, by bridge; read from the switches now."""
+        counts: dict[int, list[tuple[Rule, int, int]]] = {}
+        done = Event()
+
+        def take(found: dict[int, list[tuple[Rule, int, int]]]) -> None:
+            counts.update(found)
+            done.set()
+
+        self._app.call(lambda: self._app.read(take))
+        if not done.wait(READ_TIMEOUT_S):
+            raise ControllerError(f"not all switches answered within {READ_TIMEOUT_S:g} s")
+        names = self._app.bridges()
+        comments = {(dpid, rule): rule.comment for dpid, own in self._app.rules.items() for rule in own}
+        return {
+            names[dpid]: [
+                {
+                    **rule_to_data(rule),
+                    "comment": comments.get((dpid, rule), ""),
+                    "packets": packets,
+                    "bytes": size,
+                }
+                for rule, packets, size in found
+            ]
+            for dpid, found in counts.items()
+        }
+
+    def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """What `set` would change: rules by bridge, and the queues as they would be. PolicyError."""
+        with self._lock:
+            _, computed = self._computed(asked)
+            names = self._app.bridges()
+            bridges = {}
+            for dpid, own in computed.rules.items():
+                now = self._app.rules[dpid]
+                bridges[names.get(dpid, f"{dpid:016x}")] = {
+                    "added": [str(rule) for rule in own if rule not in set(now)],
+                    "removed": [str(rule) for rule in now if rule not in set(own)],
+                }
+            return {"bridges": bridges, "classes": [asdict(entry) for entry in computed.classes]}
+
+    def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Put another policy, or other declared traffic, in force; returns when every switch holds its rules.
+
+        asked: {name, options, replan, flows}; flows: as they are unless given. PolicyError, ControllerError: all is as
+        it was.
+        """
+        begun_s = time.monotonic()
+        with self._lock:
+            loaded, computed = self._computed(asked)
+            changed = self._install(computed)
+            self._loaded = loaded
+            self._report(
+                {
+                    "event": "policy",
+                    "policy": loaded.choice.to_data(),
+                    "rules": sum(map(len, computed.rules.values())),
+                    "time_s": time.monotonic(),
+                }
+            )
+        return {
+            "rules": sum(map(len, computed.rules.values())),
+            "changed": changed,
+            "seconds": time.monotonic() - begun_s,
+            "classes": [asdict(entry) for entry in computed.classes],
+            "notes": dict(computed.notes),
+        }
+
+    # ---- within
+
+    def _load(self) -> _Loaded:
+        if self._loaded is None:
+            self._loaded = _Loaded.of(self._situation)
+        return self._loaded
+
+    def _computed(self, asked: Mapping[str, Any]) -> tuple[_Loaded, Computed]:
+        loaded = self._load().changed(asked, self._links_down())
+        return loaded, loaded.computed
+
+    def _links_down(self) -> frozenset[str]:
+        loaded = self._load()
+        return frozenset(name for name, ends in loaded.ends.items() if ends & self._app.down())
+
+    def _install(self, computed: Computed) -> int:
+        answer: list[str | None] = []
+        done = Event()
+        before = {dpid: set(own) for dpid, own in self._app.rules.items()}
+
+        def take(error: str | None) -> None:
+            answer.append(error)
+            done.set()
+
+        self._app.call(lambda: self._app.replace(computed.rules, take))
+        if not done.wait(INSTALL_TIMEOUT_S):
+            raise ControllerError(f"not all switches took the new rules within {INSTALL_TIMEOUT_S:g} s")
+        if answer[0] is not None:
+            raise ControllerError(answer[0])
+        return sum(len(set(own) ^ before[dpid]) for dpid, own in computed.rules.items())
+
+    def _follow_ports(self) -> None:
+        if self._situation.policy:
+            with self._lock:
+                self._load()  # so that the first link that dies need not wait for it
+        while True:
+            self._stale.wait()
+            self._stale.clear()
+            try:
+                self._replan()
+            except ControllerError as error:
+                self._report({"event": "policy_error", "message": str(error), "time_s": time.monotonic()})
+
+    def _replan(self) -> None:
+        with self._lock:
+            loaded, down = self._load(), self._links_down()
+            if not loaded.policy_replans or down == loaded.view.down:
+                return
+            begun_s = time.monotonic()
+            fresh = loaded.changed({}, down)
+            changed = self._install(fresh.computed)
+            self._loaded = fresh
+            now_s = time.monotonic()
+            said = {"down": sorted(down), "changed": changed, "seconds": now_s - begun_s, "time_s": now_s}
+            self._report({"event": "replanned", **said})
+
+
+def rules_for(situation: Situation) -> Rules:
+    """The rules that a situation asks for. ControllerError."""
+    return _Loaded.of(situation).computed.rules
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The situation in the forms that policies take; importing these takes a moment."""
+
+    choice: PolicyChoice
+    view: Any
+    edges: Sequence[Any]
+    computed: Computed
+    policy_replans: bool
+    ends: Mapping[str, frozenset[tuple[int, int]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, situation: Situation) -> _Loaded:
+        from pydantic import TypeAdapter  # noqa: PLC0415
+
+        from testbed.config.topology import Topology  # noqa: PLC0415
+        from testbed.controller.computing import PolicyChoice, compute  # noqa: PLC0415
+        from testbed.controller.edges import edges_from_data, link_ports  # noqa: PLC0415
+        from testbed.controller.view import View, flows_from_data  # noqa: PLC0415
+
+        topology = TypeAdapter(Topology).validate_python(situation.topology)
+        edges = edges_from_data(situation.edges)
+        view = View(topology, flows_from_data(situation.flows), situation.down, situation.seed)
+        ends: dict[str, set[tuple[int, int]]] = {}
+        for edge in edges:
+            for name, port in link_ports(topology, edge).items():
+                ends.setdefault(name, set()).add((edge.dpid, port))
+        choice = PolicyChoice(**situation.policy)
+        frozen = {name: frozenset(found) for name, found in ends.items()}
+        return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, frozen)
+
+    def changed(self, asked: Mapping[str, Any], down: frozenset[str]) -> _Loaded:
+        from testbed.controller.computing import PolicyChoice, compute  # noqa: PLC0415
+        from testbed.controller.view import flows_from_data  # noqa: PLC0415
+
+        if unknown := sorted(set(asked) - {"name", "options", "replan", "flows"}):
+            raise PolicyError(f"{unknown[0]}: is unknown; expected name, options, replan, flows")
+        choice = self.choice
+        if "name" in asked:
+            choice = PolicyChoice(asked["name"], asked.get("options") or {}, asked.get("replan"))
+        view = self.view
+        if asked.get("flows") is not None:
+            view = view.declaring(flows_from_data(asked["flows"]))
+        policy_replans = choice.make().replan
+        view = view.without(down if policy_replans else ())
+        computed = compute(choice, view, self.edges)
+        return _Loaded(choice, view, self.edges, computed, policy_replans, self.ends)

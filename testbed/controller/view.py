@@ -1,0 +1,237 @@
+"""What a policy knows: the topology, the traffic that is declared, the links that are down. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from ipaddress import IPv4Network
+from typing import Any
+
+from testbed.config.topology import Topology, host_address
+from testbed.controller.errors import NoPathError
+from testbed.controller.rules import Match, Packet, Ports
+
+# Delays are compared as whole picoseconds, so that equal delays are equal and sums have no rounding.
+PICOSECONDS = 1e12
+# A path's cost is its delay, then its number of links. This many links weigh less than the shortest time.
+LINK_COUNT_BASE = 1 << 20
+
+
+@dataclass(frozen=True)
+class LinkEnd:
+    """One WAN link as a building sees it: where it leads, and rate and delay of what leaves here."""
+
+    name: str
+    neighbour: str
+    plane: int
+    rate_bps: float
+    delay_ps: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one connection carries in one direction, as declared before the first packet.
+
+    source, destination: hosts. channel: which of the connections of that pair of hosts, from 0. size_bytes: per step,
+    in emulated bytes; only the proportions count. source_port, destination_port: of TCP.
+    """
+
+    source: str
+    destination: str
+    channel: int = 0
+    size_bytes: float = 1.0
+    source_port: int = 0
+    destination_port: int = 0
+    dscp: int = 0
+    job: str = "job"
+
+    @property
+    def connection(self) -> tuple[str, str, int, int, int]:
+        """The same for both directions of a connection."""
+        ends = sorted([(self.source, self.source_port), (self.destination, self.destination_port)])
+        return ends[0][0], ends[1][0], self.channel, ends[0][1], ends[1][1]
+
+    def __str__(self) -> str:
+        return f"{self.source} to {self.destination} channel {self.channel}"
+
+
+def flows_from_data(data: Iterable[Mapping[str, Any]]) -> tuple[Flow, ...]:
+    """The inverse of dataclasses.asdict for several."""
+    return tuple(Flow(**item) for item in data)
+
+
+def flows_to_data(flows: Iterable[Flow]) -> list[dict[str, Any]]:
+    """Ready for JSON."""
+    return [asdict(flow) for flow in flows]
+
+
+class View:
+    """A network as policies see it. down: names of links that carry nothing now. seed: of whatever is drawn."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        flows: Sequence[Flow] = (),
+        down: Iterable[str] = (),
+        seed: int = 0,
+    ) -> None:
+        self.topology = topology
+        self.flows = tuple(flows)
+        self.down = frozenset(down)
+        self.seed = seed
+
+    @cached_property
+    def buildings(self) -> list[str]:
+        """Names, in the topology's order."""
+        return [building.name for building in self.topology.buildings]
+
+    def links(self, here: str) -> list[LinkEnd]:
+        """The links of a building that are up, in the topology's order."""
+        return self._links[here]
+
+    @cached_property
+    def _links(self) -> dict[str, list[LinkEnd]]:
+        ends: dict[str, list[LinkEnd]] = {name: [] for name in self.buildings}
+        for link in self.topology.wan:
+            for here, there, way in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
+                if link.name not in self.down:
+                    delay_ps = picoseconds(way.delay_s)
+                    ends[here].append(LinkEnd(link.name, there, link.plane, way.rate_bps, delay_ps))
+        return ends
+
+    def towards(self, here: str, there: str) -> list[LinkEnd]:
+        """The parallel links to the next building on the path of least delay, by plane. Empty where there is none."""
+        neighbour = self.next_hops[here].get(there)
+        found = [end for end in self._links[here] if end.neighbour == neighbour]
+        return sorted(found, key=lambda end: end.plane)
+
+    def nearest(self, here: str, there: str) -> list[LinkEnd]:
+        """Of `towards` those of least delay."""
+        ends = self.towards(here, there)
+        least = min((end.delay_ps for end in ends), default=0)
+        return [end for end in ends if end.delay_ps == least]
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """All (building, other building) between which there is a path."""
+        for here in self.buildings:
+            for there in self.buildings:
+                if there in self.next_hops[here]:
+                    yield here, there
+
+    def to(self, building: str) -> Match:
+        """Packets to a building's hosts."""
+        return Match(ipv4_dst=building_network(self.topology.building(building).index))
+
+    def of(self, flow: Flow) -> Match:
+        """Packets of a declared flow. Its class is not looked at: an edge may mark it anew."""
+        source, destination = (self._hosts[name] for name in (flow.source, flow.destination))
+        return Match(
+            ipv4_src=f"{source.ip}/32",
+            ipv4_dst=f"{destination.ip}/32",
+            tcp_src=Ports(flow.source_port) if flow.source_port else None,
+            tcp_dst=Ports(flow.destination_port) if flow.destination_port else None,
+        )
+
+    def packet(self, flow: Flow) -> Packet:
+        """One of them."""
+        source, destination = (self._hosts[name].ip for name in (flow.source, flow.destination))
+        ports = flow.source_port, flow.destination_port
+        return Packet(source, destination, source_port=ports[0], destination_port=ports[1], ip_dscp=flow.dscp)
+
+    @cached_property
+    def _hosts(self) -> dict[str, Any]:
+        return {host.name: host for host in self.topology.hosts}
+
+    def ends(self, flow: Flow) -> tuple[str, str]:
+        """The buildings between which a flow goes."""
+        return self._hosts[flow.source].building, self._hosts[flow.destination].building
+
+    @cached_property
+    def crossing(self) -> tuple[Flow, ...]:
+        """The declared flows between buildings."""
+        return tuple(flow for flow in self.flows if len(set(self.ends(flow))) == 2)
+
+    def route(self, here: str, there: str) -> list[str]:
+        """The buildings on the path of least delay, both ends included; empty where there is none."""
+        path = [here]
+        while path[-1] != there:
+            if there not in self.next_hops[path[-1]]:
+                return []
+            path.append(self.next_hops[path[-1]][there])
+        return path
+
+    @cached_property
+    def next_hops(self) -> dict[str, dict[str, str]]:
+        """For each building and each other one the next on the path of least delay: `[here][destination]`.
+
+        Dijkstra's algorithm over buildings; a pair's fastest link in that direction counts. Of equal delays the path
+        with fewer links wins, then the next building that stands first in the topology. Every hop brings a packet
+        strictly closer to its destination, so there are no loops, whatever the delays (zero included).
+        """
+        import networkx  # noqa: PLC0415 (a quarter of a second, which few commands need)
+
+        towards = networkx.DiGraph()  # edges turned round, since the trees grow from the destination
+        towards.add_nodes_from(self.buildings)
+        for here, ends in self._links.items():
+            for end in ends:
+                cost = end.delay_ps * LINK_COUNT_BASE + 1
+                there = end.neighbour
+                if not towards.has_edge(there, here) or cost < towards.edges[there, here]["cost"]:
+                    towards.add_edge(there, here, cost=cost)
+        order = {name: position for position, name in enumerate(self.buildings)}
+        hops: dict[str, dict[str, str]] = {name: {} for name in order}
+        for destination in order:
+            distance = networkx.single_source_dijkstra_path_length(towards, destination, weight="cost")
+            for here in order:
+                closer = [
+                    there
+                    for there in towards.predecessors(here)
+                    if there in distance
+                    and here in distance
+                    and distance[there] + towards.edges[there, here]["cost"] == distance[here]
+                ]
+                if here != destination and closer:
+                    hops[here][destination] = min(closer, key=order.__getitem__)
+        return hops
+
+    def check_connected(self) -> None:
+        """NoPathError names two buildings without a path."""
+        for here in self.buildings:
+            for there in self.buildings:
+                if here != there and there not in self.next_hops[here]:
+                    raise NoPathError(f"topology {self.topology.name}: no path from {here} to {there}")
+
+    def without(self, down: Iterable[str]) -> View:
+        """The same with these links down."""
+        return View(self.topology, self.flows, down, self.seed)
+
+    def declaring(self, flows: Sequence[Flow]) -> View:
+        """The same with other traffic."""
+        return View(self.topology, flows, self.down, self.seed)
+
+
+def building_network(building_index: int) -> str:
+    """The network that holds the addresses of a building's hosts and no others, such as "10.1.0.0/16"."""
+    return str(IPv4Network(f"{host_address(building_index, 0)}/16", strict=False))
+
+
+def both_ways(flows: Iterable[Flow]) -> list[Flow]:
+    """Flows with those that carry their acknowledgements, where these are not declared themselves."""
+    found = {(flow.source, flow.destination, flow.source_port, flow.destination_port): flow for flow in flows}
+    for flow in list(found.values()):
+        back = replace(
+            flow,
+            source=flow.destination,
+            destination=flow.source,
+            source_port=flow.destination_port,
+            destination_port=flow.source_port,
+            size_bytes=0.0,
+        )
+        found.setdefault((back.source, back.destination, back.source_port, back.destination_port), back)
+    return list(found.values())
+
+
+def picoseconds(seconds: float) -> int:
+    """Whole ones."""
+    return round(seconds * PICOSECONDS)
