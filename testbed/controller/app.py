@@ -62,6 +62,7 @@ class _Change:
     waiting: set[int]
     done: Callable[[str | None], None]
     changed: int = 0
+    begun_s: float = field(default_factory=time.monotonic)
 
 
 def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleInstaller, Any], None]:
@@ -314,8 +315,8 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 if number in session.groups:
                     add(group_removal(datapath, number))
                 add(group_mod(datapath, group))
-        for rule in difference.missing:
-            add(wanted.messages[rule], rule)
+        for message, rule in wanted.messages(difference):
+            add(message, rule)
         for flow in difference.foreign:
             if not difference.replaced(flow):
                 add(flow_removal(datapath, flow))
@@ -375,7 +376,8 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             self._change.waiting.discard(dpid)
             if not self._change.waiting:
                 change, self._change = self._change, None
-                self._report({"event": "changed", "rules": change.changed, **_now()})
+                took_s = time.monotonic() - change.begun_s
+                self._report({"event": "changed", "rules": change.changed, "seconds": took_s, **_now()})
                 change.done(None)
         if dpid in self._installed:
             return

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.config import Topology
+    from testbed.controller.edges import EdgePorts
+    from testbed.controller.view import Flow
 
 
 @dataclass(frozen=True)
@@ -17,3 +22,18 @@ class Situation:
     flows: Sequence[Mapping[str, Any]] = ()
     seed: int = 0
     down: Sequence[str] = ()
+
+
+def situation_of(
+    topology: Topology,
+    edges: Sequence[EdgePorts],
+    policy: Mapping[str, Any],
+    flows: Iterable[Flow] = (),
+    seed: int = 0,
+) -> Situation:
+    """The same from the forms that policies take; policy: see `PolicyChoice.to_data`."""
+    from testbed.controller.edges import edges_to_data  # noqa: PLC0415 (the process itself starts faster without)
+
+    return Situation(
+        asdict(topology), edges_to_data(edges), dict(policy), [asdict(flow) for flow in flows], seed
+    )

@@ -13,9 +13,10 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from testbed.config import Topology, probe_address
 from testbed.config.topology import mac_address
@@ -44,6 +45,7 @@ class Site:
     hosts: dict[str, Namespace]
     probes: dict[str, Namespace]
     edges: list[EdgePorts] = field(default_factory=list)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
 
     def bridge(self, building: str) -> str:
         return f"{self.prefix}e{self.topology.building(building).index}"
@@ -253,6 +255,31 @@ def _socket(node: Namespace, kind: socket.SocketKind, address: str) -> socket.so
     made.settimeout(TCP_TIMEOUT_S if kind is socket.SOCK_STREAM else ANSWER_TIMEOUT_S)
     made.bind((address, 0))
     return made
+
+
+@contextlib.contextmanager
+def tcp_pair(
+    here: Namespace, there: Namespace, source: str, target: str
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of one connection."""
+    with (
+        _socket(there, socket.SOCK_STREAM, target) as listener,
+        _socket(here, socket.SOCK_STREAM, source) as client,
+    ):
+        listener.listen()
+        client.connect(listener.getsockname())
+        server, _ = listener.accept()
+        with server:
+            server.settimeout(TCP_TIMEOUT_S)
+            yield client, server
+
+
+def received(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, or TimeoutError."""
+    found = b""
+    while len(found) < size:
+        found += sock.recv(size - len(found))
+    return found
 
 
 def send_datagrams(here: Namespace, source: str, target: str) -> None:

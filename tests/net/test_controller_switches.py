@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 
@@ -17,15 +18,20 @@ import psutil
 import pytest
 
 from testbed.config import Topology, TopologySpec
-from testbed.controller import ControllerError, ControllerProcess, compute_rules
+from testbed.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
+from testbed.controller import Flow as Demand
+from testbed.controller.situation import situation_of
+from testbed.controller.view import flows_to_data
 from tests.net.controller_bridges import (
     Flow,
     Seen,
     Site,
     Sniffer,
     open_flows,
+    received,
     send_datagrams,
     site,
+    tcp_pair,
     udp_exchange,
     vsctl,
 )
@@ -59,7 +65,9 @@ class Library:
 
     def controller(self, built: Site, policy: str) -> ControllerProcess:
         rules = compute_rules(policy, built.topology, built.edges, seed=7)
-        return ControllerProcess(rules, self.name, {"PYTHONPATH": str(REPOSITORY)}, self.python)
+        situation = situation_of(built.topology, built.edges, {"name": policy}, seed=7)
+        path = {"PYTHONPATH": str(REPOSITORY)}
+        return ControllerProcess(rules, self.name, path, self.python, situation, built.events.append)
 
 
 @pytest.fixture(scope="module", params=["os-ken", "ryu"])
@@ -248,14 +256,125 @@ def test_lost_rules_are_noticed_and_put_in_again(library: Library) -> None:
         subprocess.run(
             ["ovs-ofctl", "-O", "OpenFlow13", "del-flows", bridge, f"ip,nw_dst={lost}"], check=True
         )
-        built.set_controller(NOBODY_LISTENS)
-        built.set_controller(controller.port)
-        wait_until(lambda: controller.failure() is not None)
-        failure = str(controller.failure())
-        assert f"bridge {bridge} " in failure
-        assert "had lost its rules" in failure
-        assert f"ipv4_dst={lost}/32" in failure
+        wait_until(lambda: any(event["event"] == "repaired" for event in built.events))
+        [repaired] = [event for event in built.events if event["event"] == "repaired"]
+        assert repaired["bridge"] == bridge
+        assert f"missing: priority 300, ipv4_dst={lost}/32" in repaired["words"]
+        assert controller.failure() is None
         assert_all_pairs_reach(built)
+
+
+def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        edges = {building.name: built.bridge(building.name) for building in TWO.buildings}
+        assert controller.api.show()["policy"]["name"] == "shortest"
+        differing = controller.api.diff({"name": "ecmp"})["bridges"][edges["east"]]
+        assert len(differing["added"]) == len(differing["removed"]) == 1
+        assert not any("bundle" in flow for flow in built.flows("east"))
+        answer = controller.steer({"name": "ecmp"})
+        assert answer["changed"] == 4  # one rule less and one more, in two bridges
+        assert sum("bundle" in flow for flow in built.flows("east")) == 1
+        assert_all_pairs_reach(built)
+        controller.steer({"name": "failover", "options": {"replan": False}})
+        assert any("group:" in flow for flow in built.flows("east"))
+        assert_all_pairs_reach(built)
+        shown = controller.api.show()
+        assert (shown["policy"]["name"], shown["replan"]) == ("failover", False)
+        counted = controller.api.rules()[edges["east"]]
+        assert any(rule["packets"] > 0 and "fast_failover" in rule["actions"][0] for rule in counted)
+
+
+def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library, tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from testbed.controller import LinkPolicy\n\nclass Broken(LinkPolicy):\n"
+        "    def choose(self, ends):\n        return ends[99]\n"
+    )
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        before = [flow.split("priority=")[1] for flow in built.flows("east")]
+        for name, words in (
+            ("fastest", "policy: got 'fastest', expected FILE.py:CLASS or one of shortest"),
+            (f"{own}:Broken", f"IndexError: list index out of range ({own}, line 5)"),
+        ):
+            with pytest.raises(PolicyError, match=re.escape(words)):
+                controller.steer({"name": name})
+        assert [flow.split("priority=")[1] for flow in built.flows("east")] == before
+        assert controller.failure() is None
+        with pytest.raises(ControllerError, match="the token is missing or wrong"):
+            replace(controller.api, token="guess").show()
+
+
+def test_connections_outlive_changes_of_policy(library: Library) -> None:
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
+        with tcp_pair(built.hosts["east"], built.hosts["west"], east, west) as (client, server):
+            for policy in ("ecmp", "failover", "qp_aware", "wcmp", "shortest"):
+                controller.steer({"name": policy})
+                for number in range(20):
+                    client.sendall(bytes([number]) * 1000)
+                    assert received(server, 1000) == bytes([number]) * 1000
+
+
+def test_a_killed_controller_comes_back_while_packets_go_on(library: Library) -> None:
+    with site(TWO) as built, library.installed(built, "shortest") as controller:
+        controller.steer({"name": "ecmp"})
+        installed = time.monotonic()
+        port = controller.port
+        east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
+        with tcp_pair(built.hosts["east"], built.hosts["west"], east, west) as (client, server):
+            os.kill(controller.pid, signal.SIGKILL)
+            wait_until(lambda: not controller.alive())
+            client.sendall(b"x" * 1000)
+            assert received(server, 1000) == b"x" * 1000
+            assert controller.revive()
+            assert controller.port == port
+            controller.wait_ready(READY_TIMEOUT_S)
+            wait_until(lambda: len(connections(controller)) == 2)
+            client.sendall(b"y" * 1000)
+            assert received(server, 1000) == b"y" * 1000
+        wait_until(lambda: controller.api.show()["policy"]["name"] == "ecmp")
+        controller.api.rules()  # read back since
+        assert_all_older_than(time.monotonic() - installed, built)
+        assert not controller.revive()
+        assert controller.failure() is None
+
+
+def test_when_a_link_dies_new_ways_are_found(library: Library) -> None:
+    with site(THREE) as built, library.installed(built, "shortest") as controller:
+        controller.steer({"name": "shortest", "replan": True})
+        north, south = (built.topology.building(name).hosts[0].ip for name in ("north", "south"))
+
+        def exchange() -> bool:
+            return udp_exchange(built.hosts["north"], built.hosts["south"], north, south)
+
+        assert exchange()
+        end = built.wan_interfaces("north")["north-east-0"]
+        subprocess.run(["ip", "link", "set", end, "down"], check=True)
+        wait_until(lambda: any(event["event"] == "replanned" for event in built.events))
+        assert exchange()
+        assert controller.api.show()["down"] == ["north-east-0"]
+        subprocess.run(["ip", "link", "set", end, "up"], check=True)
+        wait_until(lambda: controller.api.show()["down"] == [])
+        assert exchange()
+
+
+def test_ten_thousand_rules_are_in_and_read_back() -> None:
+    hosts = topology(
+        "many", {"east": 100, "west": 100}, {"a": "east", "b": "west", "planes": 2, "delay": "1 ms"}
+    )
+    flows = [
+        Demand(f"east{here + 1}", f"west{there + 1}", 0, 1.0, 33000 + here, 29500)
+        for here in range(100)
+        for there in range(50)
+    ]
+    with site(TWO) as built:
+        built.topology = hosts
+        library = Library("os-ken", sys.executable)
+        with library.installed(built, "shortest") as controller:
+            asked = {"name": "qp_aware", "flows": flows_to_data(flows)}
+            answer = controller.api.set(asked)
+            assert answer["rules"] >= 10_000
+            assert len(built.flows("east")) + len(built.flows("west")) == answer["rules"]
 
 
 def assert_all_older_than(age_s: float, built: Site) -> None:

@@ -25,8 +25,9 @@ FlowEntry.use(parser)
 
 def entry(message: Any, packets: int = 0, size: int = 0, **changes: int) -> FlowEntry:
     """A flow mod as an entry of a flow statistics reply."""
-    if message.buf is None:
+    if message.xid is None:
         message.set_xid(1)
+    if message.buf is None:
         message.serialize()
     values = {
         name: getattr(message, name) for name in ("table_id", "priority", "idle_timeout", "hard_timeout")
@@ -90,6 +91,9 @@ class Switch(ProtocolDesc):  # type: ignore[misc]  # os-ken has no types
 
     def send(self, buffer: bytes) -> bool:
         _, kind, length, xid = HEADER.unpack_from(buffer)
+        if length < len(buffer):
+            self.send(buffer[:length])
+            return self.send(buffer[length:])
         assert length == len(buffer)
         if kind == protocol.OFPT_EXPERIMENTER:
             _, subtype = struct.unpack_from("!II", buffer, 8)
