@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.scale import choose_network
+from testbed.cli.scale import POLICY_HELP, choose_network
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
@@ -26,7 +26,6 @@ from testbed.config import ConfigError, Problem, TransportSpec, load_topology
 from testbed.config.loading import did_you_mean
 from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
-from testbed.controller import POLICIES
 from testbed.harness.bench import COLLECTIVES, algorithms_of
 from testbed.harness.bench_run import BenchOptions, BenchRun, Row
 from testbed.virtual import Guest, find_image
@@ -68,7 +67,7 @@ def bench(
     congestion_control: Annotated[
         str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
     ] = None,
-    policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "ecmp",
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "ecmp",
     json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
     tune: Annotated[
         Path | None,
@@ -95,7 +94,6 @@ def bench(
     _word("--op", op, tuple(OPERATIONS))
     _word("--transport", transport, KINDS)
     _word("--protocol", protocol, PROTOCOLS)
-    _word("--policy", policy, tuple(POLICIES))
     _word("--clock", clock, ("real", "virtual"))
     if tune is not None and collective not in ALGORITHMS:
         expected = f"a collective with several algorithms: {', '.join(ALGORITHMS)}"

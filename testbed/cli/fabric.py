@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import doctor
-from testbed.cli.scale import choose_scale, choose_stack
-from testbed.config import ConfigError, LossBursts, Problem, Topology, load_topology
+from testbed.cli.scale import POLICY_HELP, choose_policy, choose_scale, choose_stack
+from testbed.config import LossBursts, Topology, load_topology
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
-from testbed.controller import POLICIES
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
@@ -57,7 +56,7 @@ def diagnose(as_json: JsonOption = False) -> None:
 
 def up(
     topology: Annotated[Path, typer.Argument(help="A topology file.")],
-    policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "shortest",
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "shortest",
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
     size_scale: Annotated[
@@ -67,8 +66,7 @@ def up(
     """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
     console = Console(stderr=True, highlight=False)
     spec = load_topology(topology)
-    if policy not in POLICIES:
-        raise ConfigError([Problem("command line", None, "--policy", policy, " or ".join(POLICIES))])
+    chosen = choose_policy(policy)
     stack = choose_stack(link_engine, datapath)
     scale = choose_scale(spec.resolve, size_scale, 1.0, stack, ranks=0)
     for fabric_id, removed in clean_abandoned().items():
@@ -76,7 +74,7 @@ def up(
             f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
         )
     options = {
-        "policy": policy,
+        "policy": chosen.to_data(),
         "link_engine": stack.link_engine,
         "datapath": stack.datapath,
         "scale": dataclasses.asdict(scale),
@@ -151,6 +149,8 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
         more.append(f"marks from {format_size(ecn_bytes)} on")
+    if direction["classes"]:
+        more.append(f"queues {', '.join(entry['name'] for entry in direction['classes'])}")
     return [
         format_rate(direction["rate_bps"]),
         format_duration(direction["delay_s"]),

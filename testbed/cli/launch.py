@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.scale import choose_network
+from testbed.cli.scale import POLICY_HELP, choose_network
 from testbed.config import ConfigError, Problem
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.harness.programs import Programs
@@ -32,7 +32,7 @@ def launch(
     ranks: Annotated[
         int | None, typer.Option(min=1, help="How many [default: one per host; 4 on loopback].")
     ] = None,
-    policy: Annotated[str, typer.Option(help="Transport policy: shortest or ecmp.")] = "ecmp",
+    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "ecmp",
     size_scale: Annotated[
         str, typer.Option(help="Divide all rates by this; auto: the smallest that this host carries.")
     ] = "auto",

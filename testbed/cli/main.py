@@ -18,10 +18,12 @@ from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
 from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
+from testbed.cli.policy import add_policy_commands
 from testbed.cli.probe import add_probe_command
 from testbed.cli.run import add_run_commands
 from testbed.cli.virtual import add_virtual_commands
 from testbed.config import ConfigError
+from testbed.controller import ControllerError, PolicyError
 from testbed.fabric.errors import FabricError
 from testbed.harness.errors import RunError
 from testbed.links import LinkError
@@ -39,6 +41,7 @@ add_bench_command(app)
 add_fabric_commands(app)
 add_launch_command(app)
 add_link_commands(app)
+add_policy_commands(app)
 add_probe_command(app)
 add_file_commands(app)
 add_virtual_commands(app)
@@ -57,7 +60,10 @@ def main() -> NoReturn:
     except ConfigError as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 2
-    except (FabricError, LinkError, RunError, VirtualClockError, FileExistsError) as error:
+    except PolicyError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        status = 2
+    except (ControllerError, FabricError, LinkError, RunError, VirtualClockError, FileExistsError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 1
     except KeyboardInterrupt:

@@ -27,6 +27,7 @@ from testbed.cli.virtual import (
 from testbed.config import ConfigError, Problem, load_scenario
 from testbed.config.units import format_size
 from testbed.harness.directory import default_path, hand_over
+from testbed.harness.parted import PartedRun
 from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
 from testbed.harness.run import Run
@@ -96,7 +97,7 @@ def run(
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
-    make: Callable[[RunProgress, Scale], Run | VirtualRun]
+    make: Callable[[RunProgress, Scale], Run | PartedRun | VirtualRun]
     if clock == "virtual":
         if link_engine not in (None, "netem") or datapath not in (None, "system"):
             asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
@@ -109,7 +110,7 @@ def run(
         settings = replace(settings, memory_bytes=choose_guest_memory(loaded, scale, jobs, asked_bytes))
         parts = f"virtual clock, {jobs} at once, {format_size(settings.memory_bytes)} each"
 
-        def make(progress: RunProgress, scale: Scale) -> Run | VirtualRun:
+        def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
             return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
 
     else:
@@ -124,12 +125,13 @@ def run(
         )
         parts = f"link engine {stack.link_engine}, datapath {stack.datapath}"
 
-        def make(progress: RunProgress, scale: Scale) -> Run | VirtualRun:
-            return Run(loaded, stack, scale, target, progress)
+        def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
+            kind = Run if loaded.variants is None else PartedRun
+            return kind(loaded, stack, scale, target, progress)
 
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"{loaded.name}: {loaded.ranks} ranks, {', '.join(loaded.algorithms)}, policy {loaded.policy}; "
+        f"{loaded.name}: {loaded.ranks} ranks, {', '.join(loaded.variant_names)}, policy {loaded.policy.label}; "
         f"{parts}" + ("" if scale.is_one else f"; {scale}")
     )
     summary = _execute(make, scale, console)
@@ -145,7 +147,7 @@ def run(
 
 
 def _execute(
-    make: Callable[[RunProgress, Scale], Run | VirtualRun], scale: Scale, console: Console
+    make: Callable[[RunProgress, Scale], Run | PartedRun | VirtualRun], scale: Scale, console: Console
 ) -> dict[str, Any]:
     """Run once, telling how far it is."""
     with Progress(

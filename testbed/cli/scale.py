@@ -8,8 +8,9 @@ from pathlib import Path
 
 from testbed import doctor
 from testbed.config import ConfigError, Problem, Scenario, Topology, load_topology
+from testbed.config.policy import parse_policy
 from testbed.config.units import format_size
-from testbed.controller import POLICIES
+from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fidelity.capacity import (
     HostCapacity,
@@ -28,6 +29,7 @@ from testbed.workload import AllReduce, training_step
 LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
 LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
+POLICY_HELP = "Transport policy, such as shortest, ecmp or te, or FILE.py:CLASS."
 
 
 def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
@@ -71,8 +73,7 @@ def choose_network(
             expected = f"{least} to {MOST_LOOPBACK_RANKS}"
             raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
         return None, count
-    if policy not in POLICIES:
-        raise ConfigError([Problem("command line", None, "--policy", policy, " or ".join(POLICIES))])
+    chosen = choose_policy(policy)
     spec = load_topology(path)
     stack = choose_stack(link_engine, datapath)
     hosts = len(spec.resolve().hosts)
@@ -80,7 +81,15 @@ def choose_network(
     if not least <= count <= hosts:
         expected = f"{least} to {hosts}, as there are hosts"
         raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
-    return Network(spec, stack, choose_scale(spec.resolve, size_scale, 1.0, stack, count), policy), count
+    return Network(spec, stack, choose_scale(spec.resolve, size_scale, 1.0, stack, count), chosen), count
+
+
+def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
+    """A policy from its name on a command line, without options. ConfigError."""
+    try:
+        return PolicyChoice(**parse_policy(text).to_choice())
+    except ValueError as error:
+        raise ConfigError([Problem("command line", None, where, text, str(error))]) from None
 
 
 def choose_virtual_scale(scenario: Scenario) -> Scale:

@@ -49,7 +49,10 @@ class Document:
 
     def override(self, assignment: str) -> None:
         """Set a value by "path=value", the value in YAML. Keys may be new, list positions must exist. ConfigError."""
-        path, value = parse_override(assignment)
+        self.put(*parse_override(assignment))
+
+    def put(self, path: str, value: Any) -> None:
+        """Set what lies at a path such as topology.wan.0.delay. ConfigError."""
         *parents, last = path.split(".")
         around: Any = self.data
         location: Location = ()

@@ -165,10 +165,10 @@ class Strict(BaseModel):
         info = cls.model_fields[name]
         if info.is_required() or info.default is None or name in cls.computed:
             return None
-        if isinstance(info.default, Strict):
-            return info.default.to_data()
         form = next((item for item in info.metadata if isinstance(item, Form)), None)
-        return info.default if form is None else form.write(info.default)
+        if form is not None:
+            return form.write(info.default)
+        return info.default.to_data() if isinstance(info.default, Strict) else info.default
 
     def to_data(self) -> dict[str, Any]:
         """The file form as plain data: every default explicit, quantities with units."""
@@ -184,6 +184,24 @@ _Model = TypeVar("_Model", bound=Strict)
 
 def _details(error: PydanticCustomError, location: Location, value: object) -> InitErrorDetails:
     return InitErrorDetails(type=error, loc=location, input=value)
+
+
+def inlined_schema(model: type[Strict]) -> JsonSchemaValue:
+    """A model's JSON schema that needs no definitions elsewhere, for a field that may also be written otherwise."""
+    schema = model.model_json_schema()
+    known = schema.pop("$defs", {})
+
+    def inlined(part: Any) -> Any:
+        if isinstance(part, list):
+            return [inlined(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            rest = {key: value for key, value in part.items() if key != "$ref"}
+            return inlined({**known[part["$ref"].rpartition("/")[2]], **rest})
+        return {key: inlined(value) for key, value in part.items()}
+
+    return {**inlined(schema), "title": model.__name__}
 
 
 def look(value: Any, *path: str) -> Any:

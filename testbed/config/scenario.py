@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +24,17 @@ from testbed.config.forms import (
     Size,
     choice,
 )
-from testbed.config.loading import OVERRIDES, Document, did_you_mean, parse_override, read_document, show
-from testbed.config.model import Finding, Form, Strict, look, validate
+from testbed.config.loading import (
+    OVERRIDES,
+    Document,
+    Origin,
+    did_you_mean,
+    parse_override,
+    read_document,
+    show,
+)
+from testbed.config.model import Finding, Form, Strict, inlined_schema, look, validate
+from testbed.config.policy import Policy, PolicySpec, rooted
 from testbed.config.topology import TopologySpec, read_topology
 from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
@@ -39,20 +49,9 @@ ALGORITHMS = (
     "hierarchical_tree",
     "auto",
 )
-POLICIES = (
-    "shortest",
-    "ecmp",
-    "wcmp",
-    "qp_aware",
-    "spray",
-    "te",
-    "pinned",
-    "priority",
-    "isolate",
-    "failover",
-    "limit",
-)
 DTYPES = ("float32", "float64")
+VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+FIXED_IN_VARIANTS = ("name", "variants", "trials", "warmup", "seed", "scale", "ranks")
 
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.01, 1.0
@@ -81,6 +80,28 @@ _LINKS = Form(
     _parse_links,
     {"anyOf": [{"const": "all"}, {"type": "array", "items": {"type": "string"}}]},
     lambda value: value if value == "all" else list(value),
+)
+
+
+def _parse_variants(value: object) -> Mapping[str, Mapping[str, Any]]:
+    if (
+        not isinstance(value, Mapping)
+        or len(value) < 2
+        or not all(isinstance(v, Mapping) for v in value.values())
+    ):
+        raise ValueError(
+            "two or more names, with what differs, such as {shallow: {topology.wan.0.queue: 1 MiB}}"
+        )
+    for name in value:
+        if not isinstance(name, str) or not re.fullmatch(VARIANT_NAME, name):
+            raise ValueError(f"names of lower-case letters, digits, '.', '_', '-'; {show(name)} is none")
+    return {name: dict(changes) for name, changes in value.items()}
+
+
+_VARIANTS = Form(
+    _parse_variants,
+    {"type": "object", "minProperties": 2, "additionalProperties": {"type": "object"}},
+    lambda value: {name: dict(changes) for name, changes in value.items()},
 )
 
 
@@ -114,7 +135,7 @@ def _parse_model(value: object) -> str | ModelSpec:
 
 _MODEL = Form(
     _parse_model,
-    {"anyOf": [{"enum": list(MODELS)}, {**ModelSpec.model_json_schema(), "title": "ModelSpec"}]},
+    {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
     lambda value: value.to_data() if isinstance(value, ModelSpec) else value,
 )
 
@@ -188,8 +209,9 @@ class Scenario(Strict):
     algorithms: tuple[Annotated[str, choice("an algorithm", ALGORITHMS)], ...] = Field(
         default=("ring",), description="All-reduce algorithms; one variant is run with each."
     )
-    policy: Annotated[str, choice("a policy", POLICIES)] = Field(
-        default="ecmp", description="How flows are put on WAN paths."
+    policy: Policy = Field(
+        default=PolicySpec(name="ecmp"),
+        description="How the network treats the traffic: a policy, or its options.",
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
     events: tuple[EventSpec, ...] = Field(
@@ -198,6 +220,12 @@ class Scenario(Strict):
     )
     telemetry: TelemetrySpec = Field(
         default=TelemetrySpec(), description="What is recorded beside the ranks' own times."
+    )
+    variants: Annotated[Mapping[str, Mapping[str, Any]] | None, _VARIANTS] = Field(
+        default=None,
+        description="What is compared, by name: for each variant the values of this scenario that differ, with the "
+        "paths that `--set` takes, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved, "
+        "each in a network of its own and with a seed of its own.",
     )
     trials: Count = Field(default=5, description="Measured steps per variant.")
     warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
@@ -241,9 +269,48 @@ class Scenario(Strict):
             if name not in links:
                 where = ("telemetry", "capture", position)
                 yield Finding(where, show(name), f"a WAN link: {did_you_mean(name, links)}")
+        yield from self._variant_findings()
         for position, event in enumerate(self.events):
             for finding in event.target_findings(topology, self.ranks):
                 yield replace(finding, location=("events", position, *finding.location))
+
+    def _variant_findings(self) -> Iterator[Finding]:
+        """Each variant is a scenario of its own, with one algorithm."""
+        for name, changes in (self.variants or {}).items():
+            where = ("variants", name)
+            fixed = [path for path in changes if path.split(".")[0] in FIXED_IN_VARIANTS]
+            if fixed:
+                yield Finding(
+                    (*where, fixed[0]), f"{fixed[0]} in a variant", "what all variants have alike, left out"
+                )
+                continue
+            try:
+                variant = self.variant(name)
+            except ConfigError as error:
+                for problem in error.problems:
+                    yield Finding((*where, problem.field), problem.value, problem.expected)
+                continue
+            if len(variant.algorithms) > 1:
+                shown = f"algorithms [{', '.join(variant.algorithms)}] and variants"
+                yield Finding(
+                    ("variants",), shown, "one algorithm; name the others in variants, as algorithms: [ring]"
+                )
+                return
+
+    def variant(self, name: str) -> Scenario:
+        """What a variant runs: this scenario with its changes. ConfigError, KeyError."""
+        if self.variants is None:
+            return self.model_copy(update={"algorithms": (name,)})
+        document = Document(f"variant {name}", self.model_copy(update={"variants": None}).to_data(), {})
+        document.origins[()] = Origin(f"variant {name}", None)
+        for path, value in self.variants[name].items():
+            document.put(path, value)
+        return validate(Scenario, document)
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """What is compared: the variants, or the algorithms."""
+        return tuple(self.variants) if self.variants is not None else self.algorithms
 
 
 def _host_count(data: Mapping[str, Any]) -> int | None:
@@ -267,6 +334,7 @@ def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     for override in overrides:
         if override not in parts:
             document.override(override)
+    _root_policies(document.data, path.parent)
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = document.origins[("topology",)].file == OVERRIDES
@@ -277,7 +345,22 @@ def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
         document.graft("topology", read_topology(file))
     for override in parts:
         document.override(override)
+    _root_policies(document.data, Path())
     return document
+
+
+def _root_policies(data: Mapping[str, Any], folder: Path) -> None:
+    """Files of policies of one's own are found from the scenario's folder, or, on a command line, from this one."""
+    variants = data.get("variants")
+    changes = (
+        [change for change in variants.values() if isinstance(change, dict)]
+        if isinstance(variants, dict)
+        else []
+    )
+    for where in (data, *changes):
+        for key in ("policy", "policy.name"):
+            if isinstance(where, dict) and key in where:
+                where[key] = rooted(where[key], folder)
 
 
 def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from testbed.directions import Direction
 from testbed.fabric.network import Fabric
 from testbed.links.ports import set_up
-from testbed.links.settings import asked_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Faults:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._topology_says = asked_of(fabric.plan.wires())
+        self._healthy = fabric.asked()
         self.condition = HEALTHY
 
     def apply(self, wanted: Condition) -> None:
@@ -36,8 +35,8 @@ class Faults:
         fabric, former = self._fabric, self.condition
         assert fabric.engine is not None
         directions = {
-            key: wanted.changed.get(key, asked)
-            for key, asked in self._topology_says.items()
+            key: replace(wanted.changed.get(key, healthy), classes=healthy.classes)
+            for key, healthy in self._healthy.items()
             if wanted.changed.get(key) != former.changed.get(key)
         }
         if directions:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from testbed.config import load_topology
+from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import FabricState, clean, load_all
@@ -121,10 +122,12 @@ def main() -> int:
     request = json.loads(sys.stdin.readline())
     options = request["options"]
     options["scale"] = Scale(**options["scale"])
+    options["policy"] = PolicyChoice(**options["policy"])
     topology = load_topology(Path(request["path"])).resolve(options["scale"])
     fabric = Fabric(topology, **options, progress=lambda line: _say(progress=line))
     try:
         fabric.up()
+        fabric.queue()
         building = False
         _say(up=fabric.state.id)
     except FabricError as error:

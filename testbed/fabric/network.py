@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +19,17 @@ from mininet.log import setLogLevel
 from mininet.net import Mininet
 
 from testbed.config import Topology
-from testbed.controller import ControllerError, ControllerProcess, EdgePorts, compute_rules
+from testbed.controller import (
+    ControllerError,
+    ControllerProcess,
+    EdgePorts,
+    Flow,
+    PolicyChoice,
+    View,
+    compute,
+)
+from testbed.controller.situation import situation_of
+from testbed.directions import Direction, QueueClass
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.bridges import CARD, UPLINK
@@ -27,7 +39,16 @@ from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInter
 from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.spaces import Spaces
-from testbed.fabric.state import ENVIRONMENT_MARK, STATE_ROOT, FabricState, clean, process_started, register
+from testbed.fabric.state import (
+    CONTROLLER_FILE,
+    ENVIRONMENT_MARK,
+    STATE_ROOT,
+    FabricState,
+    clean,
+    process_started,
+    register,
+    write_private,
+)
 from testbed.fabric.verify import verify, verify_offloads
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
@@ -41,28 +62,34 @@ SETUPS_AT_ONCE = 4
 class Fabric:
     """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
 
-    `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system"; `progress` is called
-    with one short line per phase. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
+    `policy` may go by the traffic that `flows` declare. `link_engine` is "userspace" or "netem", `datapath` is Open
+    vSwitch's "netdev" or "system"; `progress` is called with one short line per phase; `events` gets what the
+    controller tells. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
     """
 
     def __init__(
         self,
         topology: Topology,
         *,
-        policy: str = "shortest",
+        policy: PolicyChoice | str = "shortest",
+        flows: Sequence[Flow] = (),
         link_engine: str = "userspace",
         datapath: str = "netdev",
         scale: Scale = UNSCALED,
         seed: int = 1,
         progress: Callable[[str], None] = lambda line: None,
+        events: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
         self.topology = topology
-        self.policy = policy
+        self.policy = PolicyChoice(policy) if isinstance(policy, str) else policy
+        self.flows = tuple(flows)
         self.link_engine = link_engine
         self.datapath = datapath
         self.scale = scale
         self.seed = seed
         self._progress = progress
+        self._events = events
+        self._classes: tuple[QueueClass, ...] = ()
         self._state: FabricState | None = None
         self._plan: planning.Plan | None = None
         self.net: Any = None
@@ -115,12 +142,12 @@ class Fabric:
             **describe(plan),
             "link_engine": self.link_engine,
             "datapath": self.datapath,
-            "policy": self.policy,
+            "policy": self.policy.name,
             "seed": self.seed,
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
-        self._progress(f"starting the controller with policy {self.policy}")
+        self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
         self._build_nodes(f"tcp:127.0.0.1:{self.controller.port}")
@@ -139,6 +166,8 @@ class Fabric:
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
         self.engine.compensate(path_excess(plan, state.pids))
+        api = self.controller.api
+        write_private(state.folder / CONTROLLER_FILE, json.dumps({"port": api.port, "token": api.token}))
         state.phase = "up"
         state.save()
 
@@ -153,9 +182,27 @@ class Fabric:
             )
             for edge in self.plan.edges
         ]
-        controller = ControllerProcess(compute_rules(self.policy, self.topology, edges, self.seed))
+        computed = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
+        self._classes = computed.classes
+        situation = situation_of(self.topology, edges, self.policy.to_data(), self.flows, self.seed)
+        controller = ControllerProcess(computed.rules, situation=situation, log=self._events)
         controller.start()
         return controller
+
+    def queue(self) -> None:
+        """Put the policy's queues in front of the WAN links, and read them back. LinkError.
+
+        Not part of `up`: what measures the links first should find them whole.
+        """
+        assert self.engine is not None
+        if self._classes:
+            self.engine.change(self.asked(wan_only=True))
+
+    def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
+        """What every direction of a link should be set to, by (link name, way), once `queue` was called."""
+        wan = asked_of(self.plan.wan_wires())
+        queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
+        return queued if wan_only else {**asked_of(self.plan.wires()), **queued}
 
     def _build_nodes(self, controller: str) -> None:
         plan, topology = self.plan, self.topology
@@ -266,15 +313,19 @@ class Fabric:
         """What else is not as it was set, the first of it: rates, delays, queues, parameters; None if all is."""
         assert self.engine is not None
         engine = self.engine
-        return _difference(
-            lambda: compare_settings(asked_of(self.plan.wires()), engine.settings())
-        ) or _difference(lambda: verify(self.plan, self.state.pids))
+        return _difference(lambda: compare_settings(self.asked(), engine.settings())) or _difference(
+            lambda: verify(self.plan, self.state.pids)
+        )
 
     def failure(self) -> str | None:
         """None while all parts work; else one sentence on what broke first."""
         if self.engine is not None and (words := self.engine.failure()):
             return words
-        if self.controller is not None and (words := self.controller.failure()):
+        if (
+            self.controller is not None
+            and not self.controller.revive()
+            and (words := self.controller.failure())
+        ):
             return f"the controller: {words}"
         for name, pid in self.state.pids.items():
             if process_started(pid) is None:

@@ -26,6 +26,7 @@ from testbed.fabric.buffers import restore_after_kill
 
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
+CONTROLLER_FILE = "controller.json"  # in a fabric's folder: where its controller listens, and the token
 KILL_WAIT_S = GONE_WAIT_S = 5.0
 
 
@@ -62,6 +63,13 @@ class FabricState:
         draft = self.folder / "state.json.new"
         draft.write_text(json.dumps(dataclasses.asdict(self), indent=1))
         draft.replace(self.folder / "state.json")
+
+
+def write_private(path: Path, text: str) -> None:
+    """A file that only its owner may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
 
 
 def process_started(pid: int) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from testbed.config import TopologySpec
+from testbed.controller import PolicyChoice
 from testbed.fabric.network import Fabric
 from testbed.fidelity.capacity import Stack
 from testbed.scale import Scale
@@ -18,7 +19,7 @@ class Network:
     topology: TopologySpec
     stack: Stack
     scale: Scale
-    policy: str
+    policy: PolicyChoice
 
     def fabric(self, seed: int, progress: Callable[[str], None]) -> Fabric:
         """The network to be built."""

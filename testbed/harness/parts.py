@@ -1,7 +1,8 @@
 """A run cut into parts that can be measured apart, and their results put together again. Pure.
 
-Each part is one variant and at most `TRIALS` of its trials, in a network of its own. How a run is cut depends on the
-scenario alone, so that the results are the same however many parts run at once.
+Each part is one variant and at most `TRIALS` of its trials, in a network of its own; where a scenario names variants,
+one trial, which has a seed of its own, and the variants take turns. How a run is cut depends on the scenario alone, so
+that the results are the same however many parts run at once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.config import Scenario, Topology
+from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.harness.summary import CounterSeries, gather_steps, summarise_variant
 from testbed.scale import Scale
@@ -26,7 +27,7 @@ class Part:
     """One variant, so many trials from `first_trial` on, with a seed of its own."""
 
     number: int
-    algorithm: str
+    variant: str
     first_trial: int
     trials: int
     seed: int
@@ -34,17 +35,17 @@ class Part:
     @property
     def name(self) -> str:
         """For people."""
-        return self.algorithm + (f", trials from {self.first_trial}" if self.first_trial else "")
+        return self.variant + (f", trials from {self.first_trial}" if self.first_trial else "")
 
     @property
     def folder(self) -> str:
         """Its place among the others of its run."""
-        return f"{self.algorithm}-{self.first_trial}" if self.first_trial else self.algorithm
+        return f"{self.variant}-{self.first_trial}" if self.first_trial else self.variant
 
     def scenario(self, whole: Scenario) -> Scenario:
         """What this part runs."""
-        changes = {"algorithms": (self.algorithm,), "trials": self.trials, "seed": self.seed}
-        return whole.model_copy(update=changes)
+        changes = {"trials": self.trials, "seed": self.seed}
+        return whole.variant(self.variant).model_copy(update=changes)
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,17 @@ class PartResult:
 
 
 def cut(scenario: Scenario) -> list[Part]:
-    """All parts, those of one variant one after the other.
+    """All parts, those of one algorithm one after the other, those of variants by turns, which turn round each trial.
 
-    A variant with events stays whole: they happen once, at their times.
+    An algorithm with events stays whole: they happen once, at their times.
     """
     parts: list[Part] = []
+    if scenario.variants is not None:
+        for trial in range(scenario.trials):
+            names = scenario.variant_names
+            for name in names if trial % 2 == 0 else names[::-1]:
+                parts.append(Part(len(parts), name, trial, 1, scenario.seed + trial * SEED_STEP))
+        return parts
     most = scenario.trials if scenario.events else TRIALS
     for algorithm in scenario.algorithms:
         for block, first in enumerate(range(0, scenario.trials, most)):
@@ -84,10 +91,12 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
         end_s = max(sample["end_s"] for sample in result.samples)
         begin_s = min([0.0, *(link["time_s"] for link in result.links)])
         offset_s = shift_s - begin_s
+        variant = result.part.variant
         for sample in result.samples:
             samples.append(
                 {
                     **sample,
+                    "variant": variant,
                     "trial": sample["trial"] + result.part.first_trial,
                     "step": sample["step"] + steps,
                     "start_s": sample["start_s"] + offset_s,
@@ -104,7 +113,8 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
             links.append(moved)
         for event in result.events:
             time_s = event["time_s"]
-            events.append({**event, "time_s": None if time_s is None else time_s + offset_s})
+            moment = None if time_s is None else time_s + offset_s
+            events.append({**event, "variant": variant, "time_s": moment})
         carried |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
         shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
@@ -113,7 +123,6 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
 
 def merge_summaries(
     scenario: Scenario,
-    topology: Topology,
     scale: Scale,
     results: Sequence[PartResult],
     samples: Sequence[Record],
@@ -125,17 +134,19 @@ def merge_summaries(
         key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
         series.setdefault(key, CounterSeries()).add(link["time_s"], link["bytes"])
     variants = []
-    for algorithm in scenario.algorithms:
-        own = [result for result in results if result.part.algorithm == algorithm]
-        steps = gather_steps([sample for sample in samples if sample["variant"] == algorithm], scenario.ranks)
+    for name in scenario.variant_names:
+        variant = scenario.variant(name)
+        own = [result for result in results if result.part.variant == name]
+        steps = gather_steps([sample for sample in samples if sample["variant"] == name], scenario.ranks)
         first = own[0].summary["variants"][0]
         expected = first["wan_bytes"]["expected"]
         variants.append(
             summarise_variant(
-                topology,
+                variant.topology.resolve(scale),
                 scale,
-                name=algorithm,
-                policy=scenario.policy,
+                name=name,
+                algorithm=variant.algorithms[0],
+                policy=variant.policy.label,
                 ranks=scenario.ranks,
                 steps=steps,
                 series=series,

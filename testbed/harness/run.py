@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives import wan_bytes
+from testbed.collectives import traffic, wan_bytes
 from testbed.config import Scenario, Topology
+from testbed.controller import Flow, PolicyChoice
 from testbed.fabric.capture import Capture
 from testbed.fabric.faults import Faults
 from testbed.fabric.network import Fabric
@@ -22,6 +23,7 @@ from testbed.fidelity.alpha_beta import calibration_bytes, model_agreement, ring
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.harness.assess import Evidence, assess, link_key
+from testbed.harness.declared import flows_of, total
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.job import Job, LinkSample
@@ -33,13 +35,14 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
-from testbed.harness.wiring import places_on, software_cost, wiring_of
+from testbed.harness.wiring import THIS_NAMESPACE, Wiring, places_on, software_cost, wiring_of
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 from testbed.workload import AllReduce, Compute, training_step
 
 MONITOR_FILE = "monitor.jsonl"
 CAPTURES = "captures"
+CONTROLLER, RULES = "controller.jsonl", "rules.jsonl"
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
 
@@ -50,6 +53,22 @@ class Progress:
 
     phase: Callable[[str], None]
     step: Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """What the controller had to say in the end: the policy, all rules with their counts; and its events."""
+
+    policy: dict[str, Any]
+    bridges: dict[str, list[dict[str, Any]]]
+    events: Sequence[Mapping[str, Any]]
+    restarts: int
+
+    def rule_lines(self) -> Iterator[dict[str, Any]]:
+        """One record a rule, with the packets and (emulated) bytes that it took."""
+        for bridge, rules in self.bridges.items():
+            for rule in rules:
+                yield {"bridge": bridge, **rule}
 
 
 class Run:
@@ -90,9 +109,12 @@ class Run:
 
     def _execute(self, directory: RunDirectory) -> dict[str, Any]:
         scenario = self.scenario
+        events: list[Mapping[str, Any]] = []
         fabric = Fabric(
             self.topology,
-            policy=scenario.policy,
+            policy=PolicyChoice(**scenario.policy.to_choice()),
+            flows=self._flows(),
+            events=events.append,
             link_engine=self.stack.link_engine,
             datapath=self.stack.datapath,
             scale=self.scale,
@@ -102,6 +124,7 @@ class Run:
         with fabric:
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
+            fabric.queue()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
@@ -117,7 +140,35 @@ class Run:
                 job.run()
             self.progress.phase("judging the figures")
             changed = fabric.changed_settings(), fabric.changed_offloads()
-        return self._write(directory, job, measurements, shown, changed, capture.records)
+            network = self._network_record(fabric, events)
+        return self._write(directory, job, measurements, shown, changed, capture.records, network)
+
+    def _flows(self) -> list[Flow]:
+        """What the ranks will send, as the first of the algorithms has it."""
+        pairs = total(
+            traffic("all_reduce", self.scenario.algorithms[0], action.numel, self.itemsize, self.buildings)
+            for action in self.program
+            if isinstance(action, AllReduce)
+        )
+        return flows_of(self._wiring({host.name: THIS_NAMESPACE for host in self.hosts}), pairs)
+
+    def _wiring(self, pids: Mapping[str, int]) -> Wiring:
+        """pids: a process in the namespace of each host."""
+        spec = self.scenario.transport
+        return wiring_of(
+            spec,
+            self.scale,
+            self.topology,
+            places_on(self.topology, len(self.hosts), pids),
+            self.scenario.seed,
+            congestion_control=spec.congestion_control,
+        )
+
+    @staticmethod
+    def _network_record(fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
+        assert fabric.controller is not None
+        api = fabric.controller.api
+        return NetworkRecord(api.show(), api.rules(), events, fabric.controller.restarts)
 
     def _capture(self, fabric: Fabric, folder: Path) -> Capture:
         asked = self.scenario.telemetry.capture
@@ -141,14 +192,7 @@ class Run:
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
         return JobSpec(
-            wiring=wiring_of(
-                scenario.transport,
-                self.scale,
-                self.topology,
-                places_on(self.topology, len(self.hosts), fabric.state.pids),
-                scenario.seed,
-                congestion_control=scenario.transport.congestion_control,
-            ),
+            wiring=self._wiring(fabric.state.pids),
             dtype=scenario.workload.gradient_dtype,
             program=self.program,
             steps=plan_steps(
@@ -166,6 +210,7 @@ class Run:
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
         captured: list[dict[str, Any]],
+        network: NetworkRecord,
     ) -> dict[str, Any]:
         records = _read_ranks(directory.partial, len(self.hosts))
         samples, sockets = records.samples, records.sockets
@@ -215,6 +260,7 @@ class Run:
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
             "fabric": {"hosts": shown["hosts"], "wan": shown["wan"]},
+            "policy": {**network.policy, "controller_restarts": network.restarts},
             "captures": captured,
             "origin_epoch_s": origin_s + time.time() - time.monotonic(),
         }
@@ -223,6 +269,10 @@ class Run:
         directory.write_json("summary.json", summary)
         directory.write_lines("samples.jsonl", (_shifted(sample, origin_s) for sample in samples))
         directory.write_lines("links.jsonl", _link_lines(job.samples, origin_s))
+        directory.write_lines(
+            CONTROLLER, (_shifted_event(event, origin_s) for event in network.events)
+        )
+        directory.write_lines(RULES, network.rule_lines())
         if self.scenario.events:
             directory.write_lines("events.jsonl", (_event_line(entry, origin_s) for entry in log))
         return summary
@@ -240,7 +290,8 @@ class Run:
             self.topology,
             self.scale,
             name=algorithm,
-            policy=self.scenario.policy,
+            algorithm=algorithm,
+            policy=self.scenario.policy.label,
             ranks=len(self.hosts),
             steps=steps,
             series=series,
@@ -339,6 +390,10 @@ def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
         for key, account in sample.account.directions.items():
             series.setdefault(key, CounterSeries()).add(sample.time_s, account.sent_bytes)
     return series
+
+
+def _shifted_event(event: Mapping[str, Any], origin_s: float) -> dict[str, Any]:
+    return {**event, "time_s": event["time_s"] - origin_s} if "time_s" in event else dict(event)
 
 
 def _shifted(sample: dict[str, Any], origin_s: float) -> dict[str, Any]:

@@ -204,6 +204,7 @@ def summarise_variant(
     scale: Scale,
     *,
     name: str,
+    algorithm: str,
     policy: str,
     ranks: int,
     steps: Sequence[StepResult],
@@ -222,7 +223,7 @@ def summarise_variant(
     observed = [wan_payload(step.sent_bytes, buildings) for step in steps]
     return {
         "name": name,
-        "algorithm": name,
+        "algorithm": algorithm,
         "policy": policy,
         "ranks": ranks,
         "step_time_s": times,

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario
-from testbed.fidelity import worst
-from testbed.harness.directory import RunDirectory, surroundings
+from testbed.harness.directory import RunDirectory
 from testbed.harness.errors import RunError
-from testbed.harness.parts import Part, PartResult, cut, merge_records, merge_summaries
-from testbed.harness.run import CAPTURES, Progress
+from testbed.harness.parted import part_folder, part_record, put_together, read_part
+from testbed.harness.parts import Part, cut
+from testbed.harness.run import Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
@@ -110,7 +110,7 @@ class VirtualRun:
                 return
 
     def _run_part(self, part: Part, directory: RunDirectory) -> Ended:
-        folder = _folder(directory, part)
+        folder = part_folder(directory, part)
         folder.mkdir(parents=True)
         (folder / "scenario.yaml").write_text(part.scenario(self.scenario).to_yaml())
         task = {
@@ -165,80 +165,19 @@ class VirtualRun:
             self.progress.phase(event["phase"])
 
     def _merge(self, directory: RunDirectory, ended: Sequence[Ended], wall_s: float) -> dict[str, Any]:
-        results = [_read(part, _folder(directory, part) / "run") for part in self.parts]
-        samples, links, events = merge_records(results)
-        topology = self.scenario.topology.resolve(self.scale)
-        variants = merge_summaries(self.scenario, topology, self.scale, results, samples, links)
-        first = results[0]
-        summary = {
-            **first.summary,
-            "scenario": self.scenario.name,
-            "run_dir": str(self.output),
-            "status": worst([variant["verdict"]["status"] for variant in variants]),
-            "variants": variants,
-        }
-        guest = first.manifest["host"]
-        manifest = {
-            **first.manifest,
-            **surroundings(),
-            "sysctls": first.manifest["sysctls"],
-            "seed": self.scenario.seed,
-            "clock": {
-                **first.manifest["clock"],
-                "kernel": guest["kernel"],
-                "memory_bytes": self.settings.memory_bytes,
-                "jobs": len(self.cores),
-                "wall_s": wall_s,
-                "parts": [
-                    {
-                        "variant": part.algorithm,
-                        "first_trial": part.first_trial,
-                        "trials": part.trials,
-                        "seed": part.seed,
-                        "virtual_s": end.uptime_s,
-                        "wall_s": end.wall_s,
-                    }
-                    for part, end in zip(self.parts, ended, strict=True)
-                ],
-            },
-            "captures": [
-                {"folder": result.part.folder, **entry}
-                for result in results
-                for entry in result.manifest["captures"]
-            ],
-            "sockets": [
-                {"variant": result.part.algorithm, **entry}
-                for result in results
-                for entry in result.manifest["sockets"]
+        first = read_part(self.parts[0], directory)
+        clock = {
+            **first.manifest["clock"],
+            "kernel": first.manifest["host"]["kernel"],
+            "memory_bytes": self.settings.memory_bytes,
+            "jobs": len(self.cores),
+            "wall_s": wall_s,
+            "parts": [
+                {**part_record(part), "virtual_s": end.uptime_s, "wall_s": end.wall_s}
+                for part, end in zip(self.parts, ended, strict=True)
             ],
         }
-        for part in self.parts:
-            captures = _folder(directory, part) / "run" / CAPTURES
-            if captures.exists():
-                (directory.partial / CAPTURES).mkdir(exist_ok=True)
-                shutil.move(captures, directory.partial / CAPTURES / part.folder)
-        shutil.rmtree(directory.partial / "parts")
-        directory.write_text("scenario.yaml", self.scenario.to_yaml())
-        directory.write_json("manifest.json", manifest)
-        directory.write_json("summary.json", summary)
-        directory.write_lines("samples.jsonl", samples)
-        directory.write_lines("links.jsonl", links)
-        if self.scenario.events:
-            directory.write_lines("events.jsonl", events)
-        return summary
-
-
-def _folder(directory: RunDirectory, part: Part) -> Path:
-    return directory.partial / "parts" / str(part.number)
-
-
-def _read(part: Part, run: Path) -> PartResult:
-    def lines(name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (run / name).read_text().splitlines()]
-
-    summary, manifest = (json.loads((run / name).read_text()) for name in ("summary.json", "manifest.json"))
-    events = lines("events.jsonl") if (run / "events.jsonl").exists() else []
-    return PartResult(part, summary, manifest, lines("samples.jsonl"), lines("links.jsonl"), events)
+        return put_together(directory, self.scenario, self.scale, self.parts, self.output, clock)
 
 
 def _search_path() -> str:

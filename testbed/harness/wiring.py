@@ -24,11 +24,13 @@ from testbed.transport import (
 )
 from testbed.transport.bootstrap import BootstrapReport, bootstrap
 from testbed.transport.lanes import LEAST_SEGMENT_BYTES
+from testbed.transport.wire import ConnectionKey
 from testbed.virtual import clock_here
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
-SOURCE_PORT_BASE = 33_000
+SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
+MOST_LANES = 256
 BOOTSTRAP_TIMEOUT_S = 30.0
 THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
 
@@ -70,6 +72,20 @@ class Wiring:
     def buildings(self) -> list[int]:
         """The building of each rank."""
         return [place.building for place in self.ranks]
+
+    def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
+        """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections."""
+        size = len(self.ranks)
+        offset = random.Random(f"{self.seed}/ports").randrange(1000)
+        number = key.traffic.dscp * MOST_LANES + key.lane
+        # a prime, so that two numbers of one pair never come to the same
+        return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
+
+    def lanes(self, rank: int, peer: int) -> int:
+        """How many connections for data two ranks have."""
+        if self.kind != "striped":
+            return 1
+        return int(self.stripes[self.distances[rank][peer]]["connections"])
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Wiring:
@@ -184,15 +200,12 @@ def join(wiring: Wiring, rank: int) -> Joined:
         addresses, report = bootstrap(
             wiring.bootstrap, rank, size, master, addresses[rank], wiring.token, BOOTSTRAP_TIMEOUT_S
         )
-    offset = random.Random(f"{wiring.seed}/ports").randrange(1000)
     settings = MeshSettings(
         token=wiring.token,
         congestion_control=wiring.congestion_control,
         multipath=wiring.kind == "mptcp",
         # given ports, so that a run with the same seed hashes its flows onto the same paths
-        source_port=lambda rank, peer, number: (
-            SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % 20_000
-        ),
+        source_port=wiring.source_port,
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
     )
     sockets: TcpTransport | StripedTransport

@@ -12,6 +12,7 @@ from collections import deque
 from testbed.directions import Direction
 from testbed.links.fibre import Fibre
 from testbed.links.frames import marked
+from testbed.links.scheduler import Scheduler
 from testbed.links.wire import DirectionAccount
 
 LATENESS_BOUNDS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -45,6 +46,7 @@ class Carrier:
         self._lateness_max_ns = 0
         # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
         self.lead_ns = 0
+        self._scheduler: Scheduler | None = None
         self.settings = settings
 
     @property
@@ -61,12 +63,36 @@ class Carrier:
         self._queue_packets = value.queue_packets
         self._ecn_bytes = value.ecn_bytes or float("inf")
         self._queue_part = QUEUE_PARTS / value.queue_bytes
+        self._reschedule(value)
+
+    def _reschedule(self, value: Direction) -> None:
+        """Queues of their own for classes, if there are any; what waits in the former ones goes on in the new."""
+        former, self._scheduler = self._scheduler, None
+        if value.classes:
+            room = value.rate_bps, value.queue_bytes, value.queue_packets
+            self._scheduler = Scheduler(value.classes, *room)
+        if former is None:
+            return
+        free_ns = self._free_ns
+        while len(former):
+            at_ns = former.next_ns(free_ns)
+            assert at_ns is not None
+            frame = former.take(at_ns)
+            free_ns = at_ns + len(frame) * self._ns_per_byte
+            if self._scheduler is None:
+                self._free_ns = free_ns
+                self._into_fibre(frame, free_ns)
+            elif self._scheduler.put(frame, 0) is None:
+                self._dropped += 1
 
     @property
     def next_release_ns(self) -> int | None:
-        """When the next frame is due; None when nothing waits."""
+        """When the next frame is due, or one may leave its queue; None when nothing waits."""
         waiting = self._first()
-        return waiting[0][0] if waiting else None
+        release_ns = waiting[0][0] if waiting else None
+        if self._scheduler is None or (leaves_ns := self._scheduler.next_ns(self._free_ns)) is None:
+            return release_ns
+        return int(leaves_ns) if release_ns is None else min(release_ns, int(leaves_ns))
 
     def _first(self) -> deque[tuple[int, bytes]]:
         """Those of whom the next is due; empty when nothing waits."""
@@ -81,6 +107,9 @@ class Carrier:
         self._in_bytes += size
         if self._held_bytes > HELD_LIMIT_BYTES:
             self._overrun += 1
+            return
+        if self._scheduler is not None:
+            self._queue_up(self._scheduler, frame, arrival_ns)
             return
         leaving = self._leaving
         while leaving and leaving[0] <= arrival_ns:
@@ -102,6 +131,31 @@ class Carrier:
         self._accepted_bytes += size
         if self._queue_packets:
             leaving.append(sent_ns)
+        self._into_fibre(frame, sent_ns)
+
+    def _queue_up(self, scheduler: Scheduler, frame: bytes, arrival_ns: int) -> None:
+        """As `accept`, where classes have queues of their own."""
+        self._leave(scheduler, arrival_ns)
+        before = scheduler.bytes
+        if scheduler.queue_of(frame).size >= self._ecn_bytes:
+            frame, changed = marked(frame)
+            self._marked += changed
+        taken = scheduler.put(frame, arrival_ns)
+        self._queue_counts[min(int(before * self._queue_part), QUEUE_PARTS - 1)] += 1
+        if taken is None:
+            self._dropped += 1
+            return
+        self._accepted_bytes += len(frame)
+        self._queue_peak_bytes = max(self._queue_peak_bytes, scheduler.bytes)
+
+    def _leave(self, scheduler: Scheduler, now_ns: int) -> None:
+        """What may leave its queue by now goes onto the wire."""
+        while (at_ns := scheduler.next_ns(self._free_ns)) is not None and at_ns <= now_ns:
+            frame = scheduler.take(at_ns)
+            self._free_ns = at_ns + len(frame) * self._ns_per_byte
+            self._into_fibre(frame, self._free_ns)
+
+    def _into_fibre(self, frame: bytes, sent_ns: float) -> None:
         if self._fibre.perfect:
             self._send(
                 frame, max(int(sent_ns) + max(0, self._delay_ns - self.lead_ns), self._last_release_ns)
@@ -140,6 +194,8 @@ class Carrier:
 
     def due(self, now_ns: int) -> bytes | None:
         """The next frame whose time has come, or None. The caller sends it and then calls `sent` or `refused`."""
+        if self._scheduler is not None:
+            self._leave(self._scheduler, now_ns)
         waiting = self._first()
         if not waiting or waiting[0][0] > now_ns:
             return None
@@ -162,6 +218,8 @@ class Carrier:
     def cut(self) -> None:
         """The link is cut: what is on its way is lost."""
         self._fibre.lost += len(self._waiting) + len(self._overtaking)
+        if self._scheduler is not None:
+            self._fibre.lost += self._scheduler.clear()
         self._waiting.clear()
         self._overtaking.clear()
         self._leaving.clear()
@@ -181,6 +239,10 @@ class Carrier:
         max_s, self._lateness_max_ns = self._lateness_max_ns / 1e9, 0
         fibre = self._fibre
         queue_bytes = max(0, round((self._free_ns - now_ns) / self._ns_per_byte))
+        queued = 0
+        if self._scheduler is not None:
+            self._leave(self._scheduler, now_ns)
+            queue_bytes, queued = self._scheduler.bytes, len(self._scheduler)
         return DirectionAccount(
             in_packets=self._in_packets,
             in_bytes=self._in_bytes,
@@ -191,7 +253,7 @@ class Carrier:
             lost=fibre.lost,
             dropped=self._dropped,
             overrun=self._overrun,
-            held=len(self._waiting) + len(self._overtaking),
+            held=len(self._waiting) + len(self._overtaking) + queued,
             marked=self._marked,
             duplicated=fibre.duplicated,
             reordered=fibre.reordered,

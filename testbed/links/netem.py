@@ -28,7 +28,7 @@ from testbed.links.netns import network_namespace
 from testbed.links.ports import set_up
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, read_counters, read_shape, shape_commands
+from testbed.links.shaping import Shape, named, read_counters, read_filters, read_shape, shape_commands
 from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
 
 SMALLEST_FRAME_BYTES = 64
@@ -137,9 +137,17 @@ class NetemEngine:
         for way in self._ways():
             if way.exit not in qdiscs:
                 raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
-            shape, asked = read_shape(self._end(way.node), way.shaper), self._asked[way.key]
+            asked = self._asked[way.key]
+            filters = None
+            if asked.classes:
+                filters = read_filters(
+                    run_script(self._place(way.node), [f"tc filter show dev {way.shaper}"])
+                )
+            shape = read_shape(self._end(way.node), way.shaper, filters)
             found[way.key] = replace(
-                _direction(qdiscs[way.exit], shape), jitter_distribution=asked.jitter_distribution
+                _direction(qdiscs[way.exit], shape),
+                jitter_distribution=asked.jitter_distribution,
+                classes=named(shape.classes, asked.classes, shape.rate_bps),
             )
             if asked.queue_packets:  # the kernel keeps no bytes then
                 found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)

@@ -7,6 +7,7 @@ burst and cburst are always given. Set with `tc`, read back over netlink: two in
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from testbed.config.wan import ETHERNET_HEADER_BYTES
-from testbed.directions import Direction
+from testbed.directions import Direction, QueueClass
 from testbed.links.errors import LinkError
 from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here
@@ -23,7 +24,13 @@ from testbed.virtual import clock_here
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
 EXACT_BURST_S = 2e-6  # under the virtual clock no timer is late; its kernel's finest is 0.5 us
 MAX_QUANTUM_BYTES = 200_000
-_HTB_CLASS = 0x00010001
+FILTER_PREFERENCE = 10
+LEAST_SHARE = 0.001  # of the rate, for a class without a guarantee: HTB has none without any
+REST_MINOR = 0x10  # of the class that takes what no other names; all there is where there are no classes
+_HTB_ALL = 0x00010001
+_MAJOR = 0x00010000
+_FLOW_ID = re.compile(r"flowid 1:([0-9a-f]+)")
+_DSFIELD = re.compile(r"match 00([0-9a-f]{2})0000/00fc0000 at 0")
 _FIFO = struct.Struct("=I")  # struct tc_fifo_qopt: limit
 _RED = struct.Struct("=II")  # the beginning of struct tc_red_qopt: limit, qth_min
 _RED_COUNTERS = struct.Struct("=IIII")  # struct tc_red_xstats: early, pdrop, other, marked
@@ -35,18 +42,20 @@ class Shape:
     """Rate in bit/s of Ethernet frames and queue of one sending interface.
 
     The queue is limited in bytes, or in packets where those are given; ECN-capable packets that meet `ecn_bytes` or
-    more are marked.
+    more are marked. Where there are classes, each has such a queue.
     """
 
     rate_bps: float
     queue_bytes: int
     queue_packets: int | None = None
     ecn_bytes: int | None = None
+    classes: tuple[QueueClass, ...] = ()
 
     @classmethod
     def of(cls, direction: Direction) -> Shape:
         """What a WAN direction asks of the interface that sends into it."""
-        return cls(direction.rate_bps, direction.queue_bytes, direction.queue_packets, direction.ecn_bytes)
+        queue = direction.queue_bytes, direction.queue_packets, direction.ecn_bytes
+        return cls(direction.rate_bps, *queue, direction.classes)
 
 
 @dataclass(frozen=True)
@@ -67,25 +76,81 @@ def burst_bytes(rate_bps: float, mtu: int) -> int:
     return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * late_s))
 
 
+@dataclass(frozen=True)
+class _Leaf:
+    """One of HTB's classes that hold packets, as the kernel keeps it: bytes per second, bytes."""
+
+    minor: int
+    rate: int
+    ceil: int
+    priority: int
+    quantum: int
+    dscps: tuple[int, ...]
+
+
+def _leaves(shape: Shape, mtu: int) -> list[_Leaf]:
+    frame, whole = mtu + ETHERNET_HEADER_BYTES, max(1, round(shape.rate_bps / 8))
+    if not shape.classes:
+        quantum = min(max(frame, whole // 1000), MAX_QUANTUM_BYTES)
+        return [_Leaf(REST_MINOR, whole, whole, 0, quantum, ())]
+    least = min(max(entry.share, LEAST_SHARE) for entry in shape.classes)
+    found, minor = [], REST_MINOR
+    for entry in shape.classes:
+        minor += bool(entry.dscps)
+        share = max(entry.share, LEAST_SHARE)
+        found.append(
+            _Leaf(
+                minor if entry.dscps else REST_MINOR,
+                max(1, round(share * whole)),
+                max(1, round(entry.limit * whole)),
+                entry.priority,
+                min(round(frame * share / least), MAX_QUANTUM_BYTES),
+                entry.dscps,
+            )
+        )
+    return found
+
+
 def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = None) -> list[str]:
     """The commands, for `tc`, that give `interface` its rate and queue, or change in place what they are now."""
-    frame = mtu + ETHERNET_HEADER_BYTES
-    rate_bytes = max(1, round(shape.rate_bps / 8))
+    whole = max(1, round(shape.rate_bps / 8))
     burst = burst_bytes(shape.rate_bps, mtu)
-    quantum = min(max(frame, rate_bytes // 1000), MAX_QUANTUM_BYTES)
-    queue, handle = _queue_command(shape)
-    queue_verb = "change" if now and _queue_command(now)[1] == handle else "replace"
+    there = {leaf.minor for leaf in _leaves(now, mtu)} if now else set()
+    leaves = {leaf.minor: leaf for leaf in _leaves(shape, mtu)}
     # `bps` is tc's word for bytes per second, the unit in which the kernel keeps it
-    return [
-        *([] if now else [f"qdisc add dev {interface} root handle 1: htb default 1"]),
+    commands = [
+        *([] if now else [f"qdisc add dev {interface} root handle 1: htb default {REST_MINOR:x}"]),
         f"class {'change' if now else 'add'} dev {interface} parent 1: classid 1:1"
-        f" htb rate {rate_bytes}bps ceil {rate_bytes}bps burst {burst} cburst {burst} quantum {quantum}",
-        f"qdisc {queue_verb} dev {interface} parent 1:1 handle {handle} {queue}",
+        f" htb rate {whole}bps ceil {whole}bps burst {burst} cburst {burst}",
     ]
+    if now and now.classes:
+        commands.append(f"filter del dev {interface} parent 1: pref {FILTER_PREFERENCE}")
+    commands += [f"qdisc del dev {interface} parent 1:{gone:x}" for gone in sorted(there - set(leaves))]
+    commands += [f"class del dev {interface} classid 1:{gone:x}" for gone in sorted(there - set(leaves))]
+    for leaf in leaves.values():
+        known = leaf.minor in there
+        own, most = (burst_bytes(rate * 8, mtu) for rate in (leaf.rate, leaf.ceil))
+        commands.append(
+            f"class {'change' if known else 'add'} dev {interface} parent 1:1 classid 1:{leaf.minor:x}"
+            f" htb rate {leaf.rate}bps ceil {leaf.ceil}bps burst {own} cburst {most}"
+            f" prio {leaf.priority} quantum {leaf.quantum}"
+        )
+        queue, kind = _queue_command(shape)
+        changed = known and now is not None and _queue_command(now)[1] == kind
+        commands.append(
+            f"qdisc {'change' if changed else 'replace'} dev {interface} parent 1:{leaf.minor:x}"
+            f" handle {kind}{leaf.minor:x}: {queue}"
+        )
+        commands += [
+            f"filter add dev {interface} parent 1: protocol ip pref {FILTER_PREFERENCE} u32"
+            f" match ip dsfield {dscp << 2:#x} 0xfc flowid 1:{leaf.minor:x}"
+            for dscp in leaf.dscps
+        ]
+    return commands
 
 
 def _queue_command(shape: Shape) -> tuple[str, str]:
-    """(what to say to tc, the handle of queues of this kind)."""
+    """(what to say to tc, a digit for queues of this kind)."""
     if shape.ecn_bytes:
         if shape.queue_packets:
             raise LinkError(
@@ -97,20 +162,23 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
         bandwidth_bps = min(round(shape.rate_bps), 32_000_000_000)  # tc has 32 bits for bytes per second
         marking = f"min {step} max {step + 1} avpkt {step} burst 1 probability 1 bandwidth {bandwidth_bps}bit"
         marking += " ecn nodrop"
-        return f"red limit {shape.queue_bytes} {marking}", "30:"
+        return f"red limit {shape.queue_bytes} {marking}", "3"
     if shape.queue_packets:
-        return f"pfifo limit {shape.queue_packets}", "20:"
-    return f"bfifo limit {shape.queue_bytes}", "10:"
+        return f"pfifo limit {shape.queue_packets}", "2"
+    return f"bfifo limit {shape.queue_bytes}", "1"
 
 
-def read_shape(ipr: IPRoute, interface: str) -> Shape:
-    """Rate and queue that the kernel holds for `interface`; LinkError when it is not shaped."""
+def read_shape(ipr: IPRoute, interface: str, filters: Mapping[int, set[int]] | None = None) -> Shape:
+    """Rate and queue that the kernel holds for `interface`; LinkError when it is not shaped.
+
+    filters: the DSCPs that lead to each class, from `read_filters`; without, classes are not looked at.
+    """
     index = _index(ipr, interface)
-    return _shape(ipr, interface, index, _queue(ipr.get_qdiscs(index=index)))
+    return _shape(ipr, interface, index, list(ipr.get_qdiscs(index=index)), filters)
 
 
 def read_shapes(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, Shape]:
-    """As `read_shape`, of many interfaces of one namespace."""
+    """As `read_shape`, of many interfaces of one namespace that have no classes."""
     indexes = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
     queues: dict[int, list[Any]] = {}
     for message in ipr.get_qdiscs():
@@ -119,27 +187,82 @@ def read_shapes(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, Shape]:
     for name in interfaces:
         if name not in indexes:
             raise LinkError(f"{name}: no such interface")
-        shapes[name] = _shape(ipr, name, indexes[name], _queue(queues.get(indexes[name], [])))
+        shapes[name] = _shape(ipr, name, indexes[name], queues.get(indexes[name], []), None)
     return shapes
 
 
-def _shape(ipr: IPRoute, interface: str, index: int, message: Any) -> Shape:
-    """The shape of an interface whose queue is told by `message`."""
-    rate = None
+def read_filters(shown: str) -> dict[int, set[int]]:
+    """By a class's number the DSCPs that lead to it, from what `tc filter show` printed of one interface."""
+    found: dict[int, set[int]] = {}
+    minor = None
+    for line in shown.splitlines():
+        if flow := _FLOW_ID.search(line):
+            minor = int(flow[1], 16)
+        if (match := _DSFIELD.search(line)) and minor is not None:
+            found.setdefault(minor, set()).add(int(match[1], 16) >> 2)
+    return found
+
+
+def _shape(
+    ipr: IPRoute, interface: str, index: int, queues: Iterable[Any], filters: Mapping[int, set[int]] | None
+) -> Shape:
+    """The shape of an interface with these queueing disciplines."""
+    rates: dict[int, tuple[int, int, int, int]] = {}
     for found in ipr.get_classes(index=index):
         options = found.get_attr("TCA_OPTIONS")
         if found.get_attr("TCA_KIND") == "htb" and options is not None:
-            wide = options.get_attr("TCA_HTB_RATE64")
-            rate = wide if wide is not None else options.get_attr("TCA_HTB_PARMS")["rate"]
-    if rate is None or message is None:
+            figures, wide = options.get_attr("TCA_HTB_PARMS"), options.get_attr("TCA_HTB_RATE64")
+            ceil = options.get_attr("TCA_HTB_CEIL64") or figures["ceil"]
+            rate = figures["rate"] if wide is None else wide
+            rates[found["handle"]] = int(rate), int(ceil), figures["prio"], figures["quantum"]
+    leaves = {message["parent"]: message for message in queues if _is_queue(message)}
+    rest = leaves.get(_MAJOR | REST_MINOR)
+    if _HTB_ALL not in rates or rest is None:
         raise LinkError(f"{interface}: no HTB class with a queue found on it")
+    whole = rates[_HTB_ALL][0]
+    classes: tuple[QueueClass, ...] = ()
+    if filters is not None and len(leaves) > 1:
+        classes = tuple(
+            QueueClass(
+                f"1:{handle & 0xFFFF:x}",
+                tuple(sorted(filters.get(handle & 0xFFFF, ()))),
+                priority=rates[handle][2],
+                share=rates[handle][0] / whole,
+                limit=rates[handle][1] / whole,
+            )
+            for handle in sorted(leaves)
+            if handle in rates
+        )
+    return _with_queue(float(whole) * 8, rest, classes)
+
+
+def _with_queue(rate_bps: float, message: Any, classes: tuple[QueueClass, ...]) -> Shape:
     kind, options = message.get_attr("TCA_KIND"), message.get_attr("TCA_OPTIONS")
-    rate_bps = float(rate) * 8
     if kind == "red":
         limit, least = _RED.unpack_from(_raw(options), _NETLINK_HEADER_BYTES)
-        return Shape(rate_bps, limit, ecn_bytes=least)
+        return Shape(rate_bps, limit, ecn_bytes=least, classes=classes)
     (limit,) = (options["limit"],) if isinstance(options, dict) else _FIFO.unpack_from(_raw(options))
-    return Shape(rate_bps, 0, queue_packets=limit) if kind == "pfifo" else Shape(rate_bps, limit)
+    if kind == "pfifo":
+        return Shape(rate_bps, 0, queue_packets=limit, classes=classes)
+    return Shape(rate_bps, limit, classes=classes)
+
+
+def named(
+    found: tuple[QueueClass, ...], asked: tuple[QueueClass, ...], rate_bps: float
+) -> tuple[QueueClass, ...]:
+    """What was read back as it was asked for, if the kernel's whole bytes per second say the same; else as found."""
+    by_dscps = {entry.dscps: entry for entry in found}
+    whole = rate_bps / 8
+    if len(by_dscps) != len(asked):
+        return found
+    for entry in asked:
+        held = by_dscps.get(tuple(sorted(entry.dscps)))
+        wanted = max(entry.share, LEAST_SHARE), entry.limit
+        if held is None or held.priority != entry.priority:
+            return found
+        if any(abs(a - b) * whole > 1.5 for a, b in zip((held.share, held.limit), wanted, strict=True)):
+            return found
+    return asked
 
 
 def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape]) -> None:
@@ -149,31 +272,30 @@ def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape]) -> None:
 
 
 def read_counters(ipr: IPRoute, interface: str) -> ShapeCounters:
-    """Counters of the shaper's queue."""
-    message = _queue(ipr.get_qdiscs(index=_index(ipr, interface)))
-    if message is None:
+    """Counters of the shaper's queues, together."""
+    queues = [message for message in ipr.get_qdiscs(index=_index(ipr, interface)) if _is_queue(message)]
+    if not queues:
         raise LinkError(f"{interface}: its shaper is gone")
-    stats = message.get_attr("TCA_STATS2")
-    basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-    marked = 0
-    if message.get_attr("TCA_KIND") == "red":
-        marked = _RED_COUNTERS.unpack_from(_raw(stats.get_attr("TCA_STATS_APP")))[3]
-    return ShapeCounters(
-        sent_bytes=int(basic["bytes"]),
-        sent_packets=int(basic["packets"]),
-        dropped_packets=int(queue["drops"]),
-        waiting_bytes=int(queue["backlog"]),
-        waiting_packets=int(queue["qlen"]),
-        marked_packets=marked,
+    sums = [0] * 6
+    for message in queues:
+        stats = message.get_attr("TCA_STATS2")
+        basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
+        marked = 0
+        if message.get_attr("TCA_KIND") == "red":
+            marked = _RED_COUNTERS.unpack_from(_raw(stats.get_attr("TCA_STATS_APP")))[3]
+        figures = (
+            *(basic[key] for key in ("bytes", "packets")),
+            *(queue[key] for key in ("drops", "backlog", "qlen")),
+        )
+        sums = [total + int(figure) for total, figure in zip(sums, (*figures, marked), strict=True)]
+    return ShapeCounters(*sums)
+
+
+def _is_queue(message: Any) -> bool:
+    """Whether a queueing discipline is one below HTB's classes."""
+    return (
+        message.get_attr("TCA_KIND") in ("bfifo", "pfifo", "red") and message["parent"] >> 16 == _MAJOR >> 16
     )
-
-
-def _queue(messages: Iterable[Any]) -> Any:
-    """The queueing discipline below HTB's class, of all those of an interface; None if there is none."""
-    for message in messages:
-        if message.get_attr("TCA_KIND") in ("bfifo", "pfifo", "red") and message["parent"] == _HTB_CLASS:
-            return message
-    return None
 
 
 def _index(ipr: IPRoute, interface: str) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from testbed.directions import Direction, LossBursts
+from testbed.directions import Direction, LossBursts, QueueClass
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,10 @@ def direction_to_json(direction: Direction) -> dict[str, Any]:
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
     """What `direction_to_json` gave."""
     bursts = data.get("loss_bursts")
-    return Direction(**{**data, "loss_bursts": LossBursts(**bursts) if bursts else None})
+    classes = tuple(
+        QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data.get("classes", ())
+    )
+    return Direction(**{**data, "loss_bursts": LossBursts(**bursts) if bursts else None, "classes": classes})
 
 
 def wire_to_json(wire: LinkWire) -> dict[str, Any]:

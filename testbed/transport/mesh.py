@@ -91,7 +91,6 @@ class Mesh:
         self._deadlines_s: dict[Place, float] = {}  # of those that this rank dials
         self._attempts: dict[Place, tuple[float, str]] = {}  # when to try again, and why
         self._pauses_s: dict[Place, float] = {}  # for how long, if it fails again
-        self._ports: dict[Place, int] = {}  # local ports, where they are given
         self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
         self._due_s = 0.0  # when the first of these wants something
         self._listener: socket.socket | None = None
@@ -349,10 +348,7 @@ class Mesh:
     def _local_port(self, place: Place) -> int:
         if self.settings.source_port is None:
             return 0
-        if place not in self._ports:
-            number = sum(peer == place[0] for peer, _ in self._ports)
-            self._ports[place] = self.settings.source_port(self.rank, place[0], number)
-        return self._ports[place]
+        return self.settings.source_port(self.rank, *place)
 
     def _on_caller(self, mask: int) -> None:
         """Accept one connection; epoll tells again of more."""

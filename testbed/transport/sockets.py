@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.transport.base import BEST_EFFORT, TrafficClass, TransportError
+from testbed.transport.wire import ConnectionKey
 
 # of struct tcp_info in linux/tcp.h: name here, offset, format, unit in which the kernel counts
 _TCP_INFO = (
@@ -91,8 +92,8 @@ class MeshSettings:
     token: the same for all ranks of a job; connections from any other job are refused.
     congestion_control: set on every socket and read back; None leaves the kernel's default.
     multipath: MPTCP in place of TCP.
-    source_port: (rank, peer, number) -> local port of the number-th connection, from 0, that `rank` dials to a peer,
-    for hashing that can be repeated.
+    source_port: (rank, peer, which connection) -> local port of a connection that `rank` dials to a peer, for hashing
+    that can be repeated.
     bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
     close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
     that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
@@ -101,7 +102,7 @@ class MeshSettings:
     token: str
     congestion_control: str | None = None
     multipath: bool = False
-    source_port: Callable[[int, int, int], int] | None = None
+    source_port: Callable[[int, int, ConnectionKey], int] | None = None
     bootstrap_timeout_s: float = 30.0
     close_timeout_s: float = 2.0
     max_staged_bytes: int = 256 * 1024**2

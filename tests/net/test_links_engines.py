@@ -10,6 +10,7 @@ import socket
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from testbed.config import LossBursts
+from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire
 from testbed.links.command import inside
 from testbed.links.netem import tc_takes_seeds
@@ -161,6 +163,62 @@ def burst_marks(line: Line, tos: int, size: int, count: int = 100) -> list[bool]
             ]
             found.append(tos_bytes[0][0] & 3 == 3)
         return found
+
+
+CLASSES = (
+    QueueClass("first", (46,), priority=0),
+    QueueClass("small", (26,), priority=1, share=0.2),
+    QueueClass("big", (10, 12), priority=1, share=0.6),
+    QueueClass("slow", (8,), priority=1, limit=0.5),
+    QueueClass("rest", priority=2),
+)
+
+
+def arrivals_of(line: Line, dscps: Sequence[int], size: int = 1400) -> list[tuple[float, int]]:
+    """(seconds since the first was sent, DSCP) of datagrams sent at once, as they arrive; all must."""
+    with udp_pair((line.left.pid, LEFT), (line.right.pid, RIGHT)) as (sender, receiver):
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000_000)
+        receiver.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
+        receiver.settimeout(5.0)
+        begun_s = time.monotonic()
+        for dscp in dscps:
+            sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, dscp << 2)
+            sender.send(bytes(size))
+        found = []
+        for _ in dscps:
+            _, ancillary, _, _ = receiver.recvmsg(65_536, 256)
+            tos = next(data[0] for level, kind, data in ancillary if (level, kind) == (0, socket.IP_TOS))
+            found.append((time.monotonic() - begun_s, tos >> 2))
+        return found
+
+
+def test_classes_go_by_priority_by_share_and_no_faster_than_their_limit(
+    engine_kind: str, line: Line, tmp_path: Path
+) -> None:
+    plain = way(rate_bps=5e6, queue_bytes=400_000)
+    frame_s = 1442 * 8 / 5e6
+    with running(engine_kind, line, tmp_path, plain) as engine:
+        queued = replace(plain, classes=CLASSES)
+        engine.change({FORTH: queued})
+        assert engine.settings()[FORTH] == queued
+        # what the shaper lets through at once is over when the urgent ones come, which pass all that wait
+        order = [dscp for _, dscp in arrivals_of(line, [0] * 60 + [46] * 5)]
+        assert order.index(46) <= 25
+        assert order[order.index(46) :][:5] == [46] * 5
+        # three times as much is guaranteed to one as to the other, while both wait
+        order = [dscp for _, dscp in arrivals_of(line, [26, 10] * 60)]
+        assert order[30:70].count(26) / 40 == pytest.approx(0.25, abs=0.1)
+        # half of the rate takes twice as long, and nothing is lost
+        times = [when for when, _ in arrivals_of(line, [8] * 60)]
+        assert times[-1] - times[19] == pytest.approx(40 * 2 * frame_s, rel=0.15)
+        times = [when for when, _ in arrivals_of(line, [0] * 60)]
+        assert times[-1] - times[19] == pytest.approx(40 * frame_s, rel=0.15)
+        assert engine.account().directions[FORTH].dropped == 0
+        engine.change({FORTH: plain})
+        assert engine.settings()[FORTH].classes == ()
+        order = [dscp for _, dscp in arrivals_of(line, [0] * 30 + [46] * 5)]
+        assert order[-5:] == [46] * 5
+        assert balanced(engine)
 
 
 def test_settings_change_in_place_also_back_to_zero(engine_kind: str, line: Line, tmp_path: Path) -> None:

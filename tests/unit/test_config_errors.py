@@ -334,7 +334,8 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "policy: ecpm",
-            "7: policy: got 'ecpm', expected a policy: shortest, ecmp; did you mean ecmp?",
+            "7: policy: got 'ecpm', expected FILE.py:CLASS or a policy: shortest, ecmp, wcmp, qp_aware, spray, te, "
+            "pinned, priority, isolate, failover, limit; did you mean ecmp?",
         ),
         (
             "algorithms: [ring]",
@@ -457,7 +458,7 @@ def test_the_other_kind_of_file() -> None:
         (
             "trails=3",
             "trails: got an unknown key, expected one of: name, topology, ranks, workload, algorithms, policy, "
-            "transport, events, telemetry, trials, warmup, seed, scale; did you mean trials?",
+            "transport, events, telemetry, variants, trials, warmup, seed, scale; did you mean trials?",
         ),
         (
             "topology.wan.1.delay=5 ms",

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.config import Topology, probe_address
-from testbed.config.scenario import POLICIES as POLICY_NAMES
+from testbed.config.policy import PATH_POLICIES
+from testbed.config.policy import POLICIES as POLICY_NAMES
 from testbed.controller.computing import compute_rules
 from testbed.controller.edges import EdgePorts
 from testbed.controller.errors import ControllerError, NoPathError
 from testbed.controller.policies import POLICIES
+from testbed.controller.policies.guarding import PATHS
 from testbed.controller.rules import Ecmp, Packet
 from testbed.controller.table import Journey, Network, Port, wires
 from testbed.controller.view import View
@@ -67,7 +69,8 @@ HOSTS = {"north": 2, "east": 1, "south": 3}
 
 
 def test_every_policy_of_a_scenario_is_here() -> None:
-    assert tuple(POLICIES) == POLICY_NAMES
+    assert tuple(sorted(POLICIES)) == tuple(sorted(POLICY_NAMES))
+    assert set(PATHS) == set(PATH_POLICIES)
 
 
 def test_shortest_takes_the_path_of_least_delay_through_another_building() -> None:

@@ -66,10 +66,10 @@ def test_probe_addresses_are_pinned_to_their_links() -> None:
 
 def test_a_shape_is_given_with_quantum_and_burst_for_its_rate() -> None:
     slow = "\n".join(shape_commands("eth0", Shape(1e6, 90_000), mtu=9000))
-    assert "rate 125000bps ceil 125000bps burst 18028 cburst 18028 quantum 9014" in slow
+    assert "rate 125000bps ceil 125000bps burst 18028 cburst 18028 prio 0 quantum 9014" in slow
     assert "bfifo limit 90000" in slow
     fast = "\n".join(shape_commands("eth0", Shape(4e9, 1_000_000), mtu=9000))
-    assert "rate 500000000bps ceil 500000000bps burst 1000000 cburst 1000000 quantum 200000" in fast
+    assert "rate 500000000bps ceil 500000000bps burst 1000000 cburst 1000000 prio 0 quantum 200000" in fast
 
 
 def test_buffers_cover_the_longest_path_and_are_never_less_than_the_default() -> None:

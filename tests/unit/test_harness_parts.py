@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from testbed.config import Scenario, TopologySpec
+from testbed.config import Scenario
 from testbed.harness.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
 from testbed.scale import Scale
 
@@ -38,10 +38,10 @@ def result(part: Any, step_times: list[float], status: str = "trusted") -> PartR
     for trial, step_time in enumerate(step_times):
         start = 2.0 * trial
         for rank in (0, 1):
-            sample = {"variant": part.algorithm, "trial": trial, "step": trial + 1, "rank": rank}
+            sample = {"variant": part.variant, "trial": trial, "step": trial + 1, "rank": rank}
             sample |= {
                 "operation": "step",
-                "name": part.algorithm,
+                "name": part.variant,
                 "start_s": start,
                 "end_s": start + step_time,
             }
@@ -64,7 +64,7 @@ def result(part: Any, step_times: list[float], status: str = "trusted") -> PartR
 
 def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
     parts = cut(scenario(12, "ring", "hierarchical"))
-    assert [(part.algorithm, part.first_trial, part.trials) for part in parts] == [
+    assert [(part.variant, part.first_trial, part.trials) for part in parts] == [
         ("ring", 0, 10),
         ("ring", 10, 2),
         ("hierarchical", 0, 10),
@@ -98,8 +98,7 @@ def test_the_summary_is_that_of_all_trials() -> None:
     first, second = cut(whole)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
     samples, links, _ = merge_records(results)
-    topology = TopologySpec.model_validate(TOPOLOGY).resolve(Scale(10))
-    (variant,) = merge_summaries(whole, topology, Scale(10), results, samples, links)
+    (variant,) = merge_summaries(whole, Scale(10), results, samples, links)
     times = variant["step_time_s"]
     assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
     assert variant["wan_bytes"] == {"expected": 200, "observed": 200}

@@ -8,10 +8,11 @@ import json
 import pytest
 
 from testbed.config import Direction, LossBursts
+from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.links.netem import NetemEngine
 from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, shape_commands
+from testbed.links.shaping import Shape, named, read_filters, shape_commands
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
 BACK = Direction(
@@ -61,7 +62,7 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
-    monkeypatch.setattr(netem, "read_shape", lambda ipr, interface: made.shapes[interface])
+    monkeypatch.setattr(netem, "read_shape", lambda ipr, interface, filters: made.shapes[interface])
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))
     return made
@@ -81,8 +82,8 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
         " loss gemodel 1.00000000% 30.00000000% 90.00000000% 2.00000000%"
         " duplicate 1.00000000% corrupt 2.00000000% reorder 3.00000000%",
     ]
-    assert "qdisc replace dev p1 parent 1:1 handle 10: bfifo limit 1000000" in kernel.commands
-    assert "qdisc replace dev p2 parent 1:1 handle 10: bfifo limit 2000000" in kernel.commands
+    assert "qdisc replace dev p1 parent 1:10 handle 110: bfifo limit 1000000" in kernel.commands
+    assert "qdisc replace dev p2 parent 1:10 handle 110: bfifo limit 2000000" in kernel.commands
 
 
 def test_a_seed_is_given_where_tc_takes_one(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,18 +113,76 @@ def test_a_change_is_made_in_place(kernel: Kernel) -> None:
     running = engine()
     kernel.answers["w0b"] = qdisc("w0b", delay={"delay": 0.0})
     running.change({("east-west-0", "a_to_b"): Direction(1e9, 0.0, 0.0, 0.0, 1_000_000)})
-    assert [command.split()[1] for command in kernel.commands] == ["change"] * 3
+    assert [command.split()[1] for command in kernel.commands] == ["change"] * 4
 
 
 def test_queues_of_the_same_kind_change_in_place_and_others_are_replaced() -> None:
     now, marking = Shape(1e9, 100_000), Shape(1e9, 100_000, ecn_bytes=20_000)
-    assert "qdisc change dev x parent 1:1 handle 10: bfifo limit 50000" in shape_commands(
+    assert "qdisc change dev x parent 1:10 handle 110: bfifo limit 50000" in shape_commands(
         "x", dataclasses.replace(now, queue_bytes=50_000), 1500, now=now
     )
     (command,) = (line for line in shape_commands("x", marking, 1500, now=now) if "red" in line)
-    assert command.startswith("qdisc replace dev x parent 1:1 handle 30: red limit 100000 min 20000 ")
+    assert command.startswith("qdisc replace dev x parent 1:10 handle 310: red limit 100000 min 20000 ")
     assert command.endswith("ecn nodrop")
     packets = Shape(1e9, 0, queue_packets=7)
-    assert "qdisc replace dev x parent 1:1 handle 20: pfifo limit 7" in shape_commands("x", packets, 1500)
+    assert "qdisc replace dev x parent 1:10 handle 210: pfifo limit 7" in shape_commands("x", packets, 1500)
     with pytest.raises(LinkError, match="limited in bytes"):
         shape_commands("x", dataclasses.replace(marking, queue_packets=7), 1500)
+
+
+CLASSES = (
+    QueueClass("pipeline", (46, 34), priority=0),
+    QueueClass("jobs", (40,), priority=1, share=0.25, limit=0.5),
+    QueueClass("rest", priority=2, share=0.5),
+)
+
+
+def test_classes_get_their_own_queues_and_filters_and_all_are_taken_away_again() -> None:
+    plain, queued = Shape(1e9, 100_000), Shape(1e9, 100_000, classes=CLASSES)
+    commands = shape_commands("x", queued, 1500, now=plain)
+    assert [line for line in commands if "filter" in line] == [
+        f"filter add dev x parent 1: protocol ip pref 10 u32 match ip dsfield {field} 0xfc flowid 1:{minor}"
+        for field, minor in (("0xb8", 11), ("0x88", 11), ("0xa0", 12))
+    ]
+    added = [line for line in commands if line.startswith("class")]
+    assert [line.split("classid ")[1].split(" burst")[0] for line in added] == [
+        "1:1 htb rate 125000000bps ceil 125000000bps",
+        "1:11 htb rate 125000bps ceil 125000000bps",
+        "1:12 htb rate 31250000bps ceil 62500000bps",
+        "1:10 htb rate 62500000bps ceil 125000000bps",
+    ]
+    assert [line.split()[1] for line in added] == ["change", "add", "add", "change"]
+    undone = shape_commands("x", plain, 1500, now=queued)
+    assert undone[1:6] == [
+        "filter del dev x parent 1: pref 10",
+        "qdisc del dev x parent 1:11",
+        "qdisc del dev x parent 1:12",
+        "class del dev x classid 1:11",
+        "class del dev x classid 1:12",
+    ]
+
+
+def test_classes_that_are_read_back_as_asked_get_their_names() -> None:
+    found = (
+        QueueClass("1:10", (), 2, 0.5, 1.0),
+        QueueClass("1:11", (34, 46), 0, 0.001, 1.0),
+        QueueClass("1:12", (40,), 1, 0.25, 0.5),
+    )
+    assert named(found, CLASSES, 1e9) == CLASSES
+    for wrong in (
+        found[:2],
+        (dataclasses.replace(found[0], share=0.4), *found[1:]),
+        (*found[:2], dataclasses.replace(found[2], priority=0)),
+        (*found[:2], dataclasses.replace(found[2], dscps=(41,))),
+    ):
+        assert named(wrong, CLASSES, 1e9) == wrong
+
+
+def test_filters_are_read_from_what_tc_shows() -> None:
+    shown = """filter parent 1: protocol ip pref 10 u32 chain 0
+filter parent 1: protocol ip pref 10 u32 chain 0 fh 800::800 order 2048 key ht 800 bkt 0 *flowid 1:11 not_in_hw
+  match 00b80000/00fc0000 at 0
+filter parent 1: protocol ip pref 10 u32 chain 0 fh 800::801 order 2049 key ht 800 bkt 0 flowid 1:12 not_in_hw
+  match 00a00000/00fc0000 at 0
+"""
+    assert read_filters(shown) == {0x11: {46}, 0x12: {40}}

@@ -1,0 +1,231 @@
+"""Transport policies, as a scenario says them: a name, or a name with options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from testbed.config.forms import CountOrZero, Fraction, Name, Share, choice, whole
+from testbed.config.loading import did_you_mean
+from testbed.config.model import Finding, Form, Strict, inlined_schema
+
+POLICIES = (
+    "shortest",
+    "ecmp",
+    "wcmp",
+    "qp_aware",
+    "spray",
+    "te",
+    "pinned",
+    "priority",
+    "isolate",
+    "failover",
+    "limit",
+)
+PATH_POLICIES = ("shortest", "ecmp", "wcmp", "qp_aware", "spray", "te")
+OWN_POLICY = re.compile(r"(?P<file>.+\.py):(?P<kind>[A-Za-z_]\w*)")
+MAX_DSCP = 63
+
+
+def _parse_name(value: object) -> str:
+    if isinstance(value, str):
+        if value in POLICIES:
+            return value
+        if own := OWN_POLICY.fullmatch(value):
+            if Path(own["file"]).is_file():
+                return value
+            raise ValueError(f"a policy of a Python file; there is no {own['file']}")
+    raise ValueError(f"FILE.py:CLASS or a policy: {did_you_mean(value, POLICIES)}")
+
+
+def _parse_dscps(value: object) -> tuple[int, ...]:
+    numbers = value if isinstance(value, (list, tuple)) else [value]
+    if not numbers or not all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_DSCP for item in numbers
+    ):
+        raise ValueError(f"a DSCP from 0 to {MAX_DSCP}, or a list of them")
+    return tuple(numbers)
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _parse_options(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("a mapping (keys and values)")
+    return dict(value)
+
+
+_NAME = Form(
+    _parse_name, {"anyOf": [{"enum": list(POLICIES)}, {"type": "string", "pattern": OWN_POLICY.pattern}]}
+)
+_DSCP = whole(0, MAX_DSCP).schema
+_DSCPS = Form(
+    _parse_dscps,
+    {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
+    lambda value: value[0] if len(value) == 1 else list(value),
+)
+_FLAG = Form(_parse_flag, {"type": "boolean"})
+_OPTIONS = Form(_parse_options, {"type": "object"})
+
+
+class QueueSpec(Strict):
+    """Packets with some DSCPs, and what they are guaranteed."""
+
+    name: Name = Field(description="Name of the class.")
+    dscp: Annotated[tuple[int, ...], _DSCPS] = Field(description="One DSCP, or a list.")
+    share: Fraction = Field(
+        default=0.0,
+        description="Guaranteed part of every WAN link's rate, whatever the classes before it do.",
+    )
+
+
+class LimitSpec(Strict):
+    """Packets with some DSCPs, and the most that they get."""
+
+    name: Name = Field(description="Name of the class.")
+    dscp: Annotated[tuple[int, ...], _DSCPS] = Field(description="One DSCP, or a list.")
+    limit: Share = Field(description="Most of every WAN link's rate.")
+
+
+class JobShareSpec(Strict):
+    """Hosts that share a guarantee."""
+
+    name: Name = Field(description="Name of the job.")
+    hosts: tuple[str, ...] = Field(description="Its hosts, such as [east1, west1].")
+    share: Share = Field(description="Guaranteed part of every WAN link's rate.")
+
+
+class PathSpec(Strict):
+    """A path by hand, taken both ways."""
+
+    source: str = Field(alias="from", description="A building or a host.")
+    to: str = Field(description="A building or a host.")
+    links: tuple[str, ...] = Field(description="The WAN links on the way, in order, such as [east-west-0].")
+    channel: Annotated[int | None, whole(0)] = Field(
+        default=None, description="Only this connection of each pair of ranks, counted from 0."
+    )
+
+
+# which keys say something to which policies; `name`, `replan` to all
+_KEYS = {
+    "over": ("priority", "isolate", "limit"),
+    "detours": ("te",),
+    "classes": ("priority",),
+    "jobs": ("isolate",),
+    "limits": ("limit",),
+    "paths": ("pinned",),
+}
+_NEEDED = {"isolate": "jobs", "limit": "limits", "pinned": "paths"}
+
+
+class PolicySpec(Strict):
+    """How the network treats the traffic: which paths flows take, what waits for what, what happens when links die."""
+
+    name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:CLASS.")
+    over: Annotated[str | None, choice("a policy", PATH_POLICIES)] = Field(
+        default=None,
+        description="Which policy the paths are left to (ecmp), where the policy is about queues.",
+    )
+    replan: Annotated[bool | None, _FLAG] = Field(
+        default=None,
+        description="Whether paths are computed anew when a link dies; by default as the policy has it.",
+    )
+    detours: CountOrZero | None = Field(
+        default=None, description="te: how many links more than the shortest way a path may have (0)."
+    )
+    classes: tuple[QueueSpec, ...] | None = Field(default=None, description="priority: the first goes first.")
+    jobs: tuple[JobShareSpec, ...] | None = Field(default=None, description="isolate: who has which share.")
+    limits: tuple[LimitSpec, ...] | None = Field(default=None, description="limit: what is held back.")
+    paths: tuple[PathSpec, ...] | None = Field(
+        default=None, description="pinned: the first that fits counts."
+    )
+    options: Annotated[Mapping[str, Any] | None, _OPTIONS] = Field(
+        default=None, description="What a policy of your own is made with."
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Only what says something is given; guarantees add up to at most everything."""
+        own = self.name not in POLICIES
+        for key, policies in _KEYS.items():
+            if getattr(self, key) is not None and self.name not in policies:
+                yield Finding(
+                    (key,), f"{key} with policy {self.name}", f"it with {' or '.join(policies)} only"
+                )
+        if self.options is not None and not own:
+            yield Finding(
+                ("options",), f"options with policy {self.name}", "them with a policy of your own only"
+            )
+        needed = _NEEDED.get(self.name)
+        if needed and not getattr(self, needed):
+            yield Finding((needed,), "nothing", f"what policy {self.name} is to do")
+        for key in ("classes", "jobs"):
+            total = sum(entry.share for entry in getattr(self, key) or ())
+            if total > 1.0 + 1e-9:
+                yield Finding((key,), f"shares of {total:.4g} in all", "at most 1, or 100 %")
+        for key in ("classes", "limits"):
+            seen: dict[int, str] = {}
+            for position, entry in enumerate(getattr(self, key) or ()):
+                for dscp in entry.dscp:
+                    if dscp in seen:
+                        shown = f"{dscp}, which {seen[dscp]} has"
+                        yield Finding((key, position, "dscp"), shown, "each DSCP in one class only")
+                    seen[dscp] = entry.name
+
+    def to_choice(self) -> dict[str, Any]:
+        """As the controller takes it: name, options, replan."""
+        written = self.model_dump(by_alias=True, exclude_none=True, exclude={"name", "replan", "options"})
+        return {
+            "name": self.name,
+            "options": written | dict(self.options or {}),
+            "replan": self.replan,
+        }
+
+    @property
+    def label(self) -> str:
+        """For people: the name, of one's own only the class."""
+        return self.name.rpartition(":")[2]
+
+
+def _parse_policy(value: object) -> PolicySpec:
+    if isinstance(value, (Mapping, PolicySpec)):
+        return PolicySpec.model_validate(value)
+    return PolicySpec(name=_parse_name(value))
+
+
+def _write_policy(value: PolicySpec) -> Any:
+    written = value.to_data()
+    return value.name if list(written) == ["name"] else written
+
+
+POLICY = Form(
+    _parse_policy,
+    {"anyOf": [_NAME.schema, inlined_schema(PolicySpec)]},
+    _write_policy,
+)
+Policy = Annotated[PolicySpec, POLICY]
+PolicyOrNone = Annotated[PolicySpec | None, POLICY]
+
+
+def rooted(value: Any, folder: Path) -> Any:
+    """A policy as written, with the file of one's own found from `folder`."""
+    if isinstance(value, Mapping):
+        return {**value, "name": rooted(value["name"], folder)} if "name" in value else value
+    own = OWN_POLICY.fullmatch(value) if isinstance(value, str) else None
+    return value if own is None else f"{(folder / own['file']).resolve()}:{own['kind']}"
+
+
+def parse_policy(text: str) -> PolicySpec:
+    """A policy's name from a command line, for one that needs no options. ValueError says what was expected."""
+    name = _parse_name(rooted(text, Path()))
+    if name in _NEEDED:
+        simple = ", ".join(policy for policy in POLICIES if policy not in _NEEDED)
+        raise ValueError(f"a policy that needs no options: {simple}")
+    return PolicySpec(name=name)
