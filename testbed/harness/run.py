@@ -269,9 +269,7 @@ class Run:
         directory.write_json("summary.json", summary)
         directory.write_lines("samples.jsonl", (_shifted(sample, origin_s) for sample in samples))
         directory.write_lines("links.jsonl", _link_lines(job.samples, origin_s))
-        directory.write_lines(
-            CONTROLLER, (_shifted_event(event, origin_s) for event in network.events)
-        )
+        directory.write_lines(CONTROLLER, (_shifted_event(event, origin_s) for event in network.events))
         directory.write_lines(RULES, network.rule_lines())
         if self.scenario.events:
             directory.write_lines("events.jsonl", (_event_line(entry, origin_s) for entry in log))

@@ -91,8 +91,7 @@ class _Leaf:
 def _leaves(shape: Shape, mtu: int) -> list[_Leaf]:
     frame, whole = mtu + ETHERNET_HEADER_BYTES, max(1, round(shape.rate_bps / 8))
     if not shape.classes:
-        quantum = min(max(frame, whole // 1000), MAX_QUANTUM_BYTES)
-        return [_Leaf(REST_MINOR, whole, whole, 0, quantum, ())]
+        return [_Leaf(REST_MINOR, whole, whole, 0, _quantum(whole, mtu), ())]
     least = min(max(entry.share, LEAST_SHARE) for entry in shape.classes)
     found, minor = [], REST_MINOR
     for entry in shape.classes:
@@ -111,6 +110,10 @@ def _leaves(shape: Shape, mtu: int) -> list[_Leaf]:
     return found
 
 
+def _quantum(rate: int, mtu: int) -> int:
+    return min(max(mtu + ETHERNET_HEADER_BYTES, rate // 1000), MAX_QUANTUM_BYTES)
+
+
 def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = None) -> list[str]:
     """The commands, for `tc`, that give `interface` its rate and queue, or change in place what they are now."""
     whole = max(1, round(shape.rate_bps / 8))
@@ -118,10 +121,11 @@ def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = N
     there = {leaf.minor for leaf in _leaves(now, mtu)} if now else set()
     leaves = {leaf.minor: leaf for leaf in _leaves(shape, mtu)}
     # `bps` is tc's word for bytes per second, the unit in which the kernel keeps it
+    quantum = _quantum(whole, mtu)  # which HTB wants to be told of this class too, though it never uses it
     commands = [
         *([] if now else [f"qdisc add dev {interface} root handle 1: htb default {REST_MINOR:x}"]),
         f"class {'change' if now else 'add'} dev {interface} parent 1: classid 1:1"
-        f" htb rate {whole}bps ceil {whole}bps burst {burst} cburst {burst}",
+        f" htb rate {whole}bps ceil {whole}bps burst {burst} cburst {burst} quantum {quantum}",
     ]
     if now and now.classes:
         commands.append(f"filter del dev {interface} parent 1: pref {FILTER_PREFERENCE}")

@@ -101,22 +101,101 @@ def test_exec_says_what_is_wrong(fabric_id: str) -> None:
 def test_a_broken_part_is_shown(fabric_id: str) -> None:
     second = bring_up()
     try:
-        for process in psutil.process_iter():
-            try:
-                mark = process.environ().get(ENVIRONMENT_MARK)
-                if mark == second and "testbed.controller" in " ".join(process.cmdline()):
-                    process.kill()
-            except psutil.Error:
-                continue
+        (state,) = [state for state in load_all() if state.id == second]
+        os.kill(state.pids["north1"], signal.SIGKILL)
         deadline = time.monotonic() + 10
         while (shown := json.loads(call("inspect", "--fabric", second, "--json").stdout))["phase"] == "up":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert shown["phase"] == "failed"
-        assert "controller" in shown["failure"]
+        assert "the namespace of north1 is gone" in shown["failure"]
         assert json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)["phase"] == "up"
     finally:
         assert call("down", "--fabric", second).returncode == 0
+
+
+def controllers(fabric: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if (
+                process.environ().get(ENVIRONMENT_MARK) == fabric
+                and "testbed.controller" in process.cmdline()
+            ):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_killed_controller_is_started_again() -> None:
+    second = bring_up()
+    try:
+        (before,) = controllers(second)
+        before.kill()
+        deadline = time.monotonic() + 20
+        while before in (now := controllers(second)) or not now:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        while call("policy", "show", "--fabric", second).returncode != 0:
+            assert time.monotonic() < deadline
+        assert json.loads(call("inspect", "--fabric", second, "--json").stdout)["phase"] == "up"
+    finally:
+        assert call("down", "--fabric", second).returncode == 0
+
+
+def test_the_policy_is_shown_compared_and_changed_while_connections_go_on(fabric_id: str) -> None:
+    shown = json.loads(call("policy", "show", "--fabric", fabric_id, "--json").stdout)
+    assert shown["policy"]["name"] == "shortest"
+    assert sum(shown["rules"].values()) == sum(map(len, shown["bridges"].values()))
+    differing = call("policy", "diff", "failover", "--fabric", fabric_id)
+    assert differing.returncode == 0, differing.stderr
+    assert "the rules would stay as they are" in differing.stdout  # no two links are parallel here
+    ping = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "testbed", "exec", "--fabric", fabric_id, "north1", "--"),
+            *("ping", "-c", "60", "-i", "0.05", "coast1"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    share = "jobs=[{name: ours, hosts: [north1, coast1], share: 0.4}]"
+    done = call("policy", "set", "isolate", share, "over=shortest", "--fabric", fabric_id)
+    assert done.returncode == 0, done.stderr
+    assert "policy isolate:" in done.stderr
+    said, _ = ping.communicate(timeout=60)
+    assert " 0% packet loss" in said
+    wan = json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)["wan"]
+    queues = [entry["name"] for link in wan for entry in link["a_to_b"]["classes"]]
+    assert queues == ["ours", "rest"] * 3
+    assert "queues" in call("inspect", "--fabric", fabric_id).stdout
+    rules = call("policy", "show", "--rules", "--fabric", fabric_id).stdout
+    assert "set_dscp" in rules
+    assert call("policy", "set", "shortest", "--fabric", fabric_id).returncode == 0
+    wan = json.loads(call("inspect", "--fabric", fabric_id, "--json").stdout)["wan"]
+    assert all(link[way]["classes"] == [] for link in wan for way in ("a_to_b", "b_to_a"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fastest",), "name: got 'fastest', expected FILE.py:CLASS or a policy: shortest"),
+        (("isolate",), "jobs: got nothing, expected what policy isolate is to do"),
+        (("isolate", "jobs=[{name: a, hosts: [moon1], share: 0.4}]"), "got 'moon1', expected a host"),
+        (("isolate", "jobs=[{name: a, hosts: [north1], share: 1.4}]"), "expected a share from 0 % to 100 %"),
+        (("pinned", "paths=[{from: north, to: south, links: [north-south-9]}]"), "got 'north-south-9'"),
+        (("shortest", "over=ecmp"), "over: got over with policy shortest"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_one_clear_error(
+    fabric_id: str, arguments: tuple[str, ...], words: str
+) -> None:
+    before = call("policy", "show", "--fabric", fabric_id).stdout
+    done = call("policy", "set", *arguments, "--fabric", fabric_id)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+    assert call("policy", "show", "--fabric", fabric_id).stdout == before
 
 
 def test_a_killed_holder_is_cleaned_up_and_others_stay(fabric_id: str) -> None:

@@ -102,9 +102,49 @@ VICTIMS = {
         r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)",
     ),
     "launcher": ("testbed.harness.launcher", 0, "launcher of the ranks was killed by signal 9"),
-    "controller": ("testbed.controller", 0, "controller"),
     "link engine": ("testbed.links.emulator", 0, "link engine .* was killed by signal 9"),
 }
+
+
+def test_a_run_outlives_its_controller(tmp_path: Path) -> None:
+    run, said = start(tmp_path, trials=8)
+    try:
+        wait_for_words(run, said, "step")
+        (controller,) = owned(run, "testbed.controller")
+        controller.kill()
+        assert run.wait(100) in (0, 3), "".join(said)
+        (folder,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+        assert json.loads((folder / "manifest.json").read_text())["policy"]["controller_restarts"] == 1
+        events = [
+            json.loads(line)["event"] for line in (folder / "controller.jsonl").read_text().splitlines()
+        ]
+        assert "restarted" in events
+        assert "repaired" not in events
+    finally:
+        end(run)
+
+
+def test_variants_take_turns_in_networks_of_their_own(tmp_path: Path) -> None:
+    path = write_scenario(tmp_path)
+    path.write_text(
+        path.read_text().replace("[ring, hierarchical]", "[hierarchical]")
+        + "variants:\n  even: {policy: qp_aware}\n  thin: {policy: te, topology.wan.0.rate: 50 Mbit/s}\n"
+    )
+    done = run_testbed("run", path, "--output", tmp_path / "out", "--trials", "2", "--json")
+    assert done.returncode in (0, 3), done.stderr
+    even, thin = json.loads(done.stdout)["variants"]
+    assert [(v["name"], v["policy"], v["algorithm"]) for v in (even, thin)] == [
+        ("even", "qp_aware", "hierarchical"),
+        ("thin", "te", "hierarchical"),
+    ]
+    assert even["step_time_s"]["n"] == thin["step_time_s"]["n"] == 2
+    assert thin["wan_links"][0]["rate_bps"] == 50e6
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    order = [part["variant"] for part in manifest["clock"]["parts"]]
+    assert order == ["even", "thin", "thin", "even"]
+    rules = [json.loads(line) for line in (tmp_path / "out" / "rules.jsonl").read_text().splitlines()]
+    assert {rule["variant"] for rule in rules} == {"even", "thin"}
+    assert any(rule["packets"] and "channel 0 on" in rule["comment"] for rule in rules)
 
 
 @pytest.mark.parametrize("victim", list(VICTIMS))
