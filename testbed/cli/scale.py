@@ -24,7 +24,7 @@ from testbed.fidelity.capacity import (
 from testbed.harness.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
-from testbed.workload import AllReduce, training_step
+from testbed.workload import Collective, step_program
 
 LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
 LINK_ENGINES = ("netem", "userspace")
@@ -117,8 +117,8 @@ def choose_guest_memory(scenario: Scenario, scale: Scale, guests: int, asked_byt
 def gradient_bytes(scenario: Scenario) -> float:
     """Real bytes that each rank reduces in a step."""
     itemsize = {"float32": 4, "float64": 8}[scenario.workload.gradient_dtype]
-    program = training_step(scenario.workload)
-    return float(sum(action.numel for action in program if isinstance(action, AllReduce)) * itemsize)
+    program = step_program(scenario.workload, scenario.ranks)
+    return float(sum(action.numel for action in program if isinstance(action, Collective)) * itemsize)
 
 
 def choose_scale(

@@ -11,7 +11,8 @@ from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements, split_counts
+from testbed.harness.arrays import split_counts
+from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.harness.errors import RunError
 from testbed.harness.launching import LauncherProcess
 from testbed.harness.networks import Network

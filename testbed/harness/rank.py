@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Array, Communicator, Work, count_wrong, fill
+from testbed.collectives import Array, Communicator, Work
+from testbed.harness.arrays import CollectiveArrays
+from testbed.harness.exchange import exchange
 from testbed.harness.spec import JobSpec, Step
 from testbed.harness.wiring import join
+from testbed.transport import TrafficClass
 from testbed.virtual.memory import private_memory
-from testbed.workload import AllReduce, Compute, WaitAll
+from testbed.workload import Collective, Compute, Exchange, WaitAll
 
 CALIBRATIONS = 5
 
@@ -30,10 +33,10 @@ class Rank:
         self.rank = rank
         self.progress = progress
         self.size = len(job.wiring.ranks)
-        self.buckets = {
-            action.bucket: _zeros(action.numel, job.dtype)
+        self.arrays = {
+            action.bucket: CollectiveArrays(action.collective, action.numel, job.dtype, rank, self.size)
             for action in job.program
-            if isinstance(action, AllReduce)
+            if isinstance(action, Collective)
         }
         self.samples: list[dict[str, Any]] = []
 
@@ -46,6 +49,7 @@ class Rank:
         self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
         try:
             self.communicator.barrier()
+            self._class_communicators()
             calibration = self._calibrate()
             for index, step in enumerate(job.steps):
                 self._step(index, step)
@@ -58,6 +62,15 @@ class Rank:
         lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _class_communicators(self) -> None:
+        """One for each class of traffic, whose messages have connections of their own."""
+        self.of_class = {0: self.communicator}
+        actions = [action for action in self.job.program if isinstance(action, Collective | Exchange)]
+        for dscp in sorted({action.dscp for action in actions} - {0}):
+            made = self.communicator.split(range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp))
+            assert made is not None
+            self.of_class[dscp] = made
 
     def _calibrate(self) -> list[dict[str, Any]]:
         """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows."""
@@ -84,27 +97,35 @@ class Rank:
         return (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
 
     def _step(self, index: int, step: Step) -> None:
-        for bucket, array in self.buckets.items():
-            fill(array, self.rank, salt=index * 1000 + bucket)
+        for bucket, arrays in self.arrays.items():
+            arrays.fill(salt=index * 1000 + bucket)
         start_s = self._agree_on_start()
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
             self.progress({"event": "step", **said})
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
-        works: list[tuple[AllReduce, Work]] = []
+        works: list[tuple[Collective, Work]] = []
         records: list[tuple[str, str, float, float, int]] = []
+        wrong = checked = 0
         for action in self.job.program:
             begun_s = time.monotonic()
             if isinstance(action, Compute):
                 self.communicator.sleep(action.duration_s)
                 phase = action.name.split()[0]  # "forward", or "backward 3" for bucket 3
                 records.append((phase, action.name, begun_s, time.monotonic(), 0))
-            elif isinstance(action, AllReduce):
-                work = self.communicator.all_reduce(
-                    self.buckets[action.bucket], algorithm=step.algorithm, async_op=True
-                )
+            elif isinstance(action, Collective):
+                communicator = self.of_class[action.dscp]
+                arrays = self.arrays[action.bucket]
+                work = arrays.start(communicator, action.algorithm or step.algorithm, async_op=True)
+                assert work is not None
                 works.append((action, work))
+            elif isinstance(action, Exchange):
+                own = exchange(self.of_class[action.dscp], self.job, action, salt=index)
+                if own is not None:
+                    size = 2 * action.messages * action.numel * np.dtype(self.job.dtype).itemsize
+                    records.append(("exchange", action.name, begun_s, time.monotonic(), size))
+                    wrong, checked = wrong + own, checked + action.messages * action.numel
             elif isinstance(action, WaitAll):
                 for _, work in works:
                     work.wait()
@@ -112,12 +133,10 @@ class Rank:
         end_s = time.monotonic()
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         for done, work in works:
-            size = self.buckets[done.bucket].nbytes
-            records.append(("all_reduce", done.name, work.start_s, work.end_s, size))
-        wrong = sum(
-            count_wrong(array, self.size, salt=index * 1000 + bucket)
-            for bucket, array in self.buckets.items()
-        )
+            size = self.arrays[done.bucket].nbytes
+            records.append((done.collective, done.name, work.start_s, work.end_s, size))
+        wrong += sum(arrays.count_wrong(salt=index * 1000 + bucket) for bucket, arrays in self.arrays.items())
+        checked += sum(arrays.output.size for arrays in self.arrays.values())
         if step.trial < 0:
             return
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
@@ -142,7 +161,7 @@ class Rank:
                 "bytes": sum(sent.values()),
                 "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
                 "wrong": wrong,
-                "checked": sum(array.size for array in self.buckets.values()),
+                "checked": checked,
             }
         )
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives import traffic, wan_bytes
+from testbed.collectives import between_groups, traffic
 from testbed.config import Scenario, Topology
 from testbed.controller import Flow, PolicyChoice
 from testbed.fabric.capture import Capture
@@ -26,6 +26,7 @@ from testbed.harness.assess import Evidence, assess, link_key
 from testbed.harness.declared import flows_of, total
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
+from testbed.harness.exchange import exchange_traffic
 from testbed.harness.job import Job, LinkSample
 from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.summary import (
@@ -37,8 +38,9 @@ from testbed.harness.summary import (
 )
 from testbed.harness.wiring import THIS_NAMESPACE, Wiring, places_on, software_cost, wiring_of
 from testbed.scale import Scale
+from testbed.transport import TrafficClass
 from testbed.virtual import clock_here
-from testbed.workload import AllReduce, Compute, training_step
+from testbed.workload import Collective, Compute, Exchange, step_program
 
 MONITOR_FILE = "monitor.jsonl"
 CAPTURES = "captures"
@@ -84,14 +86,14 @@ class Run:
         self.progress = progress
         self.clock = clock_here()
         self.topology: Topology = scenario.topology.resolve(scale)
-        self.program = training_step(scenario.workload, scale)
+        self.program = step_program(scenario.workload, scenario.ranks, scale)
         self.hosts = self.topology.hosts[: scenario.ranks]
         # what messages cost software, in emulated seconds, where that is modelled: else it costs what it costs
         self.message_cost_s, self.byte_cost_s = software_cost(scenario.transport, scale)
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
         self.ring = ring_steps(self.topology, self.hosts) if len(self.hosts) > 1 else []
-        largest = max(action.numel for action in self.program if isinstance(action, AllReduce))
-        message_bytes = largest * self.itemsize / len(self.hosts)
+        sized = [action.numel for action in self.program if isinstance(action, Collective | Exchange)]
+        message_bytes = max(sized) * self.itemsize / len(self.hosts)
         self.alone_bytes = calibration_bytes(self.ring, self.topology.mtu, message_bytes) if self.ring else 0
         self.buildings = [self.topology.building(host.building).index for host in self.hosts]
 
@@ -145,12 +147,28 @@ class Run:
 
     def _flows(self) -> list[Flow]:
         """What the ranks will send, as the first of the algorithms has it."""
-        pairs = total(
-            traffic("all_reduce", self.scenario.algorithms[0], action.numel, self.itemsize, self.buildings)
-            for action in self.program
-            if isinstance(action, AllReduce)
-        )
-        return flows_of(self._wiring({host.name: THIS_NAMESPACE for host in self.hosts}), pairs)
+        wiring = self._wiring({host.name: THIS_NAMESPACE for host in self.hosts})
+        flows = []
+        for dscp, actions in self._by_class().items():
+            parts = [self._traffic(action, self.scenario.algorithms[0]) for action in actions]
+            flows += flows_of(wiring, total(parts), TrafficClass(dscp))
+        return flows
+
+    def _by_class(self) -> dict[int, list[Collective | Exchange]]:
+        """What sends something, by its DSCP."""
+        found: dict[int, list[Collective | Exchange]] = {}
+        for action in self.program:
+            if isinstance(action, Collective | Exchange):
+                found.setdefault(action.dscp, []).append(action)
+        return found
+
+    def _traffic(self, action: Collective | Exchange, algorithm: str) -> Mapping[tuple[int, int], int]:
+        """Emulated payload bytes per ordered pair of ranks; algorithm: of what names none."""
+        if isinstance(action, Exchange):
+            return exchange_traffic(self.buildings, action, self.itemsize)
+        numel = action.numel // (1 if action.collective == "all_reduce" else len(self.hosts))
+        chosen = action.algorithm or algorithm
+        return traffic(action.collective, chosen, numel, self.itemsize, self.buildings)
 
     def _wiring(self, pids: Mapping[str, int]) -> Wiring:
         """pids: a process in the namespace of each host."""
@@ -311,8 +329,9 @@ class Run:
 
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
-        program = training_step(self.scenario.workload)
-        sizes = [action.numel * self.itemsize for action in program if isinstance(action, AllReduce)]
+        program = step_program(self.scenario.workload, self.scenario.ranks)
+        sending = [action for action in program if isinstance(action, Collective | Exchange)]
+        sizes = [action.numel * self.itemsize for action in sending]
         traffic = Traffic(
             # a ring sends a bucket in as many parts as there are ranks
             message_bytes=max(sizes) / len(self.hosts),
@@ -327,9 +346,9 @@ class Run:
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
         return sum(
-            wan_bytes("all_reduce", algorithm, action.numel, self.itemsize, self.buildings)
-            for action in self.program
-            if isinstance(action, AllReduce)
+            between_groups(self._traffic(action, algorithm), self.buildings)
+            for actions in self._by_class().values()
+            for action in actions
         )
 
 

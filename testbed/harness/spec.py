@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.harness.wiring import Wiring
-from testbed.workload import Action, AllReduce, Compute, WaitAll
+from testbed.workload import Action, Collective, Compute, Exchange, WaitAll
 
-_ACTIONS: dict[str, type[Action]] = {"compute": Compute, "all_reduce": AllReduce, "wait_all": WaitAll}
+_ACTIONS: dict[str, type[Action]] = {
+    "compute": Compute,
+    "collective": Collective,
+    "exchange": Exchange,
+    "wait_all": WaitAll,
+}
 _KINDS = {action: kind for kind, action in _ACTIONS.items()}
 
 

@@ -155,7 +155,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
 
-    buckets = max((sum(s.operation == COMMUNICATION for s in per_rank[rank]) for rank in ranks), default=0)
+    buckets = max((sum(s.operation in COMMUNICATION for s in per_rank[rank]) for rank in ranks), default=0)
     lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(buckets, 1))
     row = _COMPUTE_HEIGHT + 2 + lane_height * buckets + 8
     height = row * len(ranks) + _AXIS_ROOM
@@ -173,7 +173,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
             left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
             tooltip = f"rank {rank}, {sample.operation} {sample.name}: {time_text(sample.duration_s)}"
             y, thickness, css = top, float(_COMPUTE_HEIGHT), f"op-{sample.operation}"
-            if sample.operation == COMMUNICATION:
+            if sample.operation in COMMUNICATION:
                 y = top + _COMPUTE_HEIGHT + 2 + lane * lane_height
                 thickness = lane_height
                 # Neighbouring buckets alternate in shade.

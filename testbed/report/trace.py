@@ -43,7 +43,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         per_rank[sample.rank].append(sample)
     events: list[JsonObject] = []
     for rank, own in sorted(per_rank.items()):
-        communication = [s for s in own if s.operation == COMMUNICATION]
+        communication = [s for s in own if s.operation in COMMUNICATION]
         lanes = pack_lanes([(s.start_s, s.end_s) for s in communication])
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
         streams |= {FIRST_COMMUNICATION_STREAM + lane: f"communication {lane}" for lane in sorted(set(lanes))}
@@ -52,7 +52,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         events.extend(
             _complete(s, STEP_STREAM if s.operation == WHOLE_STEP else COMPUTE_STREAM)
             for s in own
-            if s.operation != COMMUNICATION
+            if s.operation not in COMMUNICATION
         )
         events.extend(
             _complete(s, FIRST_COMMUNICATION_STREAM + lane)

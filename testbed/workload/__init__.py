@@ -2,16 +2,26 @@
 
 from testbed.workload.buckets import Bucket, gradient_buckets
 from testbed.workload.models import Parameter, parameters
-from testbed.workload.program import Action, AllReduce, Compute, WaitAll, training_step
+from testbed.workload.program import (
+    Action,
+    Collective,
+    Compute,
+    Exchange,
+    WaitAll,
+    step_program,
+    training_step,
+)
 
 __all__ = [
     "Action",
-    "AllReduce",
     "Bucket",
+    "Collective",
     "Compute",
+    "Exchange",
     "Parameter",
     "WaitAll",
     "gradient_buckets",
     "parameters",
+    "step_program",
     "training_step",
 ]

@@ -24,12 +24,33 @@ class Compute:
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """Start reducing `numel` elements over all ranks and go on."""
+class Collective:
+    """Start a collective over all ranks and go on.
+
+    numel: elements of a rank's larger array. algorithm: "" takes the variant's. dscp: its class of traffic, which has
+    connections of its own.
+    """
 
     bucket: int
     name: str
     numel: int
+    collective: str = "all_reduce"
+    algorithm: str = ""
+    dscp: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """As a pipeline of two stages does: `messages` times `numel` elements there, `compute_s` of computing, and back.
+
+    Between the ranks of the first building and those of the last, by their places there; the others go on at once.
+    """
+
+    name: str
+    numel: int
+    messages: int
+    compute_s: float
+    dscp: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,7 +58,29 @@ class WaitAll:
     """Wait for every collective that was started."""
 
 
-Action = Compute | AllReduce | WaitAll
+Action = Compute | Collective | Exchange | WaitAll
+
+
+def step_program(workload: WorkloadSpec, ranks: int, scale: Scale = UNSCALED) -> tuple[Action, ...]:
+    """What a rank does in a step: train a model, or the collectives and messages that the workload names."""
+    if workload.model is not None:
+        return training_step(workload, scale)
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+
+    def numel(size_bytes: int, parts: int) -> int:
+        return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
+
+    actions: list[Action] = []
+    if workload.compute_s:
+        actions.append(Compute("forward", scale.emulated_s(workload.compute_s)))
+    for index, spec in enumerate(workload.collectives or ()):
+        parts = 1 if spec.collective == "all_reduce" else ranks
+        size = numel(spec.size_bytes, parts)
+        actions.append(Collective(index, spec.collective, size, spec.collective, spec.algorithm, spec.dscp))
+    if (exchange := workload.exchange) is not None:
+        size, compute_s = numel(exchange.size_bytes, 1), scale.emulated_s(exchange.compute_s)
+        actions.append(Exchange("exchange", size, exchange.messages, compute_s, exchange.dscp))
+    return (*actions, WaitAll())
 
 
 def training_step(workload: WorkloadSpec, scale: Scale = UNSCALED) -> tuple[Action, ...]:
@@ -49,6 +92,8 @@ def training_step(workload: WorkloadSpec, scale: Scale = UNSCALED) -> tuple[Acti
     matrix products behind each bucket's gradients: those of embeddings and norms come at next to no cost.
     `scale` divides element counts, of which at least one stays, and stretches computing.
     """
+    assert workload.model is not None
+    assert workload.peak_flops is not None
     model = parameters(workload.model)
     tokens = workload.sequence_length * workload.local_batch_size
     flops = workload.peak_flops * workload.flops_utilisation
@@ -60,6 +105,6 @@ def training_step(workload: WorkloadSpec, scale: Scale = UNSCALED) -> tuple[Acti
     for index, bucket in enumerate(buckets):
         actions.append(Compute(f"backward {index}", 2 * forward_s * work[index] / sum(work)))
         numel = max(1, round(scale.emulated_bytes(bucket.numel)))
-        actions.append(AllReduce(index, bucket.name, numel))
+        actions.append(Collective(index, bucket.name, numel))
     actions.append(WaitAll())
     return tuple(actions)

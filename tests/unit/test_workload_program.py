@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from testbed.config import WorkloadSpec, load_scenario
 from testbed.scale import Scale
 from testbed.workload import (
-    AllReduce,
+    Collective,
     Compute,
     Parameter,
     WaitAll,
@@ -92,7 +92,7 @@ def test_a_step_reduces_each_bucket_as_soon_as_it_is_computed() -> None:
         f"backward {number}" for number in range(len(buckets))
     ]
     assert list(program[2:-1:2]) == [
-        AllReduce(n, bucket.name, bucket.numel) for n, bucket in enumerate(buckets)
+        Collective(n, bucket.name, bucket.numel) for n, bucket in enumerate(buckets)
     ]
 
 
@@ -100,7 +100,7 @@ def test_backward_time_follows_matrix_products_so_embeddings_take_none() -> None
     spec = workload(model=TINY, bucket_cap="1 B", first_bucket_cap="1 B")
     program = training_step(spec)
     times = [action.duration_s for action in program if isinstance(action, Compute)][1:]
-    names = [action.name for action in program if isinstance(action, AllReduce)]
+    names = [action.name for action in program if isinstance(action, Collective)]
     taken = dict(zip(names, times, strict=True))
     assert taken["tok_embeddings.weight"] == taken["norm.weight"] == taken["layers.0.ffn_norm.weight"] == 0
     assert taken["output.weight"] == pytest.approx(2 * taken["layers.0.feed_forward.w1.weight"])
@@ -112,13 +112,13 @@ def test_the_size_scale_divides_elements_and_leaves_times() -> None:
         action for action in scaled if isinstance(action, Compute)
     ]
     for large, small in zip(real, scaled, strict=True):
-        if isinstance(large, AllReduce) and isinstance(small, AllReduce):
+        if isinstance(large, Collective) and isinstance(small, Collective):
             assert small.numel == max(1, round(large.numel / 4000))
 
 
 def test_something_is_left_to_reduce_at_any_scale() -> None:
     program = training_step(workload(model=TINY), Scale(1e12))
-    assert {action.numel for action in program if isinstance(action, AllReduce)} == {1}
+    assert {action.numel for action in program if isinstance(action, Collective)} == {1}
 
 
 def test_wider_gradients_fill_buckets_sooner() -> None:

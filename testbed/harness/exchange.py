@@ -1,0 +1,53 @@
+"""Small messages of a pipeline of two stages, there and back, one microbatch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from testbed.collectives import Communicator, count_wrong, fill
+from testbed.harness.spec import JobSpec
+from testbed.workload import Exchange
+
+ACTIVATION, GRADIENT = 1, 2  # tags
+
+
+def partners(buildings: Sequence[int]) -> Mapping[int, int]:
+    """For each rank of the first building its partner in the last, by their places there; and the reverse."""
+    first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
+    last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
+    if min(buildings) == max(buildings):
+        return {}
+    pairs = list(zip(first, last, strict=False))
+    return {**dict(pairs), **{there: here for here, there in pairs}}
+
+
+def exchange_traffic(buildings: Sequence[int], action: Exchange, itemsize: int) -> dict[tuple[int, int], int]:
+    """Bytes per ordered pair of ranks."""
+    size = action.messages * action.numel * itemsize
+    return dict.fromkeys(partners(buildings).items(), size)
+
+
+def exchange(communicator: Communicator, job: JobSpec, action: Exchange, salt: int) -> int | None:
+    """This rank's share; how many elements came wrong, None where it has none."""
+    buildings = job.wiring.buildings
+    peer = partners(buildings).get(communicator.rank)
+    if peer is None:
+        return None
+    ours, theirs = (np.empty(action.numel, job.dtype) for _ in range(2))
+    leads = buildings[communicator.rank] == min(buildings)
+    out, back = (ACTIVATION, GRADIENT) if leads else (GRADIENT, ACTIVATION)
+    wrong = 0
+    for number in range(action.messages):
+        # what rank 0 of a sum over one rank holds: the same at both ends
+        fill(ours, 0, salt + number + out)
+        if leads:
+            communicator.send(ours, peer, out)
+            communicator.recv(theirs, peer, back)
+        else:
+            communicator.recv(theirs, peer, back)
+            communicator.sleep(action.compute_s)
+            communicator.send(ours, peer, out)
+        wrong += count_wrong(theirs, 1, salt + number + back)
+    return wrong
