@@ -63,20 +63,21 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
     """The numbers of a scenario; those of a WAN link for the one with the largest bandwidth-delay product."""
     message = scale.emulated_bytes(traffic.message_bytes)
     nic, emulated_nic = (min(host.nic.rate_bps for host in one.hosts) for one in (real, emulated))
-    computing = traffic.gradient_bytes * 8 / nic / traffic.compute_s
-    emulated_computing = (
-        scale.emulated_bytes(traffic.gradient_bytes) * 8 / emulated_nic / scale.emulated_s(traffic.compute_s)
-    )
     overhead = traffic.overhead_s / (traffic.message_bytes * 8 / nic)
     emulated_overhead = traffic.emulated_overhead_s / (message * 8 / emulated_nic)
     packets, emulated_packets = traffic.message_bytes / real.mtu, message / real.mtu
-    found = [
-        Number(
-            "communication over computing",
-            computing,
-            emulated_computing,
-            "gradients over NIC rate x computing",
-        ),
+    found = []
+    if traffic.compute_s:
+        emulated_gradients = scale.emulated_bytes(traffic.gradient_bytes)
+        found.append(
+            Number(
+                "communication over computing",
+                traffic.gradient_bytes * 8 / nic / traffic.compute_s,
+                emulated_gradients * 8 / emulated_nic / scale.emulated_s(traffic.compute_s),
+                "gradients over NIC rate x computing",
+            )
+        )
+    found += [
         Number(
             "packets per message",
             packets,

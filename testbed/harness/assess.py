@@ -175,6 +175,16 @@ def _backlog_drops(links: Sequence[LinkSample]) -> int:
 
 
 def _edges(links: Sequence[LinkSample]) -> dict[str, tuple[int, int]]:
-    """Frames into and out of each building's edge switch between the first and the last sample."""
+    """Frames into and out of each building's edge switch between the first and the last sample.
+
+    What a link's queue dropped on the edge's own port, where the kernel's link engine has it, went out as well: a port
+    counts only what its queue lets through.
+    """
     first, last = links[0].counters.edges, links[-1].counters.edges
-    return {name: (last[name][0] - first[name][0], last[name][1] - first[name][1]) for name in last}
+    queued = dict.fromkeys(last, 0)
+    for counters, row in zip(links[-1].counters.wan, _conservation(links), strict=True):
+        near = counters.a if counters.direction == "a_to_b" else counters.b
+        queued[near] += row.taken_in - row.crossed
+    return {
+        name: (last[name][0] - first[name][0], last[name][1] - first[name][1] + queued[name]) for name in last
+    }

@@ -19,7 +19,16 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
-from testbed.fidelity.alpha_beta import calibration_bytes, model_agreement, ring_all_reduce_s, ring_steps
+from testbed.fidelity.alpha_beta import (
+    Step,
+    all_planes,
+    calibration_bytes,
+    model_agreement,
+    nearest_plane,
+    ring_all_reduce_s,
+    ring_steps,
+    worst_plane,
+)
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.harness.assess import Evidence, assess, link_key
@@ -91,7 +100,12 @@ class Run:
         # what messages cost software, in emulated seconds, where that is modelled: else it costs what it costs
         self.message_cost_s, self.byte_cost_s = software_cost(scenario.transport, scale)
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
-        self.ring = ring_steps(self.topology, self.hosts) if len(self.hosts) > 1 else []
+        # which plane a message takes is the policy's to say, and several connections may take several
+        best = all_planes if scenario.transport.kind == "striped" else nearest_plane
+        self.ring, self.worst_ring = (
+            ring_steps(self.topology, self.hosts, planes) if len(self.hosts) > 1 else []
+            for planes in (best, worst_plane)
+        )
         sized = [action.numel for action in self.program if isinstance(action, Collective | Exchange)]
         message_bytes = max(sized) * self.itemsize / len(self.hosts)
         self.alone_bytes = calibration_bytes(self.ring, self.topology.mtu, message_bytes) if self.ring else 0
@@ -243,7 +257,10 @@ class Run:
             scale=self.scale,
             numbers=numbers,
             agreement=model_agreement(
-                _alone_s(records.calibrations), self._model_s(), exact=self.clock == "free"
+                _alone_s(records.calibrations),
+                self._model_s(self.ring),
+                exact=self.clock == "free",
+                slowest_s=self._model_s(self.worst_ring),
             ),
             measurements=measurements,
             links=job.samples,
@@ -318,14 +335,14 @@ class Run:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
 
-    def _model_s(self) -> float:
+    def _model_s(self, ring: list[Step]) -> float:
         """What the collective that is done alone should take."""
-        if not self.ring:
+        if not ring:
             return 0.0
         overhead_s = 2 * (self.message_cost_s + self.alone_bytes * self.byte_cost_s)
         if self.clock != "free":
             overhead_s = MESSAGE_S
-        return ring_all_reduce_s(self.ring, self.alone_bytes, overhead_s)
+        return ring_all_reduce_s(ring, self.alone_bytes, overhead_s)
 
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
