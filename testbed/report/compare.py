@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from testbed.report.data import JsonObject
@@ -9,6 +11,13 @@ from testbed.report.figures import percent_text
 
 # A median closer than this is called equal: well below what a handful of trials can tell apart.
 _SAME_WITHIN = 0.005
+LEAST_PAIRS = 3
+# Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
+_T_975 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 
 
 def comparisons(variants: Sequence[JsonObject]) -> list[str]:
@@ -29,13 +38,24 @@ def _comparison(faster: JsonObject, slower: JsonObject) -> str:
     quick, slow = faster["step_time_s"], slower["step_time_s"]
     if slow["median"] <= quick["median"] * (1 + _SAME_WITHIN):
         return f"{names} take the same time, within {percent_text(_SAME_WITHIN)}."
-    sentence = (
-        f"{faster['name']} is {slow['median'] / quick['median']:.2f}x faster than {slower['name']} "
-        f"({percent_text(1 - quick['median'] / slow['median'])} less time)"
-    )
-    if quick["max"] >= slow["min"]:
-        sentence += ", but their step times overlap: more trials are needed to be sure"
-    return f"{sentence}."
+    sentence = f"{faster['name']} is {slow['median'] / quick['median']:.2f}x faster than {slower['name']}"
+    less = f"{percent_text(1 - quick['median'] / slow['median'])} less time"
+    interval = speedup_interval(quick.get("samples", ()), slow.get("samples", ()))
+    if interval is not None and interval[0] > 1:
+        return f"{sentence} ({less}; trial by trial {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence)."
+    if interval is not None or quick["max"] >= slow["min"]:
+        return f"{sentence} ({less}), but their step times overlap: more trials are needed to be sure."
+    return f"{sentence} ({less})."
+
+
+def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[float, float] | None:
+    """Student's 95 % interval for the geometric mean of slow over quick, trial by trial; None for less than three."""
+    if len(quick) != len(slow) or not LEAST_PAIRS <= len(quick) <= len(_T_975) + 1:
+        return None
+    logs = [math.log(there / here) for here, there in zip(quick, slow, strict=True)]
+    middle = statistics.mean(logs)
+    half = _T_975[len(logs) - 2] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def deviation(wan_bytes: JsonObject) -> float | None:

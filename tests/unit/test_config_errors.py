@@ -339,6 +339,43 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         ),
         (
             "algorithms: [ring]",
+            "policy: {name: isolate, jobs: [{name: a, hosts: [e1], share: 70 %}, {name: b, hosts: [e2], share: 0.5}]}",
+            "7: policy.jobs: got shares of 1.2 in all, expected at most 1, or 100 %",
+        ),
+        (
+            "algorithms: [ring]",
+            "policy: {name: te, over: ecmp}",
+            "7: policy.over: got over with policy te, expected it with priority or isolate or limit only",
+        ),
+        (
+            "algorithms: [ring]",
+            "policy: pinned",
+            "7: policy.paths: got nothing, expected what policy pinned is to do",
+        ),
+        (
+            "algorithms: [ring]",
+            "policy: /nowhere/own.py:Mine",
+            "7: policy: got '/nowhere/own.py:Mine', expected a policy of a Python file; there is no /nowhere/own.py",
+        ),
+        (
+            "algorithms: [ring]",
+            "variants: {a: {policy: ecmp}, b: {policy: ecpm}}",
+            "7: variants.b.policy: got 'ecpm', expected FILE.py:CLASS or a policy: shortest, ecmp, wcmp, qp_aware, "
+            "spray, te, pinned, priority, isolate, failover, limit; did you mean ecmp?",
+        ),
+        (
+            "algorithms: [ring]",
+            "variants: {a: {policy: ecmp}, b: {trials: 3}}",
+            "7: variants.b.trials: got trials in a variant, expected what all variants have alike, left out",
+        ),
+        (
+            "algorithms: [ring]",
+            "variants: {a: {policy: ecmp}}",
+            "7: variants: got a mapping, expected two or more names, with what differs, such as "
+            "{shallow: {topology.wan.0.queue: 1 MiB}}",
+        ),
+        (
+            "algorithms: [ring]",
             "transport: {congestion_control: Cubic}",
             "7: transport.congestion_control: got 'Cubic', "
             "expected a TCP congestion control by its kernel name, such as cubic or bbr",

@@ -8,7 +8,7 @@ from testbed.config import TransportSpec, load_topology
 from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.wiring import RankPlace, Wiring, distances_of, stripes_of
 from testbed.scale import Scale
-from testbed.workload import Collective, Compute, WaitAll
+from testbed.workload import Collective, Compute, Exchange, WaitAll
 
 
 def test_a_job_survives_the_way_to_the_launcher() -> None:
@@ -24,7 +24,12 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
             distances=(("same_rack",),),
         ),
         dtype="float32",
-        program=(Compute("forward", 0.5), Collective(0, "head", 9), WaitAll()),
+        program=(
+            Compute("forward", 0.5),
+            Collective(0, "head", 9, "all_to_all", "direct", 26),
+            Exchange("exchange", 5, 3, 0.1, 46),
+            WaitAll(),
+        ),
         steps=plan_steps(("ring",), 1, 0, in_turns=True),
         output="/tmp",
     )

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from testbed.report import print_summary
-from testbed.report.compare import comparisons, deviation
+from testbed.report.compare import comparisons, deviation, speedup_interval
 from tests.unit.report_run import SyntheticRun
 
 
@@ -128,3 +128,15 @@ def test_two_untrusted_variants_are_both_named() -> None:
 )
 def test_deviation_of_bytes(expected: int, observed: int, result: float | None) -> None:
     assert deviation({"expected": expected, "observed": observed}) == result
+
+
+def test_enough_trials_give_an_interval_that_may_settle_it() -> None:
+    fast, slow = variant("a", 0.9, 1.0, 1.3), variant("b", 1.2, 1.3, 1.7)
+    fast["step_time_s"]["samples"] = [0.9, 1.0, 1.3, 1.0]
+    slow["step_time_s"]["samples"] = [1.2, 1.3, 1.7, 1.3]
+    assert comparisons([fast, slow]) == [
+        "a is 1.30x faster than b (23.1 % less time; trial by trial 1.29x to 1.33x at 95 % confidence)."
+    ]
+    slow["step_time_s"]["samples"] = [1.7, 1.2, 1.3, 1.3]
+    assert "overlap: more trials are needed" in comparisons([fast, slow])[0]
+    assert speedup_interval([1.0, 1.0], [2.0, 2.0]) is None
