@@ -6,6 +6,7 @@ nanoseconds that the caller hands in.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import deque
 
@@ -92,7 +93,8 @@ class Carrier:
         release_ns = waiting[0][0] if waiting else None
         if self._scheduler is None or (leaves_ns := self._scheduler.next_ns(self._free_ns)) is None:
             return release_ns
-        return int(leaves_ns) if release_ns is None else min(release_ns, int(leaves_ns))
+        moment_ns = math.ceil(leaves_ns)  # not before: who comes too early finds nothing to do
+        return moment_ns if release_ns is None else min(release_ns, moment_ns)
 
     def _first(self) -> deque[tuple[int, bytes]]:
         """Those of whom the next is due; empty when nothing waits."""

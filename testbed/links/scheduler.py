@@ -15,6 +15,7 @@ from testbed.directions import QueueClass
 BURST_BYTES = 2 * 9_100
 LEAST_WEIGHT = 0.01
 QUANTUM_BYTES = 9_100
+ROUNDING_BYTES = 1e-3
 
 Waiting = tuple[int, bytes]  # when it came, the frame
 
@@ -41,7 +42,7 @@ class _Bucket:
     def ready_ns(self, now_ns: float) -> float:
         """When it is no longer overdrawn."""
         level = self.level(now_ns)
-        return now_ns if level >= 0 else now_ns - level / self.bytes_per_ns
+        return now_ns if level >= -ROUNDING_BYTES else now_ns - level / self.bytes_per_ns
 
 
 class _Queue:
