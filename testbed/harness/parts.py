@@ -13,7 +13,7 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.fidelity import worst
-from testbed.harness.summary import CounterSeries, gather_steps, summarise_variant
+from testbed.harness.summary import LinkSeries, gather_steps, summarise_variant
 from testbed.scale import Scale
 
 TRIALS = 10
@@ -106,7 +106,7 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
         last: dict[tuple[str, ...], int] = {}
         for link in result.links:
             moved = {**link, "time_s": link["time_s"] + offset_s}
-            for counter in ("bytes", "packets", "drops"):
+            for counter in ("bytes", "packets", "drops", "marks"):
                 key = (*_link(link), counter)
                 moved[counter] = link[counter] + carried.get(key, 0)
                 last[key] = moved[counter]
@@ -129,10 +129,11 @@ def merge_summaries(
     links: Sequence[Record],
 ) -> list[Record]:
     """The variants' entries; `samples` and `links` as `merge_records` gives them."""
-    series: dict[tuple[str, str], CounterSeries] = {}
+    series: dict[tuple[str, str], LinkSeries] = {}
     for link in links:
         key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
-        series.setdefault(key, CounterSeries()).add(link["time_s"], link["bytes"])
+        figures = (link[name] for name in ("bytes", "queue_bytes", "drops", "marks"))
+        series.setdefault(key, LinkSeries()).add(link["time_s"], *figures)
     variants = []
     for name in scenario.variant_names:
         variant = scenario.variant(name)

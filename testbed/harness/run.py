@@ -39,7 +39,7 @@ from testbed.harness.exchange import exchange_traffic
 from testbed.harness.job import Job, LinkSample
 from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.summary import (
-    CounterSeries,
+    LinkSeries,
     StepResult,
     gather_steps,
     summarise_variant,
@@ -314,7 +314,7 @@ class Run:
         self,
         algorithm: str,
         steps: list[StepResult],
-        series: dict[tuple[str, str], CounterSeries],
+        series: dict[tuple[str, str], LinkSeries],
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self._expected_wan_bytes(algorithm)
@@ -418,11 +418,12 @@ def _read_ranks(folder: Path, ranks: int) -> _RankRecords:
     return found
 
 
-def _series(samples: list[LinkSample]) -> dict[tuple[str, str], CounterSeries]:
-    series: dict[tuple[str, str], CounterSeries] = {}
+def _series(samples: list[LinkSample]) -> dict[tuple[str, str], LinkSeries]:
+    series: dict[tuple[str, str], LinkSeries] = {}
     for sample in samples:
         for key, account in sample.account.directions.items():
-            series.setdefault(key, CounterSeries()).add(sample.time_s, account.sent_bytes)
+            figures = account.sent_bytes, account.queue_bytes, account.dropped, account.marked
+            series.setdefault(key, LinkSeries()).add(sample.time_s, *figures)
     return series
 
 

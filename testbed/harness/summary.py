@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.config import Topology
@@ -117,21 +117,84 @@ class CounterSeries:
         return self.at(end_s) - self.at(start_s)
 
 
+class Gauge:
+    """A figure that goes up and down, read now and then."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._values: list[float] = []
+
+    def add(self, time_s: float, value: float) -> None:
+        """Note a reading at a time later than all before."""
+        self._times.append(time_s)
+        self._values.append(value)
+
+    def peak(self, start_s: float, end_s: float) -> float:
+        """The largest reading from `start_s` to `end_s`, 0 if there was none."""
+        first, last = bisect_left(self._times, start_s), bisect_right(self._times, end_s)
+        return max(self._values[first:last], default=0.0)
+
+
+@dataclass(frozen=True)
+class LinkSeries:
+    """What was read of one WAN direction: emulated bytes past the queue, those in it, packets dropped and marked."""
+
+    sent: CounterSeries = field(default_factory=CounterSeries)
+    queue: Gauge = field(default_factory=Gauge)
+    dropped: CounterSeries = field(default_factory=CounterSeries)
+    marked: CounterSeries = field(default_factory=CounterSeries)
+
+    def add(self, time_s: float, sent: float, queue: float, dropped: float, marked: float) -> None:
+        """Note one reading."""
+        for series, value in (
+            (self.sent, sent),
+            (self.queue, queue),
+            (self.dropped, dropped),
+            (self.marked, marked),
+        ):
+            series.add(time_s, value)
+
+
+def jain_index(shares: Sequence[float]) -> float:
+    """How evenly something is spread: 1 if all have the same, 1/n if one has all; 1 for nothing.
+
+    Jain, Chiu and Hawe 1984, "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301.
+    """
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
+
+
+def plane_balance(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Jain's index of the utilisation of parallel planes, for each pair of buildings that has several, by direction."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        ends = (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
+        groups.setdefault(ends, []).append(row["utilisation"])
+    return [
+        {"from": here, "to": there, "planes": len(shares), "jain_index": jain_index(shares)}
+        for (here, there), shares in groups.items()
+        if len(shares) > 1
+    ]
+
+
 def wan_use(
     topology: Topology,
-    series: Mapping[tuple[str, str], CounterSeries],
+    series: Mapping[tuple[str, str], LinkSeries],
     steps: Sequence[StepResult],
     scale: Scale,
 ) -> list[dict[str, Any]]:
     """Bytes on the wire per step and utilisation of every WAN direction: medians over the steps, in real units.
 
-    `series` counts emulated bytes per (link name, direction); utilisation is bytes over rate x step time.
+    Utilisation is bytes over rate x step time. `queue_peak_bytes` is the most that a reading during a step found in
+    the queue; `drops` and `marks` count packets over all steps.
     """
     rows = []
     for link in topology.wan:
         for direction in ("a_to_b", "b_to_a"):
             rate_bps = getattr(link, direction).rate_bps
-            counts = [series[link.name, direction].between(step.start_s, step.end_s) for step in steps]
+            read = series[link.name, direction]
+            spans = [(step.start_s, step.end_s) for step in steps]
+            counts = [read.sent.between(*span) for span in spans]
             shares = [
                 count * 8 / (rate_bps * step.step_time_s) for count, step in zip(counts, steps, strict=True)
             ]
@@ -144,6 +207,11 @@ def wan_use(
                     "rate_bps": scale.real_bps(rate_bps),
                     "bytes": round(scale.real_bytes(statistics.median(counts))),
                     "utilisation": statistics.median(shares),
+                    "queue_peak_bytes": round(
+                        scale.real_bytes(max(read.queue.peak(*span) for span in spans))
+                    ),
+                    "drops": round(sum(read.dropped.between(*span) for span in spans)),
+                    "marks": round(sum(read.marked.between(*span) for span in spans)),
                 }
             )
     return rows
@@ -208,7 +276,7 @@ def summarise_variant(
     policy: str,
     ranks: int,
     steps: Sequence[StepResult],
-    series: Mapping[tuple[str, str], CounterSeries],
+    series: Mapping[tuple[str, str], LinkSeries],
     expected_wan_bytes: float,
     verdict: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -234,6 +302,7 @@ def summarise_variant(
             "observed": round(scale.real_bytes(distribution(observed)["median"])),
         },
         "wan_links": wan,
+        "plane_balance": plane_balance(wan),
         "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
         "verdict": dict(verdict),
     }

@@ -16,7 +16,7 @@ from testbed.report.charts import (
     timeline_chart,
 )
 from testbed.report.compare import comparisons, deviation, deviation_text, failing
-from testbed.report.data import JsonObject, RunData, load_run
+from testbed.report.data import JsonObject, LinkKey, RunData, load_run
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
@@ -69,6 +69,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
         "per_step": utilisation_per_step_chart(data.variants),
+        "queues": _queues(data),
         "over_time": utilisation_over_time_chart(data),
         "events": data.events,
         "dimensionless": data.summary.get("dimensionless", []),
@@ -89,6 +90,25 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "wan_deviation": deviation(variant["wan_bytes"]),
         "drawing": topology_drawing(data, variant),
     }
+
+
+def _queues(data: RunData) -> list[JsonObject]:
+    """For each variant and direction between two buildings: queues, drops, marks of all planes, and their balance."""
+    rows: list[JsonObject] = []
+    for variant in data.variants:
+        balance = {(entry["from"], entry["to"]): entry for entry in variant.get("plane_balance", ())}
+        links: dict[tuple[str, str], list[JsonObject]] = {}
+        for record in variant["wan_links"]:
+            key = LinkKey.of(record)
+            if "queue_peak_bytes" in record:
+                links.setdefault((key.source, key.target), []).append(record)
+        for (here, there), own in links.items():
+            index = balance.get((here, there), {}).get("jain_index", 1.0)
+            figures = {name: sum(record[name] for record in own) for name in ("drops", "marks")}
+            longest = max(record["queue_peak_bytes"] for record in own)
+            ends = {"variant": variant["name"], "here": here, "there": there, "planes": len(own)}
+            rows.append({**ends, "jain_index": index, "queue_peak_bytes": longest, **figures})
+    return rows
 
 
 def _facts(data: RunData) -> list[str]:

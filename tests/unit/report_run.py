@@ -173,7 +173,8 @@ class SyntheticRun:
             "wan_links": [
                 {"a": link.a, "b": link.b, "plane": link.plane, "direction": direction, "rate_bps": rate,
                  "bytes": int(self._link_bytes(name)),
-                 "utilisation": min(self._link_bytes(name) * 8 / median / rate, 1.0)}
+                 "utilisation": min(self._link_bytes(name) * 8 / median / rate, 1.0),
+                 "queue_peak_bytes": 3_000_000, "drops": 17, "marks": 0}
                 for link in self.links
                 for direction, rate in zip(("a_to_b", "b_to_a"), link.rate_bps, strict=True)
             ],

@@ -50,7 +50,7 @@ def result(part: Any, step_times: list[float], status: str = "trusted") -> PartR
         links.append({"time_s": start + 1.5, "bytes": 1000 * (trial + 1)})
     wan = {"a": "east", "b": "west", "plane": 0}
     rows = [
-        {**wan, "direction": way, "packets": 0, "drops": 0, **link}
+        {**wan, "direction": way, "packets": 0, "drops": 0, "marks": 0, "queue_bytes": 7, **link}
         for link in links
         for way in ("a_to_b", "b_to_a")
     ]
