@@ -89,17 +89,21 @@ def wan_payload(sent_bytes: Mapping[tuple[int, int], int], buildings: Sequence[i
     return sum(count for (here, there), count in sent_bytes.items() if buildings[here] != buildings[there])
 
 
-class CounterSeries:
-    """A counter that only grows, sampled now and then; `between` interpolates linearly."""
+class _Readings:
+    """A figure, read now and then."""
 
     def __init__(self) -> None:
         self._times: list[float] = []
         self._values: list[float] = []
 
     def add(self, time_s: float, value: float) -> None:
-        """Note the counter's value at a time later than all before."""
+        """Note a reading at a time later than all before."""
         self._times.append(time_s)
         self._values.append(value)
+
+
+class CounterSeries(_Readings):
+    """A counter that only grows; `between` interpolates linearly."""
 
     def at(self, time_s: float) -> float:
         """The value at a time; before the first or after the last sample, that sample's."""
@@ -117,17 +121,8 @@ class CounterSeries:
         return self.at(end_s) - self.at(start_s)
 
 
-class Gauge:
-    """A figure that goes up and down, read now and then."""
-
-    def __init__(self) -> None:
-        self._times: list[float] = []
-        self._values: list[float] = []
-
-    def add(self, time_s: float, value: float) -> None:
-        """Note a reading at a time later than all before."""
-        self._times.append(time_s)
-        self._values.append(value)
+class Gauge(_Readings):
+    """A figure that goes up and down."""
 
     def peak(self, start_s: float, end_s: float) -> float:
         """The largest reading from `start_s` to `end_s`, 0 if there was none."""
