@@ -18,11 +18,11 @@ from testbed.config.loading import Document, Origin, parse_override
 from testbed.config.model import validate
 from testbed.config.policy import PolicySpec, rooted
 from testbed.controller.client import ControllerApi
-from testbed.directions import QueueClass
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.readback import change_links, engine_of
 from testbed.fabric.state import CONTROLLER_FILE, FabricState
+from testbed.links.wire import classes_from_json
 
 SETTINGS = Annotated[
     list[str] | None,
@@ -91,7 +91,7 @@ def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -
     asked = _asked(name, settings)
     state = find(fabric)
     answer = _api(state).set(asked)
-    classes = _classes(answer["classes"])
+    classes = classes_from_json(answer["classes"])
     now = engine_of(state).settings()
     wan = {link["name"] for link in state.details["wan"]}
     wanted = {key: replace(direction, classes=classes) for key, direction in now.items() if key[0] in wan}
@@ -143,10 +143,6 @@ def _asked(name: str, settings: list[str] | None) -> dict[str, Any]:
         key, value = parse_override(setting, "command line")
         document.data[key] = value
     return validate(PolicySpec, document).to_choice()
-
-
-def _classes(data: list[dict[str, Any]]) -> tuple[QueueClass, ...]:
-    return tuple(QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data)
 
 
 def _print_classes(console: Console, classes: list[Mapping[str, Any]]) -> None:

@@ -134,8 +134,8 @@ class ControllerProcess:
         assert self._situation is not None
         asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
         answer = self.api.set(asked)
-        kept = self._situation.flows if flows is None else flows
-        self._situation = replace(self._situation, policy=dict(policy), flows=kept)
+        if flows is not None:
+            self._situation = replace(self._situation, flows=flows)
         return answer
 
     @property
@@ -216,7 +216,10 @@ class ControllerProcess:
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         self._log(event)
-        if kind == "replanned" and self._situation is not None:
+        if kind == "policy" and self._situation is not None:
+            # whoever has set it: `testbed policy set` talks to the process itself
+            self._situation = replace(self._situation, policy=event["policy"])
+        elif kind == "replanned" and self._situation is not None:
             self._situation = replace(self._situation, down=event["down"])
         elif kind == "listening":
             self._port, self._api_port = event["port"], event.get("api_port")

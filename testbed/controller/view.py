@@ -106,12 +106,6 @@ class View:
         found = [end for end in self._links[here] if end.neighbour == neighbour]
         return sorted(found, key=lambda end: end.plane)
 
-    def nearest(self, here: str, there: str) -> list[LinkEnd]:
-        """Of `towards` those of least delay."""
-        ends = self.towards(here, there)
-        least = min((end.delay_ps for end in ends), default=0)
-        return [end for end in ends if end.delay_ps == least]
-
     def pairs(self) -> Iterator[tuple[str, str]]:
         """All (building, other building) between which there is a path."""
         for here in self.buildings:

@@ -41,10 +41,13 @@ def direction_to_json(direction: Direction) -> dict[str, Any]:
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
     """What `direction_to_json` gave."""
     bursts = data.get("loss_bursts")
-    classes = tuple(
-        QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data.get("classes", ())
-    )
+    classes = classes_from_json(data.get("classes", ()))
     return Direction(**{**data, "loss_bursts": LossBursts(**bursts) if bursts else None, "classes": classes})
+
+
+def classes_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[QueueClass, ...]:
+    """Queue classes from what dataclasses.asdict gave of each, after a way through JSON."""
+    return tuple(QueueClass(**{**entry, "dscps": tuple(entry["dscps"])}) for entry in data)
 
 
 def wire_to_json(wire: LinkWire) -> dict[str, Any]:

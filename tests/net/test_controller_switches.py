@@ -315,9 +315,10 @@ def test_connections_outlive_changes_of_policy(library: Library) -> None:
                     assert received(server, 1000) == bytes([number]) * 1000
 
 
-def test_a_killed_controller_comes_back_while_packets_go_on(library: Library) -> None:
+@pytest.mark.parametrize("by", ["who started it", "somebody else"])
+def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by: str) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
-        controller.steer({"name": "ecmp"})
+        (controller.steer if by == "who started it" else controller.api.set)({"name": "ecmp"})
         installed = time.monotonic()
         port = controller.port
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
