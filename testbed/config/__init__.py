@@ -4,10 +4,8 @@ from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
 from testbed.config.scenario import (
-    ModelSpec,
     ScaleSpec,
     Scenario,
-    WorkloadSpec,
     load_scenario,
 )
 from testbed.config.topology import (
@@ -19,6 +17,7 @@ from testbed.config.topology import (
 )
 from testbed.config.transport import DISTANCES, TransportSpec, distance
 from testbed.config.wan import WanLink
+from testbed.config.workload import ModelSpec, WorkloadSpec
 from testbed.directions import Direction, LossBursts
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from testbed.config import ModelSpec
-from testbed.config.scenario import MODELS
+from testbed.config.workload import MODELS
 from testbed.workload import parameters
 from testbed.workload.models import ARCHITECTURES
 
