@@ -64,7 +64,7 @@ def launch(
     with fabric:
         if not network.scale.is_one:
             console.print(f"  {network.scale}")
-        places = places_on(resolved, count, fabric.state.pids)
+        places = places_on(resolved, resolved.hosts[:count], fabric.state.pids)
         environment = {ENVIRONMENT_MARK: fabric.state.id}
         status = Programs(command, places, _show, environment, fabric.failure).run()
     raise typer.Exit(status)

@@ -1,6 +1,14 @@
 """Collectives between ranks: a communicator, algorithms as plans, their bytes on the wire, data with known answers."""
 
-from testbed.collectives.catalogue import ALGORITHMS, AUTO, automatic, between_groups, traffic, wan_bytes
+from testbed.collectives.catalogue import (
+    ALGORITHMS,
+    AUTO,
+    automatic,
+    between_groups,
+    pieces_for,
+    traffic,
+    wan_bytes,
+)
 from testbed.collectives.check import count_wrong, expect, fill
 from testbed.collectives.communicator import Communicator
 from testbed.collectives.data import Array
@@ -26,6 +34,7 @@ __all__ = [
     "dtype_named",
     "expect",
     "fill",
+    "pieces_for",
     "traffic",
     "wan_bytes",
 ]

@@ -3,6 +3,7 @@
 from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
+from testbed.config.neighbours import NeighbourSpec
 from testbed.config.scenario import (
     ScaleSpec,
     Scenario,
@@ -15,13 +16,15 @@ from testbed.config.topology import (
     mac_address,
     probe_address,
 )
-from testbed.config.transport import DISTANCES, TransportSpec, distance
+from testbed.config.transport import BDP, DISTANCES, PLANNED, SocketsSpec, TransportSpec, distance
 from testbed.config.wan import WanLink
 from testbed.config.workload import ModelSpec, WorkloadSpec
 from testbed.directions import Direction, LossBursts
 
 __all__ = [
+    "BDP",
     "DISTANCES",
+    "PLANNED",
     "Building",
     "Clos",
     "ConfigError",
@@ -30,9 +33,11 @@ __all__ = [
     "Kind",
     "LossBursts",
     "ModelSpec",
+    "NeighbourSpec",
     "Problem",
     "ScaleSpec",
     "Scenario",
+    "SocketsSpec",
     "Topology",
     "TopologySpec",
     "TransportSpec",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -79,15 +79,15 @@ class EventSpec(Strict):
             shown = f"{format_duration(self.for_s)}, every {format_duration(self.every_s)}"
             yield Finding(("for",), shown, "for shorter than every")
 
-    def target_findings(self, topology: Topology, ranks: int) -> Iterator[Finding]:
-        """Whether what it happens to is there."""
+    def target_findings(self, topology: Topology, hosts: Sequence[str]) -> Iterator[Finding]:
+        """Whether what it happens to is there; hosts: those of the ranks, in the ranks' order."""
         known: list[int] | list[str]
         if self.action == "rank_kill":
-            known, kind = list(range(ranks)), "a rank"
+            known, kind = list(range(len(hosts))), "a rank"
         elif self.action == "plane_down":
             known, kind = sorted({link.plane for link in topology.wan}), "a plane"
         elif self.action == "host_pause":
-            known, kind = [host.name for host in topology.hosts[:ranks]], "a host that has a rank"
+            known, kind = list(hosts), "a host that has a rank"
         elif self.action == "switch_down":
             known, kind = list(topology.switches), "a switch"
         else:

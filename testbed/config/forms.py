@@ -52,21 +52,21 @@ def pattern(expression: str, expected: str) -> Form:
     return Form(parse, {"type": "string", "pattern": f"^{expression}$"})
 
 
-def or_auto(form: Form) -> Form:
-    """`form`, or the word auto."""
+def or_word(word: str, form: Form) -> Form:
+    """`form`, or a word in its place."""
 
     def parse(value: object) -> Any:
-        if value == "auto":
+        if value == word:
             return value
         try:
             return form.parse(value)
         except ValueError as error:
-            raise ValueError(f"auto, or {error}") from None
+            raise ValueError(f"{word}, or {error}") from None
 
     def write(value: Any) -> Any:
-        return value if value == "auto" else form.write(value)
+        return value if value == word else form.write(value)
 
-    return Form(parse, {"anyOf": [{"const": "auto"}, form.schema]}, write)
+    return Form(parse, {"anyOf": [{"const": word}, form.schema]}, write)
 
 
 def _factor(value: object) -> float:
@@ -84,11 +84,29 @@ def _positive(parse: Callable[[object], float], expected: str) -> Callable[[obje
     return parse_positive
 
 
-_RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
+MAX_DSCP = 63
+
+
+def _dscps(value: object) -> tuple[int, ...]:
+    numbers = value if isinstance(value, (list, tuple)) else [value]
+    if not numbers or not all(
+        isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_DSCP for item in numbers
+    ):
+        raise ValueError(f"a DSCP from 0 to {MAX_DSCP}, or a list of them")
+    return tuple(numbers)
+
+
+_DSCP = whole(0, MAX_DSCP).schema
+_DSCPS = Form(
+    _dscps,
+    {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
+    lambda value: value[0] if len(value) == 1 else list(value),
+)
+RATE = Form(units.parse_rate, _text("400 Gbit/s", units.RATE_EXPECTED), units.format_rate)
 _DURATION = Form(units.parse_duration, _text("2.5 ms", units.DURATION_EXPECTED), units.format_duration)
 _DELAY = Form(units.parse_delay, _text("500 km", units.DELAY_EXPECTED), units.format_duration)
 _DISTRIBUTION = choice("a distribution", ("uniform", "normal", "pareto"))
-_SIZE = Form(
+SIZE = Form(
     _positive(units.parse_size, "a size above 0"), _text("64 MiB", units.SIZE_EXPECTED), units.format_size
 )
 _FRACTION = Form(
@@ -117,8 +135,8 @@ _FACTOR = Form(
 )
 
 # The `...OrNone` types are for keys that may be left out; a key that is there must have a value.
-Rate = Annotated[float, _RATE]
-RateOrNone = Annotated[float | None, _RATE]
+Rate = Annotated[float, RATE]
+RateOrNone = Annotated[float | None, RATE]
 Duration = Annotated[float, _DURATION]
 DurationOrNone = Annotated[float | None, _DURATION]
 DelayOrNone = Annotated[float | None, _DELAY]
@@ -127,16 +145,17 @@ Distribution = Annotated[str, _DISTRIBUTION]
 DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
 Timeout = Annotated[float, _TIMEOUT]
 TimeoutOrNone = Annotated[float | None, _TIMEOUT]
-Size = Annotated[int, _SIZE]
-SizeOrNone = Annotated[int | None, _SIZE]
+Size = Annotated[int, SIZE]
+SizeOrNone = Annotated[int | None, SIZE]
 Fraction = Annotated[float, _FRACTION]
 FractionOrNone = Annotated[float | None, _FRACTION]
 Share = Annotated[float, _SHARE]
+ShareOrNone = Annotated[float | None, _SHARE]
 FlopRateOrNone = Annotated[float | None, _FLOP_RATE]
-Queue = Annotated[int | Literal["auto"], or_auto(_SIZE)]
-QueueOrNone = Annotated[int | Literal["auto"] | None, or_auto(_SIZE)]
+Queue = Annotated[int | Literal["auto"], or_word("auto", SIZE)]
+QueueOrNone = Annotated[int | Literal["auto"] | None, or_word("auto", SIZE)]
 Ratio = Annotated[float, _RATIO]
-Factor = Annotated[float | Literal["auto"], or_auto(_FACTOR)]
+Factor = Annotated[float | Literal["auto"], or_word("auto", _FACTOR)]
 Name = Annotated[
     str, pattern(r"[a-z0-9][a-z0-9._-]{0,63}", "a name: lower-case letters, digits, '.', '_', '-'")
 ]
@@ -146,3 +165,6 @@ BuildingName = Annotated[
 Count = Annotated[int, whole(1)]
 CountOrNone = Annotated[int | None, whole(1)]
 CountOrZero = Annotated[int, whole(0)]
+Dscp = Annotated[int, whole(0, MAX_DSCP)]
+Dscps = Annotated[tuple[int, ...], _DSCPS]
+DscpsOrNone = Annotated[tuple[int, ...] | None, _DSCPS]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.config.forms import CountOrZero, Fraction, Name, Share, choice, whole
+from testbed.config.forms import CountOrZero, Dscps, Fraction, Name, Share, choice, whole
 from testbed.config.loading import did_you_mean
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 
@@ -28,7 +28,6 @@ POLICIES = (
 )
 PATH_POLICIES = ("shortest", "ecmp", "wcmp", "qp_aware", "spray", "te")
 OWN_POLICY = re.compile(r"(?P<file>.+\.py):(?P<kind>[A-Za-z_]\w*)")
-MAX_DSCP = 63
 
 
 def _parse_name(value: object) -> str:
@@ -40,15 +39,6 @@ def _parse_name(value: object) -> str:
                 return value
             raise ValueError(f"a policy of a Python file; there is no {own['file']}")
     raise ValueError(f"FILE.py:CLASS or a policy: {did_you_mean(value, POLICIES)}")
-
-
-def _parse_dscps(value: object) -> tuple[int, ...]:
-    numbers = value if isinstance(value, (list, tuple)) else [value]
-    if not numbers or not all(
-        isinstance(item, int) and not isinstance(item, bool) and 0 <= item <= MAX_DSCP for item in numbers
-    ):
-        raise ValueError(f"a DSCP from 0 to {MAX_DSCP}, or a list of them")
-    return tuple(numbers)
 
 
 def _parse_flag(value: object) -> bool:
@@ -66,12 +56,6 @@ def _parse_options(value: object) -> Mapping[str, Any]:
 _NAME = Form(
     _parse_name, {"anyOf": [{"enum": list(POLICIES)}, {"type": "string", "pattern": OWN_POLICY.pattern}]}
 )
-_DSCP = whole(0, MAX_DSCP).schema
-_DSCPS = Form(
-    _parse_dscps,
-    {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
-    lambda value: value[0] if len(value) == 1 else list(value),
-)
 _FLAG = Form(_parse_flag, {"type": "boolean"})
 _OPTIONS = Form(_parse_options, {"type": "object"})
 
@@ -80,7 +64,7 @@ class QueueSpec(Strict):
     """Packets with some DSCPs, and what they are guaranteed."""
 
     name: Name = Field(description="Name of the class.")
-    dscp: Annotated[tuple[int, ...], _DSCPS] = Field(description="One DSCP, or a list.")
+    dscp: Dscps = Field(description="One DSCP, or a list.")
     share: Fraction = Field(
         default=0.0,
         description="Guaranteed part of every WAN link's rate, whatever the classes before it do.",
@@ -91,7 +75,7 @@ class LimitSpec(Strict):
     """Packets with some DSCPs, and the most that they get."""
 
     name: Name = Field(description="Name of the class.")
-    dscp: Annotated[tuple[int, ...], _DSCPS] = Field(description="One DSCP, or a list.")
+    dscp: Dscps = Field(description="One DSCP, or a list.")
     limit: Share = Field(description="Most of every WAN link's rate.")
 
 
@@ -116,7 +100,7 @@ class PathSpec(Strict):
 
 # which keys say something to which policies; `name`, `replan` to all
 _KEYS = {
-    "over": ("priority", "isolate", "limit"),
+    "over": ("priority", "isolate", "limit", "failover"),
     "detours": ("te",),
     "classes": ("priority",),
     "jobs": ("isolate",),
@@ -132,7 +116,8 @@ class PolicySpec(Strict):
     name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:CLASS.")
     over: Annotated[str | None, choice("a policy", PATH_POLICIES)] = Field(
         default=None,
-        description="Which policy the paths are left to (ecmp), where the policy is about queues.",
+        description="Which policy the paths are left to, where the policy is about something else (ecmp; failover: "
+        "shortest).",
     )
     replan: Annotated[bool | None, _FLAG] = Field(
         default=None,

@@ -12,6 +12,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from testbed.config.buildings import Host
 from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.forms import (
@@ -31,17 +32,18 @@ from testbed.config.loading import (
     show,
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
+from testbed.config.neighbours import NeighbourSpec
 from testbed.config.policy import Policy, PolicySpec, rooted
-from testbed.config.topology import TopologySpec, read_topology
-from testbed.config.transport import TransportSpec
+from testbed.config.topology import Topology, TopologySpec, read_topology
+from testbed.config.transport import PLANNED, TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import ALGORITHMS, WorkloadSpec
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
-FIXED_IN_VARIANTS = ("name", "variants", "trials", "warmup", "seed", "scale", "ranks")
+FIXED_IN_VARIANTS = ("name", "variants", "trials", "warmup", "seed", "scale", "ranks", "hosts")
 
 
-SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.01, 1.0
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
 
 
 def _parse_interval(value: object) -> float:
@@ -50,7 +52,7 @@ def _parse_interval(value: object) -> float:
     except ValueError:
         interval_s = 0.0
     if not SHORTEST_INTERVAL_S <= interval_s <= LONGEST_INTERVAL_S:
-        raise ValueError("a duration from 10 ms to 1 s")
+        raise ValueError("a duration from 1 ms to 1 s")
     return interval_s
 
 
@@ -134,6 +136,11 @@ class Scenario(Strict):
         default=0,
         description="How many ranks, on consecutive hosts; default: one per host.",
     )
+    hosts: tuple[str, ...] | None = Field(
+        default=None,
+        description="Hosts of the ranks, in the ranks' order, such as [east1, west1]; default: the topology's, in its "
+        "order, without those of `neighbours`.",
+    )
     workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
     algorithms: tuple[Annotated[str, choice("an algorithm", ALGORITHMS)], ...] = Field(
         default=("ring",), description="All-reduce algorithms; one variant is run with each."
@@ -143,6 +150,9 @@ class Scenario(Strict):
         description="How the network treats the traffic: a policy, or its options.",
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
+    neighbours: tuple[NeighbourSpec, ...] = Field(
+        default=(), description="Other jobs, whose traffic shares the network while steps run."
+    )
     events: tuple[EventSpec, ...] = Field(
         default=(),
         description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
@@ -175,15 +185,16 @@ class Scenario(Strict):
     @classmethod
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """One rank per host unless told otherwise."""
-        hosts = _host_count(data)
+        hosts = _free_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
         """There is a host for every rank."""
-        hosts, ranks = _host_count(data), data.get("ranks")
+        hosts, ranks = _free_hosts(data), data.get("ranks")
         if hosts and isinstance(ranks, int) and ranks > hosts:
-            yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of the topology")
+            whose = "`hosts`" if data.get("hosts") else "the topology"
+            yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
 
     def checks(self) -> Iterator[Finding]:
         """There is something to compare, once."""
@@ -198,10 +209,39 @@ class Scenario(Strict):
             if name not in links:
                 where = ("telemetry", "capture", position)
                 yield Finding(where, show(name), f"a WAN link: {did_you_mean(name, links)}")
+        for position, entry in enumerate(self.transport.sockets):
+            if entry.pacing == PLANNED and self.policy.name != "te":
+                key = ("transport", "sockets", position, "pacing")
+                yield Finding(key, f"planned with policy {self.policy.label}", "it with policy te only")
         yield from self._variant_findings()
+        yield from self._host_findings(topology)
+        used = [host.name for host in self.rank_hosts(topology)]
         for position, event in enumerate(self.events):
-            for finding in event.target_findings(topology, self.ranks):
+            for finding in event.target_findings(topology, used):
                 yield replace(finding, location=("events", position, *finding.location))
+        for position, neighbour in enumerate(self.neighbours):
+            for finding in neighbour.target_findings(topology, used):
+                yield replace(finding, location=("neighbours", position, *finding.location))
+            used += neighbour.hosts
+
+    def _host_findings(self, topology: Topology) -> Iterator[Finding]:
+        """Hosts by name are there, once."""
+        known = [host.name for host in topology.hosts]
+        for position, name in enumerate(self.hosts or ()):
+            if name not in known:
+                yield Finding(("hosts", position), show(name), f"a host: {did_you_mean(name, known)}")
+            elif name in (self.hosts or ())[:position]:
+                yield Finding(("hosts", position), f"{name} again", "each host once")
+
+    def rank_hosts(self, topology: Topology) -> tuple[Host, ...]:
+        """The hosts of the ranks, in the ranks' order; `topology`: this scenario's, resolved."""
+        if self.hosts is not None:
+            known = {host.name: host for host in topology.hosts}
+            found = [known[name] for name in self.hosts if name in known]
+        else:
+            taken = {name for neighbour in self.neighbours for name in neighbour.hosts}
+            found = [host for host in topology.hosts if host.name not in taken]
+        return tuple(found[: self.ranks])
 
     def _variant_findings(self) -> Iterator[Finding]:
         """Each variant is a scenario of its own, with one algorithm."""
@@ -240,6 +280,17 @@ class Scenario(Strict):
     def variant_names(self) -> tuple[str, ...]:
         """What is compared: the variants, or the algorithms."""
         return tuple(self.variants) if self.variants is not None else self.algorithms
+
+
+def _free_hosts(data: Mapping[str, Any]) -> int | None:
+    """Hosts for ranks in a scenario that is not validated yet; None if they cannot be counted."""
+    if isinstance(named := data.get("hosts"), list | tuple):
+        return len(named)
+    neighbours = data.get("neighbours")
+    entries = neighbours if isinstance(neighbours, list | tuple) else ()
+    taken = [look(entry, "hosts") for entry in entries if isinstance(entry, Mapping)]
+    count = _host_count(data)
+    return None if count is None else count - sum(len(hosts) for hosts in taken if isinstance(hosts, list))
 
 
 def _host_count(data: Mapping[str, Any]) -> int | None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field
 
+from testbed.config import forms
 from testbed.config.buildings import Host
-from testbed.config.forms import Duration, Size, Timeout, choice, pattern, whole
-from testbed.config.model import Strict
+from testbed.config.forms import DscpsOrNone, Duration, Size, Timeout, choice, pattern, whole
+from testbed.config.model import Finding, Strict
 from testbed.config.topology import Topology
 
 KINDS = ("tcp", "striped", "mptcp")
 PROTOCOLS = ("eager", "rendezvous", "staged")
 BOOTSTRAPS = ("static", "star", "ring_hybrid")
 STRIPE_MODES = ("dqplb", "spray")
+MAX_SUBFLOWS = 8  # the kernel's own limit
+BDP, PLANNED = "bdp", "planned"
+"""Words in place of a buffer's size and of a pacing rate."""
 
 
 class SoftwareCostSpec(Strict):
@@ -79,13 +84,49 @@ class StripesSpec(Strict):
     )
 
 
+_CONGESTION_CONTROL = pattern(
+    r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
+)
+_PACING = forms.or_word(PLANNED, forms.RATE)
+_BUFFERS = forms.or_word(BDP, forms.SIZE)
+
+
+class SocketsSpec(Strict):
+    """What the sockets of some connections get, at both ends. Without dscp and distance: of all."""
+
+    dscp: DscpsOrNone = Field(
+        default=None, description="Only connections whose packets have this DSCP, or one of a list."
+    )
+    distance: Annotated[str | None, choice("a distance", DISTANCES)] = Field(
+        default=None, description="Only connections between ranks that are so far apart."
+    )
+    congestion_control: Annotated[str | None, _CONGESTION_CONTROL] = Field(
+        default=None, description="TCP congestion control by its kernel name."
+    )
+    pacing: Annotated[float | str | None, _PACING] = Field(
+        default=None,
+        description="Most that a connection sends (SO_MAX_PACING_RATE). planned: the rate that policy te has in mind "
+        "for it between buildings, so that all are done when the busiest link is.",
+    )
+    buffers: Annotated[int | str | None, _BUFFERS] = Field(
+        default=None,
+        description="The largest window; send and receive buffer are twice that. bdp: twice the product of rate and "
+        "round trip of the empty path. Without it the kernel sizes them, by the topology's largest product.",
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Something is set."""
+        if self.congestion_control is None and self.pacing is None and self.buffers is None:
+            yield Finding((), "nothing", "congestion_control, pacing or buffers")
+
+
 class TransportSpec(Strict):
     """How ranks talk to each other."""
 
     kind: Annotated[str, choice("a transport", KINDS)] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel may spread over several ways.",
+        "kernel spreads over its `subflows`.",
     )
     protocol: Annotated[str, choice("a protocol", PROTOCOLS)] = Field(
         default="eager",
@@ -98,13 +139,25 @@ class TransportSpec(Strict):
         "connects to everybody. ring_hybrid: addresses go round a ring, connections are made when used.",
     )
     stripes: StripesSpec = Field(default=StripesSpec(), description="Connections of a striped transport.")
-    congestion_control: Annotated[
-        str,
-        pattern(
-            r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
-        ),
-    ] = Field(default="cubic", description="TCP congestion control of every connection.")
+    subflows: Annotated[int, whole(1, MAX_SUBFLOWS)] = Field(
+        default=4, description="mptcp: TCP connections that one is made of; each has a path of its own."
+    )
+    congestion_control: Annotated[str, _CONGESTION_CONTROL] = Field(
+        default="cubic", description="TCP congestion control of connections for which `sockets` says nothing."
+    )
+    sockets: tuple[SocketsSpec, ...] = Field(
+        default=(),
+        description="Settings by class of traffic and distance; of the entries that fit a connection the first that "
+        "says something counts, key by key.",
+    )
     timeout_s: Timeout = Field(default=30.0, alias="timeout", description="How long to wait for a peer.")
     software_cost: SoftwareCostSpec = Field(
         default=SoftwareCostSpec(), description="What messages cost their hosts under the virtual clock."
     )
+
+    def checks(self) -> Iterator[Finding]:
+        """What the kernel does not pass on to MPTCP's subflows is not asked of them."""
+        for position, entry in enumerate(self.sockets if self.kind == "mptcp" else ()):
+            for key in ("pacing", "buffers"):
+                if getattr(entry, key) is not None:
+                    yield Finding(("sockets", position, key), f"{key} with mptcp", "it with tcp or striped")

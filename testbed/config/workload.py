@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from testbed.catalogue import accelerators, models
 from testbed.config.forms import (
     Count,
+    Dscp,
     Duration,
     DurationOrNone,
     FlopRateOrNone,
-    Share,
+    ShareOrNone,
     Size,
     choice,
     pattern,
-    whole,
 )
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 
-MODELS = ("llama3-8b", "llama3-70b")
+MODELS = tuple(models())
+ACCELERATORS = tuple(accelerators())
+COMPUTE_DTYPES = ("bf16", "fp8")
+UTILISATION = 0.4
 ALGORITHMS = (
     "ring",
     "bidirectional_ring",
@@ -31,7 +35,7 @@ ALGORITHMS = (
     "hierarchical_tree",
     "auto",
 )
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v")
 GATHERING = (
     *("auto", "ring", "bidirectional_ring", "near_first", "far_first", "bruck", "direct", "hierarchical"),
 )
@@ -40,6 +44,7 @@ ALGORITHMS_OF = {
     "all_gather": GATHERING,
     "reduce_scatter": GATHERING,
     "all_to_all": ("auto", "direct", "pairwise", "hierarchical"),
+    "all_to_all_v": ("auto", "late_counts", "padded"),
 }
 DTYPES = ("float32", "float64")
 
@@ -82,14 +87,16 @@ _MODEL = Form(
 class CollectiveSpec(Strict):
     """One collective over all ranks."""
 
-    collective: Annotated[str, choice("a collective", COLLECTIVES)] = Field(description="Which one.")
+    collective: Annotated[str, choice("a collective", COLLECTIVES)] = Field(
+        description="Which one. all_to_all_v: every pair of ranks has another size, from nothing to its part of `size`."
+    )
     size_bytes: Size = Field(
         alias="size", description="Of a rank's larger array: what it gathers, has to scatter, or to exchange."
     )
     algorithm: Annotated[str, pattern(r"[a-z_]+", "the name of an algorithm, such as auto or ring")] = Field(
         default="auto", description="As `testbed bench` takes them; auto: by size and buildings."
     )
-    dscp: Annotated[int, whole(0, 63)] = Field(default=0, description="DSCP of its packets.")
+    dscp: Dscp = Field(default=0, description="DSCP of its packets.")
 
 
 class ExchangeSpec(Strict):
@@ -100,7 +107,7 @@ class ExchangeSpec(Strict):
     compute_s: Duration = Field(
         default=0.0, alias="compute", description="Computing of the second stage between the two."
     )
-    dscp: Annotated[int, whole(0, 63)] = Field(default=0, description="DSCP of the packets.")
+    dscp: Dscp = Field(default=0, description="DSCP of the packets.")
 
 
 class WorkloadSpec(Strict):
@@ -108,6 +115,8 @@ class WorkloadSpec(Strict):
 
     Collectives are all started at the beginning, in their order; messages go on meanwhile.
     """
+
+    computed = frozenset({"flops_utilisation"})
 
     model: Annotated[str | ModelSpec | None, _MODEL] = Field(
         default=None, description="A published model, or dimensions."
@@ -138,15 +147,37 @@ class WorkloadSpec(Strict):
     )
     sequence_length: Count = Field(default=8192, description="Tokens in one sequence.")
     local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
-    peak_flops: FlopRateOrNone = Field(
-        default=None, description="Peak computing speed of one rank's accelerator; a model needs it."
+    accelerator: Annotated[str | None, choice("an accelerator", ACCELERATORS)] = Field(
+        default=None,
+        description="What computes in each rank: its data sheet's peak, and the part of it that training reaches.",
     )
-    flops_utilisation: Share = Field(default=0.4, description="Share of the peak that training reaches.")
+    compute_dtype: Annotated[str, choice("a type", COMPUTE_DTYPES)] = Field(
+        default="bf16", description="In which the accelerator multiplies."
+    )
+    peak_flops: FlopRateOrNone = Field(
+        default=None, description="Peak computing speed of one rank, in place of an accelerator's."
+    )
+    flops_utilisation: ShareOrNone = Field(
+        default=None,
+        description="Share of the peak that training reaches; default: the accelerator's, or 40 %.",
+    )
+
+    @classmethod
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What training reaches on the accelerator."""
+        if data.get("model") is None:
+            return data
+        name = data.get("accelerator")
+        entry = accelerators().get(name) if isinstance(name, str) else None
+        return {"flops_utilisation": float(entry["utilisation"]) if entry else UTILISATION, **data}
 
     def checks(self) -> Iterator[Finding]:
         """There is something to do, once."""
-        if self.model is not None and self.peak_flops is None:
-            yield Finding(("peak_flops",), "nothing", "the peak computing speed of one rank's accelerator")
+        if self.model is not None and self.peak_flops is None and self.accelerator is None:
+            expected = f"an accelerator ({', '.join(ACCELERATORS)}), or peak_flops"
+            yield Finding(("accelerator",), "nothing", expected)
+        if self.peak_flops is not None and self.accelerator is not None:
+            yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
         if self.model is None and not self.collectives and self.exchange is None:
@@ -156,3 +187,13 @@ class WorkloadSpec(Strict):
             if entry.algorithm not in known:
                 expected = f"an algorithm: {did_you_mean(entry.algorithm, known)}"
                 yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), expected)
+
+    @property
+    def flops(self) -> float:
+        """Computing speed of one rank in flop/s: peak times utilisation. Only where there is a model."""
+        peak = self.peak_flops
+        if self.accelerator is not None:
+            peak = float(accelerators()[self.accelerator]["peak"][self.compute_dtype])
+        assert peak is not None
+        assert self.flops_utilisation is not None
+        return peak * self.flops_utilisation

@@ -10,59 +10,26 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from testbed.controller.bundles import BundleWriter
 from testbed.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
 from testbed.controller.openflow import (
-    BundleWriter,
-    Difference,
     FlowEntry,
-    Wanted,
     flow_removal,
     group_mod,
     group_of,
     group_removal,
 )
-from testbed.controller.rules import FastFailover, Rule, ports_of
+from testbed.controller.rules import Rule, ports_of
+from testbed.controller.sessions import Change, Rules, Session
+from testbed.controller.wanted import Difference, Wanted
 
 Report = Callable[[Mapping[str, Any]], None]
-Rules = Mapping[int, Sequence[Rule]]
 
 LOOK_INTERVAL_S = 2.0
 ATTEMPTS = 2  # to write the same rules, before it is an error that a switch does not hold them
-
-
-@dataclass
-class _Session:
-    """One connection of one switch."""
-
-    datapath: Any
-    bridge: str = ""
-    sent: dict[int, Rule | None] = field(default_factory=dict)  # by transaction id; None: not a rule
-    ports: dict[int, bool] = field(default_factory=dict)  # whether each is up
-    flows: list[Any] = field(default_factory=list)
-    groups: dict[int, FastFailover | None] = field(default_factory=dict)
-    wanted: Wanted | None = None
-    written: int = 0
-    busy: bool = False  # between asking for what is there and knowing that all is well
-    refused: bool = False
-    bundles: int = 0
-
-    def __str__(self) -> str:
-        return f"bridge {self.bridge} (datapath id {self.datapath.id:016x})"
-
-
-@dataclass
-class _Change:
-    """Rules on their way into the switches, and who wants to know."""
-
-    former: Rules
-    waiting: set[int]
-    done: Callable[[str | None], None]
-    changed: int = 0
-    begun_s: float = field(default_factory=time.monotonic)
 
 
 def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleInstaller, Any], None]:
@@ -91,9 +58,9 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         super().__init__()
         self._rules = dict(rules)
         self._report = report
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, Session] = {}
         self._installed: set[int] = set()
-        self._change: _Change | None = None
+        self._change: Change | None = None
         self._reads: list[tuple[set[int], Callable[[], None]]] = []
         self.ports_changed: Callable[[], None] = lambda: None
 
@@ -163,7 +130,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             if missing := sorted(ports_of(rules[dpid]) - set(session.ports)):
                 done(f"{session}: no port {missing[0]}, which the rules name; it has {sorted(session.ports)}")
                 return
-        self._change = _Change(self._rules, set(rules), done)
+        self._change = Change(self._rules, set(rules), done)
         self._rules = dict(rules)
         for session in self._sessions.values():
             self._renew(session)
@@ -179,7 +146,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             if not session.busy:
                 self._ask(session)
 
-    def _counts(self, session: _Session) -> list[tuple[Rule, int, int]]:
+    def _counts(self, session: Session) -> list[tuple[Rule, int, int]]:
         wanted = session.wanted or Wanted(session.datapath, self._rules[session.datapath.id])
         return wanted.counts(session.flows)
 
@@ -195,7 +162,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             return
         FlowEntry.use(datapath.ofproto_parser)
         known = self._sessions.get(datapath.id)
-        session = _Session(datapath, bridge=known.bridge if known else "")
+        session = Session(datapath, bridge=known.bridge if known else "")
         self._sessions[datapath.id] = session
         self._send(session, datapath.ofproto_parser.OFPPortDescStatsRequest(datapath, 0))
 
@@ -226,7 +193,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 self.ports_changed()
 
     @staticmethod
-    def _up(session: _Session, port: Any) -> bool:
+    def _up(session: Session, port: Any) -> bool:
         protocol = session.datapath.ofproto
         if port.port_no == protocol.OFPP_LOCAL:
             return True  # a bridge's own port is never brought up
@@ -248,13 +215,13 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             )
             self.ports_changed()
 
-    def _renew(self, session: _Session) -> None:
+    def _renew(self, session: Session) -> None:
         """Rules are new: whatever was under way is not waited for."""
         session.sent.clear()
         session.wanted, session.written, session.refused = None, 0, False
         self._ask(session)
 
-    def _ask(self, session: _Session) -> None:
+    def _ask(self, session: Session) -> None:
         """For all groups, then for all flows."""
         session.busy = True
         session.groups.clear()
@@ -300,7 +267,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 self._report({"event": "repaired", **what, **_now()})
             self._write(session, session.wanted, difference)
 
-    def _write(self, session: _Session, wanted: Wanted, difference: Difference) -> None:
+    def _write(self, session: Session, wanted: Wanted, difference: Difference) -> None:
         session.written += 1
         session.bundles += 1
         datapath = session.datapath
@@ -355,7 +322,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         if session is not None and not session.refused:
             self._ask(session)
 
-    def _trouble(self, session: _Session, message: str) -> None:
+    def _trouble(self, session: Session, message: str) -> None:
         """A switch does not take its rules: all go back to those before, or, where there are none, it is an error."""
         session.busy = False
         change, self._change = self._change, None
@@ -367,7 +334,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
             self._renew(other)
         change.done(message)
 
-    def _done(self, session: _Session) -> None:
+    def _done(self, session: Session) -> None:
         dpid = session.datapath.id
         session.busy, session.written = False, 0
         session.sent.clear()
@@ -395,14 +362,14 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 self._reads.remove((waiting, done))
                 done()
 
-    def _session(self, message: Any) -> _Session | None:
+    def _session(self, message: Any) -> Session | None:
         """The session that a message answers; None for a connection since replaced, and for what we did not ask."""
         session = self._sessions.get(message.datapath.id)
         if session is None or session.datapath is not message.datapath or message.xid not in session.sent:
             return None
         return session
 
-    def _send(self, session: _Session, message: Any) -> int:
+    def _send(self, session: Session, message: Any) -> int:
         session.datapath.set_xid(message)
         session.sent[message.xid] = None
         session.datapath.send_msg(message)

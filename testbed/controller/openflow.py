@@ -1,4 +1,4 @@
-"""Rules to OpenFlow 1.3 messages and back, with bundles as the ONF's extension for 1.3 has them.
+"""Rules to OpenFlow 1.3 messages and back.
 
 ECMP is Open vSwitch's `bundle` action: it hashes addresses, protocol and TCP or UDP ports and picks a port by highest
 random weight, in one rule. (OpenFlow 1.3 SELECT groups hash UDP flows of a host pair onto one port.) Works on the
@@ -8,8 +8,7 @@ userspace and the kernel datapath alike, since Open vSwitch resolves it before a
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Network
 from typing import Any
@@ -38,14 +37,10 @@ ONF_EXPERIMENTER = 0x4F4E4600
 OXM_BASIC = 0x8000
 OXM_IN_PORT, OXM_ETH_TYPE, OXM_IP_DSCP, OXM_IP_PROTO = 0, 5, 8, 10
 OXM_IPV4_SRC, OXM_IPV4_DST, OXM_TCP_SRC, OXM_TCP_DST = 11, 12, 13, 14
-# of openflow.h: the entries of a flow statistics reply before their match; a bundle's message before the one it holds
+# of openflow.h: the entries of a flow statistics reply before their match
 _FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
-_BUNDLE_ADD = struct.Struct("!BBHIIII2xH")
 _FLOW_MOD = struct.Struct("!BBHIQQBBHHHIIIH2x")
 _KEY = struct.Struct("!BHHH")
-
-MAX_WORDS = 5
-MESSAGES_AT_ONCE = 500  # handed to the library together: each costs it a switch of threads
 
 
 class FlowMod:
@@ -241,144 +236,6 @@ class FlowEntry:
             parser.OFPFlowStatsReply.cls_stats_body_cls = cls
 
 
-class BundleWriter:
-    """Puts messages into a bundle that a switch carries out as one, in order, or not at all (ONF extension 230)."""
-
-    def __init__(self, datapath: Any, bundle_id: int, send: Callable[[Any], int]) -> None:
-        self._datapath = datapath
-        self._id = bundle_id
-        self._send = send
-        self._held: list[bytes] = []
-        self._control("OPEN")
-
-    def _control(self, what: str) -> None:
-        protocol, parser = self._datapath.ofproto, self._datapath.ofproto_parser
-        kind = getattr(protocol, f"ONF_BCT_{what}_REQUEST")
-        flags = protocol.ONF_BF_ATOMIC | protocol.ONF_BF_ORDERED
-        self._send(parser.ONFBundleCtrlMsg(self._datapath, self._id, kind, flags, []))
-
-    def add(self, message: Any) -> None:
-        """One message, which gets a transaction id, the bundle message's too."""
-        protocol = self._datapath.ofproto
-        self._datapath.set_xid(message)
-        if not isinstance(message, FlowMod):
-            message.serialize()
-        inner = bytes(message.buf)
-        head = _BUNDLE_ADD.pack(
-            protocol.OFP_VERSION,
-            protocol.OFPT_EXPERIMENTER,
-            _BUNDLE_ADD.size + len(inner),
-            message.xid,
-            ONF_EXPERIMENTER,
-            protocol.ONF_ET_BUNDLE_ADD_MESSAGE,
-            self._id,
-            protocol.ONF_BF_ATOMIC | protocol.ONF_BF_ORDERED,
-        )
-        self._held += (head, inner)
-        if len(self._held) >= MESSAGES_AT_ONCE:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._held:
-            self._datapath.send(b"".join(self._held))
-            self._held.clear()
-
-    def commit(self) -> None:
-        """Carry it out."""
-        self._flush()
-        self._control("CLOSE")
-        self._control("COMMIT")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How the flows of a switch differ from the rules it should hold; false when they do not."""
-
-    missing: tuple[Rule, ...]
-    foreign: tuple[Any, ...]  # flows as they came
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.foreign)
-
-    def replaced(self, flow: Any) -> bool:
-        """Whether adding the missing rules overwrites a foreign flow: same table, priority and match."""
-        try:
-            place = (flow.table_id, flow.priority, match_of(flow.match))
-        except ValueError:
-            return False
-        return place in self._places
-
-    @cached_property
-    def _places(self) -> set[tuple[int, int, Match]]:
-        return {(rule.table, rule.priority, rule.match) for rule in self.missing}
-
-    def words(self, datapath: Any) -> str:
-        """For people; only the first few of many."""
-        words = [f"missing: {rule}" for rule in self.missing[:MAX_WORDS]]
-        words += [f"not ours: {_flow_words(datapath, flow)}" for flow in self.foreign[:MAX_WORDS]]
-        more = len(self.missing) + len(self.foreign) - MAX_WORDS
-        return "; ".join([*words[:MAX_WORDS], *([f"and {more} more"] if more > 0 else [])])
-
-
-class Wanted:
-    """The rules that a switch should hold, encoded once."""
-
-    def __init__(self, datapath: Any, rules: Sequence[Rule]) -> None:
-        self.rules = tuple(rules)
-        self.groups = groups_of(rules)
-        self._messages = {
-            message.key: message for message in (FlowMod(datapath, rule) for rule in self.rules)
-        }
-        self._rules = dict(zip(self._messages, self.rules, strict=True))
-
-    def messages(self, difference: Difference) -> Iterator[tuple[FlowMod, Rule]]:
-        """What adds the missing rules."""
-        missing = set(map(id, difference.missing))
-        for key, rule in self._rules.items():
-            if id(rule) in missing:
-                yield self._messages[key], rule
-
-    def compare(self, datapath: Any, flows: Sequence[Any], groups: Mapping[int, FastFailover]) -> Difference:
-        """Compare the flows of a statistics reply with the rules that should be there, and nothing else."""
-        missing = dict(self._rules)
-        foreign, strange = [], []
-        for flow in flows:
-            key = flow.key
-            rule = self._rules.get(key)
-            if rule is None or not self._groups_stand(rule, groups):
-                strange.append(flow)
-            elif key in missing:
-                del missing[key]
-            else:
-                foreign.append(flow)
-        by_rule = {rule: key for key, rule in missing.items()} if strange else {}
-        for flow in strange:
-            try:
-                key = by_rule.pop(rule_of(datapath, flow, groups), None)
-            except ValueError:
-                key = None
-            if key is None:
-                foreign.append(flow)
-            else:
-                del missing[key]
-        return Difference(tuple(missing.values()), tuple(foreign))
-
-    def counts(self, flows: Sequence[Any]) -> list[tuple[Rule, int, int]]:
-        """(rule, packets, bytes) of those flows of a statistics reply that are among the rules."""
-        return [
-            (self._rules[flow.key], flow.packet_count, flow.byte_count)
-            for flow in flows
-            if flow.key in self._rules
-        ]
-
-    def _groups_stand(self, rule: Rule, groups: Mapping[int, FastFailover]) -> bool:
-        return all(
-            groups.get(action.group_id) == action
-            for action in rule.actions
-            if isinstance(action, FastFailover)
-        )
-
-
 def rule_of(datapath: Any, flow: Any, groups: Mapping[int, FastFailover] | None = None) -> Rule:
     """The rule that a flow (a flow mod, or an entry of a flow statistics reply) is; groups: those of the switch.
 
@@ -452,10 +309,3 @@ def _action_of(parser: Any, action: Any, groups: Mapping[int, FastFailover] | No
         if kind == (BUNDLE_HIGHEST_RANDOM_WEIGHT, HASH_FIELDS_SYMMETRIC_L3L4_UDP, NXM_OF_IN_PORT):
             return Ecmp(tuple(action.slaves), action.basis)
     raise ValueError(f"action {action}")
-
-
-def _flow_words(datapath: Any, flow: Any) -> str:
-    try:
-        return str(rule_of(datapath, flow))
-    except ValueError as error:
-        return f"priority {flow.priority}, {error}"

@@ -16,8 +16,9 @@ from testbed.controller.rules import Rule, rule_to_data
 from testbed.controller.situation import Situation
 
 if TYPE_CHECKING:
-    from testbed.controller.app import RuleInstaller, Rules
+    from testbed.controller.app import RuleInstaller
     from testbed.controller.computing import Computed, PolicyChoice
+    from testbed.controller.sessions import Rules
 
 INSTALL_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 10.0

@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning 
 BUFFER_KIB = 16_384
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
+HANDED_OVER_S = (
+    1.1  # the kernel hands packets over in blocks, at the latest a second after a block's first packet
+)
 SUFFIX = ".pcapng"
 
 
@@ -109,6 +113,8 @@ class Capture:
 
     def _finish(self) -> None:
         missed: dict[tuple[str, str, str], int] = {}
+        if self._points:
+            time.sleep(HANDED_OVER_S)
         for point in self._points:
             assert point.process is not None
             point.process.send_signal(signal.SIGINT)

@@ -62,7 +62,8 @@ SETUPS_AT_ONCE = 4
 class Fabric:
     """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
 
-    `policy` may go by the traffic that `flows` declare. `link_engine` is "userspace" or "netem", `datapath` is Open
+    `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other ways to a host.
+    `link_engine` is "userspace" or "netem", `datapath` is Open
     vSwitch's "netdev" or "system"; `progress` is called with one short line per phase; `events` gets what the
     controller tells. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
     """
@@ -73,6 +74,7 @@ class Fabric:
         *,
         policy: PolicyChoice | str = "shortest",
         flows: Sequence[Flow] = (),
+        multipath: planning.Multipath | None = None,
         link_engine: str = "userspace",
         datapath: str = "netdev",
         scale: Scale = UNSCALED,
@@ -83,6 +85,7 @@ class Fabric:
         self.topology = topology
         self.policy = PolicyChoice(policy) if isinstance(policy, str) else policy
         self.flows = tuple(flows)
+        self.multipath = multipath
         self.link_engine = link_engine
         self.datapath = datapath
         self.scale = scale
@@ -125,7 +128,9 @@ class Fabric:
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
         self._state = register(self.topology.name)
-        self._plan = planning.make_plan(self.topology, self._state.prefix, self.scale.time_dilation)
+        self._plan = planning.make_plan(
+            self.topology, self._state.prefix, self.scale.time_dilation, self.multipath
+        )
         try:
             with _marked(self._state.id):
                 self._build()

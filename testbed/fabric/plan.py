@@ -42,6 +42,14 @@ class WanPort:
 
 
 @dataclass(frozen=True)
+class Multipath:
+    """MPTCP's other ways: each host is reached at these ports as well, by the hosts that come after it."""
+
+    ports: tuple[int, ...]
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class EdgePlan:
     """One building's edge switch: bridge, datapath id and the ports in the root namespace."""
 
@@ -66,6 +74,7 @@ class Plan:
     prefix: str
     edges: tuple[EdgePlan, ...]
     time_dilation: float = 1.0
+    multipath: Multipath | None = None
 
     @property
     def rto_min_ms(self) -> int:
@@ -128,7 +137,9 @@ class Plan:
         return wires
 
 
-def make_plan(topology: Topology, prefix: str, time_dilation: float = 1.0) -> Plan:
+def make_plan(
+    topology: Topology, prefix: str, time_dilation: float = 1.0, multipath: Multipath | None = None
+) -> Plan:
     """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
     edges = []
     for building in topology.buildings:
@@ -160,4 +171,4 @@ def make_plan(topology: Topology, prefix: str, time_dilation: float = 1.0) -> Pl
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges), time_dilation)
+    return Plan(topology, prefix, tuple(edges), time_dilation, multipath)

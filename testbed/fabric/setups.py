@@ -6,7 +6,7 @@ import math
 
 from testbed.config import Building, Host, Topology, probe_address
 from testbed.fabric.bridges import CARD, Bridge
-from testbed.fabric.plan import HOSTS_NET, Plan
+from testbed.fabric.plan import HOSTS_NET, Multipath, Plan
 from testbed.links.setup import Setup
 from testbed.links.shaping import shape_commands
 
@@ -19,6 +19,7 @@ HOST_SYSCTLS = {
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
 LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
+MOST_SUBFLOWS = 8  # that Linux lets one have
 LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
 
 
@@ -35,9 +36,34 @@ def host_setup(plan: Plan, host: Host) -> Setup:
         for other in topology.hosts
         if other.name != host.name
     ]
+    if plan.multipath is not None:
+        setup.sysctls["net.mptcp.enabled"] = "1"
+        setup.ip += _multipath_commands(plan, plan.multipath, host)
     if shape := plan.shapes.get((host.name, CARD)):
         setup.tc += shape_commands(CARD, shape, topology.mtu)
     return setup
+
+
+def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[str]:
+    """One address for all ways, another port for each: that is what edges tell them apart by.
+
+    Both ends of a connection announce their ports, and the kernel would use both. Only the end that has dialled may:
+    to the hosts after this one these ports are out of bounds.
+    """
+    low, high = min(multipath.ports), max(multipath.ports)
+    commands = [f"mptcp limits set subflows {MOST_SUBFLOWS} add_addr_accepted {len(multipath.ports)}"]
+    commands += [
+        f"mptcp endpoint add {host.ip} port {port} id {number} signal"
+        for number, port in enumerate(multipath.ports, start=1)
+    ]
+    if host.name in multipath.hosts:
+        later = multipath.hosts[multipath.hosts.index(host.name) + 1 :]
+        commands += [
+            f"rule add to {other.ip}/32 ipproto tcp dport {low}-{high} prohibit"
+            for other in plan.topology.hosts
+            if other.name in later
+        ]
+    return commands
 
 
 def buffer_sysctls(topology: Topology) -> dict[str, str]:

@@ -146,6 +146,20 @@ def events_on_time(planned: int, came: int, late_max_s: float) -> Invariant:
     )
 
 
+def rules_in_force(repairs: Sequence[str]) -> Invariant:
+    """Whether the switches held their rules all the time; `repairs`: what the controller put right."""
+    words = "Whenever the controller looked, each switch held its rules and nothing else."
+    if repairs:
+        words = f"The controller found rules changed by somebody else, and put them right: {repairs[0]}."
+    return Invariant(
+        "rules_in_force",
+        bound="as computed",
+        measured="as computed" if not repairs else f"repaired {len(repairs)} times",
+        ok=not repairs,
+        sentence=words,
+    )
+
+
 def settings_in_force(name: str, what: str, difference: str | None) -> Invariant:
     """Whether what was set before the run still is after it; `difference` is the first that is not."""
     words = f"What was set of {what} was still in force after the last step."

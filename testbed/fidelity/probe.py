@@ -28,6 +28,7 @@ BLAST_PACKETS = 60  # at least; slow links get smaller packets for it
 SMALLEST_PAYLOAD_BYTES = 200
 HEADER_BYTES = 14 + 20 + 8  # Ethernet, IPv4 and UDP: what the shaper counts beside the payload
 BLAST_BYTES = 12_000_000  # at most: the receiver's buffer takes it all, however late we read
+IN_FLIGHT_BYTES = 16 << 20  # of the probe's own packets, on a link however long and fat
 PACE = 1.1  # of the rate
 STOCK_S = 0.02  # of frames waiting in the link's queue, so that it does not run dry while we have no core
 DRY = 0.01  # share of the blast that may be missing when the link wanted it
@@ -119,7 +120,7 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
     stock = min(STOCK_S * rate, asked.queue_bytes / 4 / frame)
     count = head + max(BLAST_PACKETS // 2, int(min(BLAST_S * rate, BLAST_BYTES / frame)))
     stamps: list[int] = []
-    with udp_pair(here, there) as (sender, receiver):
+    with udp_pair(here, there, IN_FLIGHT_BYTES) as (sender, receiver):
         receiver.setblocking(False)
         sender.setblocking(False)
         data, sent, missing, start = bytes(payload), 0, 0.0, time.monotonic()

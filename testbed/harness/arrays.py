@@ -7,6 +7,7 @@ import random
 import numpy as np
 
 from testbed.collectives import Array, Communicator, Work, count_wrong, dtype_named, expect, fill
+from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.virtual.memory import private_memory
 
 
@@ -14,6 +15,18 @@ def split_counts(source: int, ranks: int, most: int) -> list[int]:
     """What a rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
     rng = random.Random(f"{source}/{ranks}/{most}")
     return [rng.randint(0, most) for _ in range(ranks)]
+
+
+def uneven_traffic(numel: int, ranks: int, itemsize: int, padded: bool) -> dict[tuple[int, int], int]:
+    """What an all_to_all_v sends, in bytes per ordered pair of ranks; numel: of a rank's larger array."""
+    most = numel // ranks
+    rows = [split_counts(rank, ranks, most) for rank in range(ranks)]
+    return {
+        (a, b): COUNT_BYTES + itemsize * (most if padded else rows[a][b])
+        for a in range(ranks)
+        for b in range(ranks)
+        if a != b
+    }
 
 
 class CollectiveArrays:
@@ -42,7 +55,6 @@ class CollectiveArrays:
             self.counts = split_counts(rank, size, part)
             self.input = self._room(sum(self.counts))
             self.output = self._room(numel).reshape(size, part)
-        self.come: list[int] = []
 
     def _room(self, numel: int) -> Array:
         return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
@@ -66,9 +78,10 @@ class CollectiveArrays:
                 self.output, self.input, algorithm=algorithm, async_op=async_op
             )
         if collective == "all_to_all_v":
-            work = communicator.all_to_all_v_dynamic(self.output, self.input, self.counts, algorithm)
-            self.come = work.result
-            return None
+            self._exchange = communicator.all_to_all_v_dynamic(
+                self.output, self.input, self.counts, algorithm, async_op
+            )
+            return self._exchange if async_op else None
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         receive = communicator.irecv(self.output, left)
         communicator.send(self.input, right)
@@ -103,7 +116,7 @@ class CollectiveArrays:
                 counts = split_counts(peer, size, part)
                 first = sum(counts[: self.rank])
                 expected = self._filled(sum(counts), peer, salt)[first : first + counts[self.rank]]
-                wrong += abs(self.come[peer] - counts[self.rank])
+                wrong += abs(self._exchange.result[peer] - counts[self.rank])
                 got = got[: counts[self.rank]]
             wrong += _differing(got, expected)
         return wrong

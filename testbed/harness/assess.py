@@ -37,6 +37,7 @@ class Evidence:
     monitor_file: Path | None
     changed_settings: str | None
     changed_offloads: str | None
+    repairs: Sequence[str] = ()
     events: Sequence[EventSpec] = ()
     event_log: Sequence[Mapping[str, Any]] = ()
     scale: Scale = UNSCALED
@@ -76,6 +77,7 @@ def assess(
             link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
+            link_invariants.rules_in_force(evidence.repairs),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
                 sum(step.wrong for step in steps), sum(step.checked for step in steps)

@@ -6,20 +6,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
-from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.harness.arrays import split_counts
+from testbed.harness.arrays import uneven_traffic
 from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements
+from testbed.harness.declared import socket_rules_of
 from testbed.harness.errors import RunError
 from testbed.harness.launching import LauncherProcess
 from testbed.harness.networks import Network
+from testbed.harness.socket_rules import SocketRules
 from testbed.harness.wiring import (
     RankPlace,
     Wiring,
     loopback_places,
+    multipath_of,
     places_on,
     wiring_of,
 )
@@ -114,9 +116,10 @@ class BenchRun:
             return
         clean_abandoned()
         network, topology = self.network, self.topology
-        fabric = network.fabric(self.options.seed, self.phase)
+        multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
+        fabric = network.fabric(self.options.seed, self.phase, multipath)
         with fabric:
-            places = places_on(topology, self.ranks, fabric.state.pids)
+            places = places_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
             yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
 
     # ---- the ranks
@@ -131,7 +134,12 @@ class BenchRun:
             options.seed,
             options.timeout_s,
             options.congestion_control,
+            self._socket_rules(),
         )
+
+    def _socket_rules(self) -> SocketRules:
+        hosts = self.topology.hosts[: self.ranks] if self.topology else ()
+        return socket_rules_of(self.options.transport.sockets, self.scale, self.topology, hosts)
 
     def _measure(
         self, wiring: Wiring, environment: Mapping[str, str], fabric: Fabric | None = None
@@ -156,7 +164,7 @@ class BenchRun:
                     raise RunError(trouble)
                 for event in events:
                     if event["event"] in ("failed", "killed"):
-                        failures.append(f"rank {event['rank']} on {event['host']}: {event['message']}")
+                        failures.append(f"{event['who']} on {event['host']}: {event['message']}")
                     elif event["event"] == "result":
                         results = found.setdefault(event["case"], [])
                         results.append(event)
@@ -226,12 +234,5 @@ class BenchRun:
         if collective == "sendrecv":
             return {(rank, (rank + 1) % ranks): case.numel * itemsize for rank in range(ranks)}
         if collective == "all_to_all_v":
-            most = case.numel // ranks
-            rows = [split_counts(rank, ranks, most) for rank in range(ranks)]
-            return {
-                (a, b): COUNT_BYTES + itemsize * (most if chosen == "padded" else rows[a][b])
-                for a in range(ranks)
-                for b in range(ranks)
-                if a != b
-            }
+            return uneven_traffic(case.numel, ranks, itemsize, padded=chosen == "padded")
         return traffic(collective, chosen, self._part(case), itemsize, buildings)

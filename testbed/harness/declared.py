@@ -1,12 +1,20 @@
-"""The traffic of a job, declared to the network's policy before the first packet: who sends how much on which ports."""
+"""The traffic of a job, declared to the network's policy before the first packet: who sends how much on which ports.
+
+And what follows for the hosts: their sockets' settings.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from testbed.controller import Flow
-from testbed.harness.wiring import LISTEN_PORT, Wiring
+from testbed.config import BDP, Host, SocketsSpec, Topology
+from testbed.controller import Flow, View
+from testbed.controller.policies.explicit import Te
+from testbed.fidelity.alpha_beta import bdp_bytes
+from testbed.harness.socket_rules import Planned, SocketRule, SocketRules
+from testbed.harness.wiring import LISTEN_PORT, SUBFLOW_PORT, Wiring
+from testbed.scale import Scale
 from testbed.transport import BEST_EFFORT, TrafficClass
 from testbed.transport.wire import ConnectionKey
 
@@ -34,9 +42,54 @@ def flows_of(
             continue
         lanes = wiring.lanes(source, target)
         for lane in range(lanes):
-            key = ConnectionKey(traffic, lane, lanes if wiring.kind == "striped" else 0)
+            striped = wiring.kind == "striped"
+            key = ConnectionKey(traffic, lane if striped else 0, lanes if striped else 0)
             dialled = wiring.source_port(max(source, target), min(source, target), key)
-            ports = (dialled, LISTEN_PORT) if source > target else (LISTEN_PORT, dialled)
+            listening = LISTEN_PORT
+            if lane and not striped:  # of MPTCP's other ways the kernel chooses the dialling end
+                dialled, listening = 0, SUBFLOW_PORT + lane - 1
+            ports = (dialled, listening) if source > target else (listening, dialled)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host
             flows.append(Flow(*hosts, lane, size_bytes / lanes, *ports, traffic.dscp, job))
     return flows
+
+
+def planned_rates(wiring: Wiring, topology: Topology, flows: Sequence[Flow], detours: int) -> list[Planned]:
+    """What `te` has in mind for each flow between buildings: all are done when the busiest link is."""
+    te = Te(detours=detours)
+    rates_bps = te.planned_bps(View(topology, flows))
+    ranks = {place.host: place.rank for place in wiring.ranks}
+    return [
+        (ranks[flow.source], ranks[flow.destination], flow.dscp, flow.channel, rate_bps)
+        for flow, rate_bps in rates_bps.items()
+    ]
+
+
+def socket_rules_of(
+    specs: Sequence[SocketsSpec],
+    scale: Scale,
+    topology: Topology | None,
+    hosts: Sequence[Host],
+    planned: Sequence[Planned] = (),
+) -> SocketRules:
+    """From what a scenario says; topology: emulated, None on this machine's loopback, where no window needs a size."""
+    rules = [
+        SocketRule(
+            spec.dscp,
+            spec.distance,
+            spec.congestion_control,
+            scale.emulated_bps(spec.pacing) if isinstance(spec.pacing, float) else spec.pacing,
+            _emulated_buffer(spec.buffers, scale, topology),
+        )
+        for spec in specs
+    ]
+    products: tuple[tuple[int, ...], ...] = ()
+    if topology is not None and any(rule.buffer_bytes == BDP for rule in rules):
+        products = tuple(tuple(map(round, row)) for row in bdp_bytes(topology, hosts))
+    return SocketRules(tuple(rules), products, tuple(planned))
+
+
+def _emulated_buffer(value: int | str | None, scale: Scale, topology: Topology | None) -> int | str | None:
+    if isinstance(value, int):
+        return max(1, round(scale.emulated_bytes(value)))
+    return None if topology is None else value

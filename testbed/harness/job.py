@@ -51,6 +51,7 @@ class Job:
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
+        self.neighbours: list[dict[str, Any]] = []  # what each has received, emulated
         self._noticed_s: list[float] = []
 
     def run(self) -> None:
@@ -130,10 +131,12 @@ class Job:
                 self.on_step(event["index"])
                 if self.player:
                     self.player.step(event["variant"], event["trial"], event["start_s"])
+            elif event["event"] == "neighbour":
+                self.neighbours.append({key: value for key, value in event.items() if key != "event"})
             elif event["event"] in ("failed", "killed"):
                 if event["event"] == "failed":
                     self._noticed_s.append(time.monotonic())
-                failures.append(f"rank {event['rank']} on {event['host']}: {event['message']}")
+                failures.append(f"{event['who']} on {event['host']}: {event['message']}")
         return failures
 
     def _planned(self, failures: Sequence[str]) -> list[str]:

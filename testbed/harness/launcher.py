@@ -18,16 +18,19 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from testbed.harness.bench import BenchRank, BenchSpec
+from testbed.harness.neighbour import Neighbour, NeighbourPlace, end
 from testbed.harness.rank import Rank
 from testbed.harness.spec import JobSpec
 from testbed.harness.wiring import THIS_NAMESPACE, RankPlace
 from testbed.links.netns import set_network_namespace
 from testbed.links.process import end_with_parent
 
-GRACE_S = 1.0  # for the other ranks to tell what they saw, once one has failed
+# for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
+GRACE_S = 2.5
 
 
 class RankTask(Protocol):
@@ -43,6 +46,7 @@ class Work:
 
     places: tuple[RankPlace, ...]
     make: Callable[[int, Callable[[dict[str, Any]], None]], RankTask]
+    neighbours: tuple[NeighbourPlace, ...] = ()
 
 
 def read_work(line: str) -> Work:
@@ -51,11 +55,22 @@ def read_work(line: str) -> Work:
         bench = BenchSpec.from_json(line)
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
-    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell))
+    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell), job.neighbours)
 
 
-def _child(work: Work, place: RankPlace, pipe: int) -> None:
-    """Become one rank; never returns."""
+def _rank(work: Work, place: RankPlace, pipe: int) -> None:
+    """Be one rank."""
+    work.make(place.rank, lambda event: _tell(pipe, event)).run()
+    _tell(pipe, {"event": "finished", "rank": place.rank})
+
+
+def _neighbour(place: NeighbourPlace, pipe: int) -> None:
+    """Be a host of another job."""
+    _tell(pipe, {"event": "neighbour", **Neighbour(place).run()})
+
+
+def _child(place: RankPlace | NeighbourPlace, pipe: int, act: Callable[[], None]) -> None:
+    """Become a process in that place, which does this; never returns."""
     status = 1
     try:
         end_with_parent(signal.SIGKILL)
@@ -64,15 +79,13 @@ def _child(work: Work, place: RankPlace, pipe: int) -> None:
             descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             set_network_namespace(descriptor)
             os.close(descriptor)
-        work.make(place.rank, lambda event: _tell(pipe, event)).run()
-        _tell(pipe, {"event": "finished", "rank": place.rank})
+        act()
         status = 0
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         event = {
             "event": "failed",
-            "rank": place.rank,
-            "host": place.host,
+            **_who(place),
             "message": f"{error}",
             "trace": trace,
         }
@@ -90,37 +103,58 @@ def _say(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
+def _who(place: RankPlace | NeighbourPlace) -> dict[str, Any]:
+    if isinstance(place, RankPlace):
+        return {"rank": place.rank, "who": f"rank {place.rank}", "host": place.host}
+    return {"rank": None, "who": f"neighbour {place.job}", "host": place.host}
+
+
 class Launcher:
     """Forks the ranks and watches them."""
 
     def __init__(self, work: Work) -> None:
         self.work = work
         self.selector = selectors.DefaultSelector()
-        self.children: dict[int, RankPlace] = {}
+        self.children: dict[int, RankPlace | NeighbourPlace] = {}
         self.finished: set[int] = set()
-        self.failed: set[int] = set()
+        self.failed = False
         self.buffers: dict[int, bytes] = {}
 
     def start(self) -> None:
         """Fork every rank."""
         gc.freeze()  # what is loaded now stays shared between the ranks
+        pids = {}
         for place in self.work.places:
-            read_end, write_end = os.pipe()
-            pid = os.fork()
-            if pid == 0:
-                os.close(read_end)
-                _child(self.work, place, write_end)
-            os.close(write_end)
-            self.children[pid] = place
-            self.buffers[read_end] = b""
-            self.selector.register(read_end, selectors.EVENT_READ)
-        _say({"event": "started", "pids": {str(place.rank): pid for pid, place in self.children.items()}})
+            pids[str(place.rank)] = self._fork(place, partial(_rank, self.work, place))
+        _say({"event": "started", "pids": pids})
+
+    def _fork(self, place: RankPlace | NeighbourPlace, act: Callable[[int], None]) -> int:
+        """A process in that place; `act` gets the pipe to tell things through."""
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            _child(place, write_end, partial(act, write_end))
+        os.close(write_end)
+        self.children[pid] = place
+        self.buffers[read_end] = b""
+        self.selector.register(read_end, selectors.EVENT_READ)
+        return pid
+
+    @property
+    def ranks_left(self) -> bool:
+        """Whether a rank is at work."""
+        return any(isinstance(place, RankPlace) for place in self.children.values())
 
     def watch(self) -> bool:
         """Pass events on until all ranks have ended; returns whether all went well."""
         self.selector.register(0, selectors.EVENT_READ)
         deadline: float | None = None
+        told = False
         while self.children:
+            if not self.ranks_left and not told:
+                told = True
+                end([pid for pid, place in self.children.items() if isinstance(place, NeighbourPlace)])
             wait_s = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _events in self.selector.select(wait_s):
                 if key.fd == 0:
@@ -133,7 +167,14 @@ class Launcher:
                 deadline = time.monotonic() + GRACE_S
             if deadline is not None and time.monotonic() >= deadline:
                 return False
+        self._drain()
         return len(self.finished) == len(self.work.places)
+
+    def _drain(self) -> None:
+        """What was told right before the end is still in the pipes."""
+        while pipes := [key.fd for key in self.selector.get_map().values() if key.fd != 0]:
+            for descriptor in pipes:
+                self._read(descriptor)
 
     def _read(self, descriptor: int) -> None:
         data = os.read(descriptor, 1 << 16)
@@ -148,8 +189,11 @@ class Launcher:
                 self.finished.add(event["rank"])
             else:
                 if event["event"] == "failed":
-                    self.failed.add(event["rank"])
+                    self.failed = True
                 _say(event)
+                if event["event"] == "step" and event["index"] == 0:
+                    for place in self.work.neighbours:
+                        self._fork(place, partial(_neighbour, place))
 
     def _reap(self) -> None:
         for pid in list(self.children):
@@ -158,9 +202,9 @@ class Launcher:
                 continue
             place = self.children.pop(pid)
             if os.WIFSIGNALED(status):
-                self.failed.add(place.rank)
+                self.failed = True
                 message = f"its process {pid} was killed by signal {os.WTERMSIG(status)}"
-                _say({"event": "killed", "rank": place.rank, "host": place.host, "message": message})
+                _say({"event": "killed", **_who(place), "message": message})
 
     def stop(self) -> None:
         """Kill what is left."""

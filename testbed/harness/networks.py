@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from testbed.config import TopologySpec
 from testbed.controller import PolicyChoice
 from testbed.fabric.network import Fabric
+from testbed.fabric.plan import Multipath
 from testbed.fidelity.capacity import Stack
 from testbed.scale import Scale
 
@@ -21,11 +22,14 @@ class Network:
     scale: Scale
     policy: PolicyChoice
 
-    def fabric(self, seed: int, progress: Callable[[str], None]) -> Fabric:
-        """The network to be built."""
+    def fabric(
+        self, seed: int, progress: Callable[[str], None], multipath: Multipath | None = None
+    ) -> Fabric:
+        """The network to be built; multipath: for MPTCP."""
         return Fabric(
             self.topology.resolve(self.scale),
             policy=self.policy,
+            multipath=multipath,
             link_engine=self.stack.link_engine,
             datapath=self.stack.datapath,
             scale=self.scale,

@@ -14,7 +14,7 @@ from testbed.fidelity import worst
 from testbed.fidelity.capacity import Stack
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.parts import Part, PartResult, cut, merge_records, merge_summaries
-from testbed.harness.run import CAPTURES, CONTROLLER, RULES, Progress, Run
+from testbed.harness.run import CAPTURES, CONTROLLER, RULES, SOCKETS, Progress, Run
 from testbed.scale import Scale
 
 
@@ -95,8 +95,8 @@ def put_together(
 ) -> dict[str, Any]:
     """Write the whole run's files from those of its parts, which go; returns the summary."""
     results = [read_part(part, directory) for part in parts]
-    samples, links, events = merge_records(results)
-    variants = merge_summaries(scenario, scale, results, samples, links)
+    records = merge_records(results)
+    variants = merge_summaries(scenario, scale, results, records)
     first = results[0]
     summary = {
         **first.summary,
@@ -116,11 +116,14 @@ def put_together(
             for result in results
             for entry in result.manifest["captures"]
         ],
-        "sockets": [
-            {"variant": result.part.variant, **entry}
-            for result in results
-            for entry in result.manifest["sockets"]
-        ],
+        **{
+            key: [
+                {"variant": result.part.variant, **entry}
+                for result in results
+                for entry in result.manifest[key]
+            ]
+            for key in ("sockets", "neighbours")
+        },
     }
     for part in parts:
         captures = part_folder(directory, part) / "run" / CAPTURES
@@ -133,10 +136,11 @@ def put_together(
     directory.write_text("scenario.yaml", scenario.to_yaml())
     directory.write_json("manifest.json", manifest)
     directory.write_json("summary.json", summary)
-    directory.write_lines("samples.jsonl", samples)
-    directory.write_lines("links.jsonl", links)
-    if events:
-        directory.write_lines("events.jsonl", events)
+    directory.write_lines("samples.jsonl", records.samples)
+    directory.write_lines("links.jsonl", records.links)
+    directory.write_lines(SOCKETS, records.sockets)
+    if records.events:
+        directory.write_lines("events.jsonl", records.events)
     return summary
 
 
@@ -156,4 +160,5 @@ def read_part(part: Part, directory: RunDirectory) -> PartResult:
 
     summary, manifest = (json.loads((run / name).read_text()) for name in ("summary.json", "manifest.json"))
     events = lines("events.jsonl") if (run / "events.jsonl").exists() else []
-    return PartResult(part, summary, manifest, lines("samples.jsonl"), lines("links.jsonl"), events)
+    measured = lines("samples.jsonl"), lines("links.jsonl")
+    return PartResult(part, summary, manifest, *measured, events, lines(SOCKETS))

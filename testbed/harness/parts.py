@@ -8,11 +8,12 @@ that the results are the same however many parts run at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.config import Scenario
 from testbed.fidelity import worst
+from testbed.harness.socket_use import socket_use
 from testbed.harness.summary import LinkSeries, gather_steps, summarise_variant
 from testbed.scale import Scale
 
@@ -58,6 +59,17 @@ class PartResult:
     samples: Sequence[Record]
     links: Sequence[Record]
     events: Sequence[Record] = ()
+    sockets: Sequence[Record] = ()
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a whole run wrote down while it measured."""
+
+    samples: list[Record] = field(default_factory=list)
+    links: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    sockets: list[Record] = field(default_factory=list)
 
 
 def cut(scenario: Scenario) -> list[Part]:
@@ -80,11 +92,10 @@ def cut(scenario: Scenario) -> list[Part]:
     return parts
 
 
-def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Record], list[Record]]:
-    """(samples, links, events) of the whole run: the parts one after the other in time, trials numbered through."""
-    samples: list[Record] = []
-    links: list[Record] = []
-    events: list[Record] = []
+def merge_records(results: Sequence[PartResult]) -> Records:
+    """The whole run's: the parts one after the other in time, trials numbered through."""
+    found = Records()
+    samples, links, events = found.samples, found.links, found.events
     shift_s, steps = 0.0, 0
     carried: dict[tuple[str, ...], int] = {}
     for result in results:
@@ -115,22 +126,23 @@ def merge_records(results: Sequence[PartResult]) -> tuple[list[Record], list[Rec
             time_s = event["time_s"]
             moment = None if time_s is None else time_s + offset_s
             events.append({**event, "variant": variant, "time_s": moment})
+        for reading in result.sockets:
+            found.sockets.append({"variant": variant, **reading, "time_s": reading["time_s"] + offset_s})
         carried |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
         shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
-    return samples, links, events
+    return found
 
 
 def merge_summaries(
     scenario: Scenario,
     scale: Scale,
     results: Sequence[PartResult],
-    samples: Sequence[Record],
-    links: Sequence[Record],
+    records: Records,
 ) -> list[Record]:
-    """The variants' entries; `samples` and `links` as `merge_records` gives them."""
+    """The variants' entries; `records` as `merge_records` gives them."""
     series: dict[tuple[str, str], LinkSeries] = {}
-    for link in links:
+    for link in records.links:
         key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
         figures = (link[name] for name in ("bytes", "queue_bytes", "drops", "marks"))
         series.setdefault(key, LinkSeries()).add(link["time_s"], *figures)
@@ -138,19 +150,25 @@ def merge_summaries(
     for name in scenario.variant_names:
         variant = scenario.variant(name)
         own = [result for result in results if result.part.variant == name]
-        steps = gather_steps([sample for sample in samples if sample["variant"] == name], scenario.ranks)
+        steps = gather_steps(
+            [sample for sample in records.samples if sample["variant"] == name], scenario.ranks
+        )
         first = own[0].summary["variants"][0]
         expected = first["wan_bytes"]["expected"]
+        topology = variant.topology.resolve(scale)
+        hosts = variant.rank_hosts(topology)
+        readings = [reading for reading in records.sockets if reading["variant"] == name]
         variants.append(
             summarise_variant(
-                variant.topology.resolve(scale),
+                topology,
                 scale,
                 name=name,
                 algorithm=variant.algorithms[0],
                 policy=variant.policy.label,
-                ranks=scenario.ranks,
+                hosts=hosts,
                 steps=steps,
                 series=series,
+                connections=socket_use(readings, steps, [host.building for host in hosts], scale),
                 expected_wan_bytes=scale.emulated_bytes(expected),
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
             )

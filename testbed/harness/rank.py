@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Array, Communicator, Work
+from testbed.collectives import Array, CollectiveTimeout, Communicator, Work
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.exchange import exchange
+from testbed.harness.socket_sampler import SocketSampler
 from testbed.harness.spec import JobSpec, Step
 from testbed.harness.wiring import join
-from testbed.transport import TrafficClass
+from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload import Collective, Compute, Exchange, WaitAll
 
@@ -51,14 +52,20 @@ class Rank:
             self.communicator.barrier()
             self._class_communicators()
             calibration = self._calibrate()
-            for index, step in enumerate(job.steps):
-                self._step(index, step)
+            with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
+                for index, step in enumerate(job.steps):
+                    self._step(index, step)
             sockets = joined.sockets.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
+        except CollectiveTimeout as error:
+            state = joined.sockets.state_words({*error.receives_from, *error.sends_to})
+            raise TransportError(f"{error}; {state}") from error
         finally:
             self.transport.close()
         lines = [*self.samples, *calibration]
-        lines.append({"rank": self.rank, "operation": "sockets", "sockets": sockets})
+        lines.append(
+            {"rank": self.rank, "operation": "sockets", "sockets": sockets, "readings": sampler.records}
+        )
         lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testbed.collectives import between_groups, traffic
-from testbed.config import Scenario, Topology
+from testbed.config import PLANNED, Scenario, Topology
 from testbed.controller import Flow, PolicyChoice
 from testbed.fabric.capture import Capture
 from testbed.fabric.faults import Faults
@@ -19,24 +18,20 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
-from testbed.fidelity.alpha_beta import (
-    Step,
-    all_planes,
-    calibration_bytes,
-    model_agreement,
-    nearest_plane,
-    ring_all_reduce_s,
-    ring_steps,
-    worst_plane,
-)
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
-from testbed.harness.assess import Evidence, assess, link_key
-from testbed.harness.declared import flows_of, total
+from testbed.harness.alone import Alone
+from testbed.harness.arrays import uneven_traffic
+from testbed.harness.assess import Evidence, assess
+from testbed.harness.declared import flows_of, planned_rates, socket_rules_of, total
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.exchange import exchange_traffic
-from testbed.harness.job import Job, LinkSample
+from testbed.harness.job import Job
+from testbed.harness.neighbour import NeighbourPlace, neighbour_places
+from testbed.harness.records import NetworkRecord, link_lines, read_ranks, series_of, shifted
+from testbed.harness.socket_rules import Planned, SocketRules
+from testbed.harness.socket_use import socket_use
 from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.summary import (
     LinkSeries,
@@ -45,7 +40,13 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
-from testbed.harness.wiring import THIS_NAMESPACE, Wiring, places_on, software_cost, wiring_of
+from testbed.harness.wiring import (
+    THIS_NAMESPACE,
+    Wiring,
+    multipath_of,
+    places_on,
+    wiring_of,
+)
 from testbed.scale import Scale
 from testbed.transport import TrafficClass
 from testbed.virtual import clock_here
@@ -53,9 +54,8 @@ from testbed.workload import Collective, Compute, Exchange, step_program
 
 MONITOR_FILE = "monitor.jsonl"
 CAPTURES = "captures"
-CONTROLLER, RULES = "controller.jsonl", "rules.jsonl"
+CONTROLLER, RULES, SOCKETS = "controller.jsonl", "rules.jsonl", "sockets.jsonl"
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
-MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
 
 
 @dataclass(frozen=True)
@@ -64,22 +64,6 @@ class Progress:
 
     phase: Callable[[str], None]
     step: Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class NetworkRecord:
-    """What the controller had to say in the end: the policy, all rules with their counts; and its events."""
-
-    policy: dict[str, Any]
-    bridges: dict[str, list[dict[str, Any]]]
-    events: Sequence[Mapping[str, Any]]
-    restarts: int
-
-    def rule_lines(self) -> Iterator[dict[str, Any]]:
-        """One record a rule, with the packets and (emulated) bytes that it took."""
-        for bridge, rules in self.bridges.items():
-            for rule in rules:
-                yield {"bridge": bridge, **rule}
 
 
 class Run:
@@ -96,20 +80,16 @@ class Run:
         self.clock = clock_here()
         self.topology: Topology = scenario.topology.resolve(scale)
         self.program = step_program(scenario.workload, scenario.ranks, scale)
-        self.hosts = self.topology.hosts[: scenario.ranks]
-        # what messages cost software, in emulated seconds, where that is modelled: else it costs what it costs
-        self.message_cost_s, self.byte_cost_s = software_cost(scenario.transport, scale)
+        self.hosts = scenario.rank_hosts(self.topology)
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
-        # which plane a message takes is the policy's to say, and several connections may take several
-        best = all_planes if scenario.transport.kind == "striped" else nearest_plane
-        self.ring, self.worst_ring = (
-            ring_steps(self.topology, self.hosts, planes) if len(self.hosts) > 1 else []
-            for planes in (best, worst_plane)
-        )
+        self.buildings = [self.topology.building(host.building).index for host in self.hosts]
+        # as everybody sees it before anything is built: who will send how much on which ports
+        self.declared = self._wiring({host.name: THIS_NAMESPACE for host in self.hosts})
+        self.flows = self._flows()
         sized = [action.numel for action in self.program if isinstance(action, Collective | Exchange)]
         message_bytes = max(sized) * self.itemsize / len(self.hosts)
-        self.alone_bytes = calibration_bytes(self.ring, self.topology.mtu, message_bytes) if self.ring else 0
-        self.buildings = [self.topology.building(host.building).index for host in self.hosts]
+        paced = replace(self.declared, sockets=self._socket_rules(self._planned()))
+        self.alone = Alone(self.topology, self.hosts, scenario.transport, paced, scale, message_bytes)
 
     def execute(self) -> dict[str, Any]:
         """Do everything; returns the summary that stands in the run directory. FabricError, RunError."""
@@ -129,7 +109,8 @@ class Run:
         fabric = Fabric(
             self.topology,
             policy=PolicyChoice(**scenario.policy.to_choice()),
-            flows=self._flows(),
+            flows=self.flows,
+            multipath=multipath_of(scenario.transport, self.hosts),
             events=events.append,
             link_engine=self.stack.link_engine,
             datapath=self.stack.datapath,
@@ -161,11 +142,10 @@ class Run:
 
     def _flows(self) -> list[Flow]:
         """What the ranks will send, as the first of the algorithms has it."""
-        wiring = self._wiring({host.name: THIS_NAMESPACE for host in self.hosts})
         flows = []
         for dscp, actions in self._by_class().items():
             parts = [self._traffic(action, self.scenario.algorithms[0]) for action in actions]
-            flows += flows_of(wiring, total(parts), TrafficClass(dscp))
+            flows += flows_of(self.declared, total(parts), TrafficClass(dscp))
         return flows
 
     def _by_class(self) -> dict[int, list[Collective | Exchange]]:
@@ -180,21 +160,45 @@ class Run:
         """Emulated payload bytes per ordered pair of ranks; algorithm: of what names none."""
         if isinstance(action, Exchange):
             return exchange_traffic(self.buildings, action, self.itemsize)
+        if action.collective == "all_to_all_v":
+            padded = action.algorithm == "padded"
+            return uneven_traffic(action.numel, len(self.hosts), self.itemsize, padded)
         numel = action.numel // (1 if action.collective == "all_reduce" else len(self.hosts))
         chosen = action.algorithm or algorithm
         return traffic(action.collective, chosen, numel, self.itemsize, self.buildings)
 
-    def _wiring(self, pids: Mapping[str, int]) -> Wiring:
+    def _wiring(self, pids: Mapping[str, int], planned: Sequence[Planned] = ()) -> Wiring:
         """pids: a process in the namespace of each host."""
         spec = self.scenario.transport
         return wiring_of(
             spec,
             self.scale,
             self.topology,
-            places_on(self.topology, len(self.hosts), pids),
+            places_on(self.topology, self.hosts, pids),
             self.scenario.seed,
             congestion_control=spec.congestion_control,
+            sockets=self._socket_rules(planned),
         )
+
+    def _socket_rules(self, planned: Sequence[Planned]) -> SocketRules:
+        specs = self.scenario.transport.sockets
+        return socket_rules_of(specs, self.scale, self.topology, self.hosts, planned)
+
+    def _neighbours(self, fabric: Fabric) -> list[NeighbourPlace]:
+        scenario = self.scenario
+        return neighbour_places(
+            scenario.neighbours,
+            self.topology,
+            fabric.state.pids.__getitem__,
+            scenario.transport.congestion_control,
+            scenario.seed,
+        )
+
+    def _planned(self) -> list[Planned]:
+        """What each connection should send, where sockets are to be paced so."""
+        if not any(entry.pacing == PLANNED for entry in self.scenario.transport.sockets):
+            return []
+        return planned_rates(self.declared, self.topology, self.flows, self.scenario.policy.detours or 0)
 
     @staticmethod
     def _network_record(fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
@@ -224,14 +228,16 @@ class Run:
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
         return JobSpec(
-            wiring=self._wiring(fabric.state.pids),
+            wiring=self._wiring(fabric.state.pids, self._planned()),
             dtype=scenario.workload.gradient_dtype,
             program=self.program,
             steps=plan_steps(
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
-            calibration_numel=self.alone_bytes // self.itemsize * len(self.hosts),
+            neighbours=tuple(self._neighbours(fabric)),
+            telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
+            calibration_numel=self.alone.message_bytes // self.itemsize * len(self.hosts),
         )
 
     def _write(
@@ -244,10 +250,10 @@ class Run:
         captured: list[dict[str, Any]],
         network: NetworkRecord,
     ) -> dict[str, Any]:
-        records = _read_ranks(directory.partial, len(self.hosts))
+        records = read_ranks(directory.partial, len(self.hosts))
         samples, sockets = records.samples, records.sockets
         origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
-        series = _series(job.samples)
+        series = series_of(job.samples)
         log = job.player.log if job.player else []
         numbers = self._dimensionless()
         evidence = Evidence(
@@ -256,23 +262,19 @@ class Run:
             event_log=log,
             scale=self.scale,
             numbers=numbers,
-            agreement=model_agreement(
-                _alone_s(records.calibrations),
-                self._model_s(self.ring),
-                exact=self.clock == "free",
-                slowest_s=self._model_s(self.worst_ring),
-            ),
+            agreement=self.alone.agreement(records.calibrations),
             measurements=measurements,
             links=job.samples,
             monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
             changed_settings=changed[0],
             changed_offloads=changed[1],
+            repairs=network.repairs,
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
         for algorithm in self.scenario.algorithms:
             own = [step for step in steps if step.variant == algorithm]
-            variants.append(self._variant(algorithm, own, series, evidence))
+            variants.append(self._variant(algorithm, own, series, records.tcp, evidence))
         summary = {
             "schema": 1,
             "scenario": self.scenario.name,
@@ -294,27 +296,35 @@ class Run:
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
-            "fabric": {"hosts": shown["hosts"], "wan": shown["wan"]},
+            "fabric": {"hosts": self._with_ranks(shown["hosts"]), "wan": shown["wan"]},
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "captures": captured,
+            "neighbours": job.neighbours,
             "origin_epoch_s": origin_s + time.time() - time.monotonic(),
         }
         directory.write_text("scenario.yaml", self.scenario.to_yaml())
         directory.write_json("manifest.json", manifest)
         directory.write_json("summary.json", summary)
-        directory.write_lines("samples.jsonl", (_shifted(sample, origin_s) for sample in samples))
-        directory.write_lines("links.jsonl", _link_lines(job.samples, origin_s))
-        directory.write_lines(CONTROLLER, (_shifted_event(event, origin_s) for event in network.events))
+        directory.write_lines("samples.jsonl", shifted(samples, origin_s))
+        directory.write_lines("links.jsonl", link_lines(job.samples, origin_s))
+        directory.write_lines(SOCKETS, shifted(records.tcp, origin_s))
+        directory.write_lines(CONTROLLER, shifted(network.events, origin_s))
         directory.write_lines(RULES, network.rule_lines())
         if self.scenario.events:
-            directory.write_lines("events.jsonl", (_event_line(entry, origin_s) for entry in log))
+            directory.write_lines("events.jsonl", shifted(log, origin_s))
         return summary
+
+    def _with_ranks(self, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """As `inspect` shows hosts, with the ranks that they have in this run."""
+        ranks = {host.name: rank for rank, host in enumerate(self.hosts)}
+        return [{**host, "rank": ranks.get(host["name"])} for host in hosts]
 
     def _variant(
         self,
         algorithm: str,
         steps: list[StepResult],
         series: dict[tuple[str, str], LinkSeries],
+        readings: Sequence[Mapping[str, Any]],
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self._expected_wan_bytes(algorithm)
@@ -325,24 +335,16 @@ class Run:
             name=algorithm,
             algorithm=algorithm,
             policy=self.scenario.policy.label,
-            ranks=len(self.hosts),
+            hosts=self.hosts,
             steps=steps,
             series=series,
+            connections=socket_use(readings, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
             verdict=assess(evidence, steps, expected, observed).to_dict(),
         )
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
-
-    def _model_s(self, ring: list[Step]) -> float:
-        """What the collective that is done alone should take."""
-        if not ring:
-            return 0.0
-        overhead_s = 2 * (self.message_cost_s + self.alone_bytes * self.byte_cost_s)
-        if self.clock != "free":
-            overhead_s = MESSAGE_S
-        return ring_all_reduce_s(ring, self.alone_bytes, overhead_s)
 
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
@@ -355,7 +357,7 @@ class Run:
             gradient_bytes=sum(sizes),
             compute_s=sum(action.duration_s for action in program if isinstance(action, Compute)),
             overhead_s=self.scenario.transport.software_cost.per_message_s,
-            emulated_overhead_s=self.message_cost_s if self.clock == "free" else MESSAGE_S,
+            emulated_overhead_s=self.alone.overhead_s,
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)
@@ -367,95 +369,3 @@ class Run:
             for actions in self._by_class().values()
             for action in actions
         )
-
-
-def _alone_s(calibrations: list[dict[str, Any]]) -> float | None:
-    """Seconds of the quickest of the collectives that were done alone, from the common start to the last rank's end."""
-    took: dict[int, float] = {}
-    for entry in calibrations:
-        attempt = entry["attempt"]
-        took[attempt] = max(took.get(attempt, 0.0), entry["end_s"] - entry["start_s"])
-    return min(took.values(), default=None)
-
-
-@dataclass
-class _RankRecords:
-    """What all ranks have written down, by kind."""
-
-    samples: list[dict[str, Any]]
-    sockets: list[dict[str, Any]]
-    calibrations: list[dict[str, Any]]
-    bootstraps: list[dict[str, Any]]
-
-    def bootstrap(self) -> dict[str, Any]:
-        """How the ranks found each other: the slowest one's time, messages and bytes of all, and those of rank 0."""
-        counts = ("messages_sent", "bytes_sent", "connections")
-        return {
-            "method": self.bootstraps[0]["method"],
-            "time_s": max(entry["time_s"] for entry in self.bootstraps),
-            **{name: sum(entry[name] for entry in self.bootstraps) for name in counts},
-            "rank_0": {name: self.bootstraps[0][name] for name in counts},
-        }
-
-
-def _read_ranks(folder: Path, ranks: int) -> _RankRecords:
-    """All ranks' records; the ranks' own files are merged away."""
-    found = _RankRecords([], [], [], [])
-    for rank in range(ranks):
-        path = folder / f"rank-{rank}.jsonl"
-        for line in path.read_text().splitlines():
-            entry = json.loads(line)
-            if entry["operation"] == "sockets":
-                found.sockets += [{"rank": rank, **item} for item in entry["sockets"]]
-            elif entry["operation"] == "calibration":
-                found.calibrations.append(entry)
-            elif entry["operation"] == "bootstrap":
-                found.bootstraps.append(entry)
-            else:
-                found.samples.append(entry)
-        path.unlink()
-    found.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
-    return found
-
-
-def _series(samples: list[LinkSample]) -> dict[tuple[str, str], LinkSeries]:
-    series: dict[tuple[str, str], LinkSeries] = {}
-    for sample in samples:
-        for key, account in sample.account.directions.items():
-            figures = account.sent_bytes, account.queue_bytes, account.dropped, account.marked
-            series.setdefault(key, LinkSeries()).add(sample.time_s, *figures)
-    return series
-
-
-def _shifted_event(event: Mapping[str, Any], origin_s: float) -> dict[str, Any]:
-    return {**event, "time_s": event["time_s"] - origin_s} if "time_s" in event else dict(event)
-
-
-def _shifted(sample: dict[str, Any], origin_s: float) -> dict[str, Any]:
-    return {**sample, "start_s": sample["start_s"] - origin_s, "end_s": sample["end_s"] - origin_s}
-
-
-def _event_line(entry: dict[str, Any], origin_s: float) -> dict[str, Any]:
-    return {**entry, "time_s": None if entry["time_s"] is None else entry["time_s"] - origin_s}
-
-
-def _link_lines(samples: list[LinkSample], origin_s: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "time_s": sample.time_s - origin_s,
-            "a": counters.a,
-            "b": counters.b,
-            "plane": counters.plane,
-            "direction": counters.direction,
-            "bytes": account.sent_bytes,
-            "packets": account.in_packets - account.dropped,
-            "drops": account.dropped,
-            "marks": account.marked,
-            "queue_bytes": account.queue_bytes,
-        }
-        for sample in samples[
-            :-1
-        ]  # the last was taken for the final count, at no interval from the one before
-        for counters in sample.counters.wan
-        for account in (sample.account.directions[link_key(counters)],)
-    ]

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.harness.neighbour import NeighbourPlace
 from testbed.harness.wiring import Wiring
 from testbed.workload import Action, Collective, Compute, Exchange, WaitAll
 
@@ -39,6 +40,10 @@ class JobSpec:
     output: str
     # elements of the collective that is done alone before the steps; 0 for none
     calibration_numel: int = 0
+    # from one reading of a rank's connections to the next
+    telemetry_interval_s: float = 0.1
+    # other jobs' hosts, busy from the first step on
+    neighbours: tuple[NeighbourPlace, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -58,6 +63,7 @@ class JobSpec:
             program.append(_ACTIONS[kind](**item))
         document["program"] = tuple(program)
         document["wiring"] = Wiring.from_document(document["wiring"])
+        document["neighbours"] = tuple(map(NeighbourPlace.from_document, document["neighbours"]))
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.config import Topology
+from testbed.config import Host, Topology
 from testbed.scale import Scale
 
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
@@ -269,14 +269,17 @@ def summarise_variant(
     name: str,
     algorithm: str,
     policy: str,
-    ranks: int,
+    hosts: Sequence[Host],
     steps: Sequence[StepResult],
     series: Mapping[tuple[str, str], LinkSeries],
+    connections: Sequence[Mapping[str, Any]],
     expected_wan_bytes: float,
     verdict: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One variant's entry in a summary, in real units; `topology`, steps and `expected_wan_bytes` are emulated."""
-    hosts = topology.hosts[:ranks]
+    """One variant's entry in a summary, in real units. hosts: by rank.
+
+    `topology`, steps and `expected_wan_bytes` are emulated.
+    """
     buildings = [topology.building(host.building).index for host in hosts]
     times = distribution([scale.real_s(step.step_time_s) for step in steps])
     compute_s = distribution([scale.real_s(step.compute_s) for step in steps])["median"]
@@ -288,7 +291,7 @@ def summarise_variant(
         "name": name,
         "algorithm": algorithm,
         "policy": policy,
-        "ranks": ranks,
+        "ranks": len(hosts),
         "step_time_s": times,
         "compute_s": compute_s,
         "exposed_comm_s": exposed_s,
@@ -298,6 +301,7 @@ def summarise_variant(
         },
         "wan_links": wan,
         "plane_balance": plane_balance(wan),
+        "connections": list(connections),
         "limited_by": limited_by(times["median"], exposed_s, compute_s, wan, nic),
         "verdict": dict(verdict),
     }

@@ -12,10 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from testbed.config import Host, Topology, TransportSpec, distance
+from testbed.fabric.plan import Multipath
+from testbed.harness.socket_rules import SocketRules
 from testbed.scale import Scale
 from testbed.transport import (
     CostedTransport,
     MeshSettings,
+    SocketSettings,
     StripedTransport,
     StripeSettings,
     TcpTransport,
@@ -29,6 +32,7 @@ from testbed.virtual import clock_here
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
+SUBFLOW_PORT = 29_501  # of MPTCP's second way to a rank; the others follow
 SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
 MOST_LANES = 256
 BOOTSTRAP_TIMEOUT_S = 30.0
@@ -63,6 +67,8 @@ class Wiring:
     protocol: str = "eager"
     bootstrap: str = "static"
     congestion_control: str | None = None
+    subflows: int = 1
+    sockets: SocketRules = field(default_factory=SocketRules)
     stripes: dict[str, dict[str, Any]] = field(default_factory=dict)
     distances: tuple[tuple[str, ...], ...] = ()
     per_message_s: float = 0.0
@@ -81,26 +87,31 @@ class Wiring:
         # a prime, so that two numbers of one pair never come to the same
         return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
 
+    def distance(self, rank: int, peer: int) -> str:
+        """How far two ranks are apart."""
+        return self.distances[rank][peer]
+
     def lanes(self, rank: int, peer: int) -> int:
-        """How many connections for data two ranks have."""
+        """How many connections for data two ranks have, of MPTCP how many ways one goes."""
         if self.kind != "striped":
-            return 1
-        return int(self.stripes[self.distances[rank][peer]]["connections"])
+            return self.subflows
+        return int(self.stripes[self.distance(rank, peer)]["connections"])
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Wiring:
         """The inverse of dataclasses.asdict, after a way through JSON."""
         document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
+        document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
         return cls(**document)
 
 
-def places_on(topology: Topology, ranks: int, pids: Mapping[str, int]) -> list[RankPlace]:
-    """One rank on each of the first hosts; `pids`: a process in the namespace of each host."""
+def places_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankPlace]:
+    """One rank on each of these hosts; `pids`: a process in the namespace of each host."""
     index = {building.name: building.index for building in topology.buildings}
     return [
         RankPlace(rank, host.name, index[host.building], host.ip, pids[host.name])
-        for rank, host in enumerate(topology.hosts[:ranks])
+        for rank, host in enumerate(hosts)
     ]
 
 
@@ -132,6 +143,14 @@ def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
     return found
 
 
+def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
+    """MPTCP's other ways between the ranks on these hosts, of which the later ones dial; None where there are none."""
+    if spec.kind != "mptcp" or spec.subflows == 1:
+        return None
+    ports = tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + spec.subflows - 1))
+    return Multipath(ports, tuple(host.name for host in hosts))
+
+
 def wiring_of(
     spec: TransportSpec,
     scale: Scale,
@@ -140,6 +159,7 @@ def wiring_of(
     seed: int,
     timeout_s: float | None = None,
     congestion_control: str | None = None,
+    sockets: SocketRules | None = None,
 ) -> Wiring:
     """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
 
@@ -147,6 +167,7 @@ def wiring_of(
     """
     message_s, byte_s = software_cost(spec, scale)
     ranks = len(places)
+    hosts = {host.name: host for host in topology.hosts} if topology else {}
     return Wiring(
         token=secrets.token_hex(8),
         ranks=tuple(places),
@@ -156,8 +177,10 @@ def wiring_of(
         protocol=spec.protocol,
         bootstrap=spec.bootstrap,
         congestion_control=congestion_control,
+        subflows=spec.subflows if spec.kind == "mptcp" else 1,
+        sockets=sockets or SocketRules(),
         stripes=stripes_of(spec, scale),
-        distances=distances_of(topology, topology.hosts[:ranks])
+        distances=distances_of(topology, [hosts[place.host] for place in places])
         if topology
         else (("same_rack",) * ranks,) * ranks,
         per_message_s=message_s,
@@ -174,7 +197,7 @@ def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
     return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)
 
 
-def distances_of(topology: Topology, hosts: tuple[Host, ...]) -> tuple[tuple[str, ...], ...]:
+def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
     """Per rank, how far every rank is."""
     return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
 
@@ -200,6 +223,10 @@ def join(wiring: Wiring, rank: int) -> Joined:
         addresses, report = bootstrap(
             wiring.bootstrap, rank, size, master, addresses[rank], wiring.token, BOOTSTRAP_TIMEOUT_S
         )
+
+    def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
+        return wiring.sockets.settings(usual, rank, peer, key, wiring.distance(rank, peer))
+
     settings = MeshSettings(
         token=wiring.token,
         congestion_control=wiring.congestion_control,
@@ -207,7 +234,9 @@ def join(wiring: Wiring, rank: int) -> Joined:
         # given ports, so that a run with the same seed hashes its flows onto the same paths
         source_port=wiring.source_port,
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
+        socket_of=socket_of if wiring.sockets.rules else None,
     )
+    wiring.sockets.try_out(settings.sockets)
     sockets: TcpTransport | StripedTransport
     if wiring.kind == "striped":
         stripes = {name: StripeSettings(**options) for name, options in wiring.stripes.items()}

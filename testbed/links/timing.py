@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from testbed.links.netns import network_namespace
 from testbed.links.packets import SO_TIMESTAMPNS, receive_stamped
 
-SO_RCVBUFFORCE = 33
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PACKET_TIMEOUT_S = 1.0  # more than any path on Earth takes
 RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
@@ -19,8 +19,15 @@ End = tuple[int, str]  # a process in the namespace, the address there
 
 
 @contextlib.contextmanager
-def udp_pair(here: End, there: End) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """(sender, receiver): connected UDP sockets in two namespaces; the kernel stamps what the receiver gets."""
+def udp_pair(
+    here: End, there: End, in_flight_bytes: int | None = None
+) -> Iterator[tuple[socket.socket, socket.socket]]:
+    """(sender, receiver): connected UDP sockets in two namespaces; the kernel stamps what the receiver gets.
+
+    The kernel charges a packet to its sender until it has arrived, and lets no more than `in_flight_bytes` be on the
+    way (None: its own default, some 200 kB). Who sends at a rate that something else sets wants room for a long fat
+    link; who sends without a pause is held back by the little there is, and overruns nobody.
+    """
     with contextlib.ExitStack() as stack:
         with network_namespace(there[0]):
             receiver = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
@@ -29,6 +36,8 @@ def udp_pair(here: End, there: End) -> Iterator[tuple[socket.socket, socket.sock
         receiver.bind((there[1], 0))
         with network_namespace(here[0]):
             sender = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        if in_flight_bytes is not None:
+            sender.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, in_flight_bytes)
         sender.bind((here[1], 0))
         sender.connect(receiver.getsockname())
         yield sender, receiver

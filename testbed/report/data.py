@@ -18,7 +18,7 @@ from testbed.scale import Scale
 
 JsonObject = dict[str, Any]
 
-COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v")
 WHOLE_STEP = "step"
 
 

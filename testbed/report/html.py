@@ -70,6 +70,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "time_split": time_split_chart(data.variants),
         "per_step": utilisation_per_step_chart(data.variants),
         "queues": _queues(data),
+        "connections": _connections(data),
         "over_time": utilisation_over_time_chart(data),
         "events": data.events,
         "dimensionless": data.summary.get("dimensionless", []),
@@ -109,6 +110,16 @@ def _queues(data: RunData) -> list[JsonObject]:
             ends = {"variant": variant["name"], "here": here, "there": there, "planes": len(own)}
             rows.append({**ends, "jain_index": index, "queue_peak_bytes": longest, **figures})
     return rows
+
+
+def _connections(data: RunData) -> list[JsonObject]:
+    """For each variant and direction between two buildings: round trips and retransmissions of its connections."""
+    return [
+        {"variant": variant["name"], **row}
+        for variant in data.variants
+        for row in variant.get("connections", ())
+        if "rtt_s" in row
+    ]
 
 
 def _facts(data: RunData) -> list[str]:

@@ -18,7 +18,7 @@ from testbed.transport.lanes import StripeSettings
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
 from testbed.transport.protocols import PROTOCOLS, with_protocol
 from testbed.transport.rendezvous import RendezvousTransport
-from testbed.transport.sockets import MeshSettings
+from testbed.transport.sockets import MeshSettings, SocketSettings
 from testbed.transport.staged import StagedTransport
 from testbed.transport.striped import StripedTransport
 from testbed.transport.tcp import TcpTransport
@@ -36,6 +36,7 @@ __all__ = [
     "PeerLost",
     "RendezvousTransport",
     "Request",
+    "SocketSettings",
     "StagedTransport",
     "StripeSettings",
     "StripedTransport",

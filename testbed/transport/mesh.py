@@ -6,10 +6,6 @@ What goes over them is for those who derive from `Mesh`: `tcp`, `striped`.
 from __future__ import annotations
 
 import contextlib
-import errno
-import math
-import os
-import select
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,17 +25,11 @@ from testbed.transport.base import (
     check_writable,
     reason_bytes,
 )
-from testbed.transport.handshake import Handshake
+from testbed.transport.connecting import Connecting, Place
 from testbed.transport.loop import EventLoop, sharpen_timers
-from testbed.transport.sockets import MeshSettings
+from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
-
-_FIRST_RETRY_S = 0.01
-_LAST_RETRY_S = 0.2
-_HELLO_TIMEOUT_S = 5.0
-_MAX_STRANGERS = 256
-_IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 
 class Way(Protocol):
@@ -50,9 +40,6 @@ class Way(Protocol):
 
     def receive(self, request: Request) -> None:
         """Take the oldest message of the request's tag, or post the request for it."""
-
-
-Place = tuple[int, ConnectionKey]  # a peer, and which of the connections with it
 
 
 class Mesh:
@@ -76,10 +63,7 @@ class Mesh:
         self.rank = rank
         self.size = len(addresses)
         self.now_s = time.monotonic()
-        self.refused = 0  # connections from elsewhere
         self.settings = settings
-        self._addresses = list(addresses)
-        self._sockets = settings.sockets
         self._counters = {peer: PeerCounters() for peer in range(self.size) if peer != rank}
         self._streams: dict[Place, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
@@ -87,17 +71,11 @@ class Mesh:
         self._leftover: list[socket.socket] = []
         sharpen_timers()
         self._loop = EventLoop()
-        # what is under way until a connection stands
-        self._deadlines_s: dict[Place, float] = {}  # of those that this rank dials
-        self._attempts: dict[Place, tuple[float, str]] = {}  # when to try again, and why
-        self._pauses_s: dict[Place, float] = {}  # for how long, if it fails again
-        self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
-        self._due_s = 0.0  # when the first of these wants something
-        self._listener: socket.socket | None = None
+        self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at)
         try:
-            with self._sockets.make() as trial:
-                self._sockets.apply(trial)
-            self._listener = self._listen(listener)
+            with settings.sockets.make() as trial:
+                settings.sockets.apply(trial)
+            self._connecting.listen(listener)
             if eager:
                 self.connect()
         except BaseException:
@@ -136,6 +114,11 @@ class Mesh:
         return request
 
     @property
+    def refused(self) -> int:
+        """Connections from elsewhere that were turned away."""
+        return self._connecting.refused
+
+    @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """See Transport."""
         return self._counters
@@ -145,8 +128,8 @@ class Mesh:
         if self._loop.closed:
             self.now_s = time.monotonic()
             return
-        if self._deadlines_s or self._handshakes:
-            timeout_s = self._tend(timeout_s)
+        if self._connecting.busy:
+            timeout_s = self._connecting.tend(timeout_s)
         events = self._loop.poll(timeout_s)
         self.now_s = time.monotonic()
         self._loop.handle(events)
@@ -182,6 +165,29 @@ class Mesh:
                 marks = {"dscp": traffic.dscp, "priority": traffic.priority, "lane": lane}
                 entries.append({"peer": peer, **{k: v for k, v in marks.items() if v}, **info})
         return entries
+
+    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """Peer, which connection, `sockets.glance` of all that are open. Any thread may ask."""
+        found = []
+        for (peer, key), stream in list(self._streams.items()):
+            if (sock := stream.sock) is not None:
+                with contextlib.suppress(OSError):  # it is closed at this moment
+                    found.append((peer, key, glance(sock)))
+        return found
+
+    def state_words(self, peers: Iterable[int]) -> str:
+        """How the connections with these peers stand, for people who wonder why nothing comes."""
+        wanted, found = set(peers), []
+        for (peer, key), stream in sorted(self._streams.items(), key=lambda item: item[0]):
+            if peer not in wanted:
+                continue
+            words = "none yet" if stream.lost is None else "lost"
+            if (sock := stream.sock) is not None:
+                with contextlib.suppress(OSError):
+                    words = state_words(sock)
+            which = f", lane {key.lane}" if key.lanes else ""
+            found.append(f"connection with rank {peer}{which}: {words}")
+        return "; ".join(found)
 
     def wake(self) -> None:
         """See Transport."""
@@ -228,10 +234,7 @@ class Mesh:
                 while sock.recv(1 << 20):
                     pass
             sock.close()
-        for handshake, _ in self._handshakes.values():
-            handshake.sock.close()
-        if self._listener is not None:
-            self._listener.close()
+        self._connecting.close()
         self._loop.close()
 
     # ---- streams
@@ -242,8 +245,12 @@ class Mesh:
         if stream is None:
             stream = self._new_stream(peer, key)
         if stream.sock is None and stream.lost is None:
-            self._want((peer, key))
+            self._connecting.want((peer, key))
         return stream
+
+    def _stream_at(self, place: Place) -> Stream:
+        """The stream of a connection that a peer wants."""
+        return self._streams.get(place) or self._new_stream(*place)
 
     def _new_stream(self, peer: int, key: ConnectionKey) -> Stream:
         check_traffic_class(key.traffic)
@@ -256,169 +263,3 @@ class Mesh:
     def _check_address(self, peer: int, tag: int) -> None:
         if peer not in self._counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
             raise address_error(self.rank, self.size, peer, tag)
-
-    # ---- getting connected
-
-    def _want(self, place: Place) -> None:
-        """Have this peer dialled, unless it is its own turn to dial, or that is under way."""
-        if place[0] < self.rank and place not in self._deadlines_s:
-            self._deadlines_s[place] = time.monotonic() + self.settings.bootstrap_timeout_s
-            self._attempts[place] = (0.0, "not tried yet")
-            self._due_s = 0.0
-
-    def _listen(self, listener: socket.socket | None) -> socket.socket | None:
-        if self.rank == self.size - 1:
-            return listener  # nobody dials the highest rank
-        if listener is None:
-            listener = self._sockets.make()
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            address = self._addresses[self.rank]
-            try:
-                listener.bind(address)
-            except OSError as error:
-                listener.close()
-                raise TransportError(
-                    f"rank {self.rank}: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
-                ) from None
-        self._sockets.apply(listener)
-        listener.listen(self.size + _MAX_STRANGERS)
-        self._loop.watch(listener, select.EPOLLIN, self._on_caller)
-        return listener
-
-    def _tend(self, timeout_s: float | None) -> float | None:
-        """Dial where it is time, give up where it is too late; how long to wait until the next such thing."""
-        now_s = time.monotonic()
-        if now_s >= self._due_s:
-            self._due_s = self._tend_all(now_s)
-        left_s = max(0.0, self._due_s - now_s)
-        return left_s if timeout_s is None else min(timeout_s, left_s)
-
-    def _tend_all(self, now_s: float) -> float:
-        """Look through all that is under way; when the next thing is due."""
-        self._due_s = due_s = math.inf
-        for place, deadline_s in list(self._deadlines_s.items()):
-            if now_s >= deadline_s:
-                self._give_up(place)
-                due_s = now_s  # requests have ended: no waiting
-                continue
-            due_s = min(due_s, deadline_s)
-            if place in self._attempts:
-                if now_s >= self._attempts[place][0]:
-                    self._dial(place)
-                if place in self._attempts:
-                    due_s = min(due_s, self._attempts[place][0])
-        for handshake, deadline_s in list(self._handshakes.values()):
-            if now_s >= deadline_s:
-                self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
-            else:
-                due_s = min(due_s, deadline_s)
-        return min(due_s, self._due_s)  # dialling may have failed at once, and be due again
-
-    def _give_up(self, place: Place) -> None:
-        for handshake, _ in list(self._handshakes.values()):
-            if (handshake.peer, handshake.key) == place:
-                self._fail_handshake(handshake, "connected, but no hello came back")
-        del self._deadlines_s[place]
-        _, reason = self._attempts.pop(place)
-        peer = place[0]
-        ip, port = self._addresses[peer]
-        what = f"no connection ({ip}:{port}: {reason}) with"
-        bound_s = self.settings.bootstrap_timeout_s
-        self._streams[place].fail(TransportTimeout(self.rank, [peer], what, bound_s))
-
-    def _dial(self, place: Place) -> None:
-        peer, key = place
-        sock = self._sockets.make()
-        handshake = Handshake(sock, self.rank, self.size, self.settings.token, peer, key)
-        try:
-            self._sockets.apply(sock, key.traffic)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port = self._local_port(place)
-            if not port:  # one that is free towards this peer, not towards all: there are enough of these
-                sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-            sock.bind((self._addresses[self.rank][0], port))
-            number = sock.connect_ex(self._addresses[peer])
-            if number not in {0, errno.EINPROGRESS}:
-                raise OSError(number, os.strerror(number))
-        except OSError as error:
-            self._fail_handshake(handshake, str(error.strerror))
-            return
-        self._begin_handshake(handshake, self._deadlines_s[place])
-
-    def _local_port(self, place: Place) -> int:
-        if self.settings.source_port is None:
-            return 0
-        return self.settings.source_port(self.rank, *place)
-
-    def _on_caller(self, mask: int) -> None:
-        """Accept one connection; epoll tells again of more."""
-        assert self._listener is not None
-        try:
-            sock, _ = self._listener.accept()
-        except OSError:  # it has gone already
-            return
-        # as many as there are ranks may come at once, and some strangers; those that this rank dials count too
-        if len(self._handshakes) >= 2 * self.size + _MAX_STRANGERS:
-            self.refused += 1
-            sock.close()
-            return
-        handshake = Handshake(sock, self.rank, self.size, self.settings.token, None, None)
-        try:
-            self._sockets.apply(sock)
-        except OSError as error:  # reset in the meantime
-            self._fail_handshake(handshake, str(error))
-            return
-        self._begin_handshake(handshake, time.monotonic() + _HELLO_TIMEOUT_S)
-
-    def _begin_handshake(self, handshake: Handshake, deadline_s: float) -> None:
-        self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
-        self._due_s = min(self._due_s, deadline_s)
-        if handshake.peer is not None and handshake.key is not None:
-            self._attempts.pop((handshake.peer, handshake.key), None)
-        self._loop.watch(handshake.sock, handshake.events, lambda mask: self._on_handshake(handshake))
-
-    def _on_handshake(self, handshake: Handshake) -> None:
-        sock = handshake.sock
-        try:
-            place = handshake.on_event()
-            if place is None:
-                self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
-                return
-            peer, key = place
-            if handshake.peer is None:
-                if peer < self.rank:
-                    raise ValueError(f"sender: rank {peer} has no business to dial")
-                stream = self._streams.get(place) or self._new_stream(peer, key)
-                if stream.sock is not None or stream.lost is not None:
-                    raise ValueError(f"sender: rank {peer} dialled before")
-                self._sockets.mark(sock, key.traffic)
-                handshake.speak(peer, key)
-            stream = self._streams[place]
-        except (OSError, ValueError) as error:
-            self._fail_handshake(handshake, getattr(error, "strerror", None) or str(error))
-            return
-        self._deadlines_s.pop(place, None)
-        del self._handshakes[sock.fileno()]
-        self._loop.watch(sock, 0, stream.on_event)
-        priority = key.traffic.priority
-        stream.attach(sock, lambda mask: self._loop.watch(sock, mask, stream.on_event, priority))
-
-    def _fail_handshake(self, handshake: Handshake, reason: str) -> None:
-        """Let the socket go; dial again later when it was ours."""
-        sock = handshake.sock
-        self._handshakes.pop(sock.fileno(), None)
-        self._loop.watch(sock, 0, _ignore)
-        sock.close()
-        if handshake.peer is None or handshake.key is None:
-            self.refused += 1
-        else:
-            place = (handshake.peer, handshake.key)
-            pause_s = self._pauses_s.get(place, _FIRST_RETRY_S)
-            self._pauses_s[place] = min(2 * pause_s, _LAST_RETRY_S)
-            again_s = time.monotonic() + pause_s
-            self._attempts[place] = (again_s, reason)
-            self._due_s = min(self._due_s, again_s)
-
-
-def _ignore(mask: int) -> None:
-    """The handler of what is no longer watched."""

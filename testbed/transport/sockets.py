@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +32,14 @@ _TCP_INFO = (
     ("send_buffer_limited_s", 184, "=Q", 1e-6),
 )
 _TCP_INFO_BYTES = 216
+_LAST_DATA_RECEIVED = 52
+_GLANCE = struct.Struct("=68xI8xI16xI16xQ")  # of these rtt, congestion window, retransmits, bytes_acked
 _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
+# of asm-generic/socket.h
+_SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of whatever width
+_FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}
 # of linux/mptcp.h
 _SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
@@ -39,12 +47,17 @@ IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not i
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """What every socket of a transport gets; None leaves the kernel's default."""
+    """What every socket of a transport gets; None leaves the kernel's default.
+
+    window_bytes: the most that may be under way; both buffers are twice that, for what waits to be sent or read.
+    """
 
     congestion_control: str | None = None
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
     multipath: bool = False
+    pacing_bps: float | None = None
+    window_bytes: int | None = None
 
     def make(self) -> socket.socket:
         """A new socket. TransportError where the kernel has no MPTCP."""
@@ -62,14 +75,20 @@ class SocketSettings:
         sock.setblocking(False)
         self.mark(sock, traffic)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        room = None if self.window_bytes is None else 2 * self.window_bytes
         for option, size in (
-            (socket.SO_SNDBUF, self.send_buffer_bytes),
-            (socket.SO_RCVBUF, self.receive_buffer_bytes),
+            (socket.SO_SNDBUF, self.send_buffer_bytes or room),
+            (socket.SO_RCVBUF, self.receive_buffer_bytes or room),
         ):
             if size is not None:
                 _set_buffer(sock, option, size)
+        if self.window_bytes is not None:
+            # a buffer that is set is not widened any more, and one that was accepted would keep its first window
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, self.window_bytes)
         if self.congestion_control is not None:
             _set_congestion_control(sock, self.congestion_control)
+        if self.pacing_bps is not None:
+            _set_pacing(sock, self.pacing_bps)
 
     def mark(self, sock: socket.socket, traffic: TrafficClass) -> None:
         """Give the socket's packets this class, and read it back."""
@@ -89,6 +108,7 @@ class SocketSettings:
 class MeshSettings:
     """How sockets are made and how long things may take.
 
+    socket_of: (rank, peer, which connection, what all get) -> what this one gets.
     token: the same for all ranks of a job; connections from any other job are refused.
     congestion_control: set on every socket and read back; None leaves the kernel's default.
     multipath: MPTCP in place of TCP.
@@ -108,6 +128,7 @@ class MeshSettings:
     max_staged_bytes: int = 256 * 1024**2
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
+    socket_of: Callable[[int, int, ConnectionKey, SocketSettings], SocketSettings] | None = None
 
     @property
     def sockets(self) -> SocketSettings:
@@ -138,12 +159,26 @@ def _set_congestion_control(sock: socket.socket, name: str) -> None:
 
 def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, size)
+    if sock.getsockopt(socket.SOL_SOCKET, option) // 2 < size:
+        with contextlib.suppress(PermissionError):  # root may pass the machine's limit
+            sock.setsockopt(socket.SOL_SOCKET, _FORCED[option], size)
     in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own needs
     if in_use < size:
         name, limit = ("send", "wmem_max") if option == socket.SO_SNDBUF else ("receive", "rmem_max")
         raise TransportError(
             f"{name} buffer: asked for {size} bytes, the kernel gives {in_use}; see net.core.{limit}"
         )
+
+
+def _set_pacing(sock: socket.socket, rate_bps: float) -> None:
+    size = max(1, round(rate_bps / 8))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, size.to_bytes(8, sys.byteorder))
+    if (in_use := _pacing(sock)) != size:
+        raise TransportError(f"pacing: asked for {size} bytes/s, the kernel uses {in_use}")
+
+
+def _pacing(sock: socket.socket) -> int:
+    return int.from_bytes(sock.getsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
 def describe(sock: socket.socket) -> dict[str, Any]:
@@ -160,7 +195,34 @@ def describe(sock: socket.socket) -> dict[str, Any]:
     if sock.proto == IPPROTO_MPTCP:
         with contextlib.suppress(ValueError):
             more["subflows"] = subflows(sock)
+    for name, option in (("send_buffer_bytes", socket.SO_SNDBUF), ("receive_buffer_bytes", socket.SO_RCVBUF)):
+        more[name] = sock.getsockopt(socket.SOL_SOCKET, option) // 2
+    if (pacing := _pacing(sock)) < _UNPACED:
+        more["pacing_bps"] = pacing * 8
     return {"congestion_control": congestion_control(sock), **figures, **more}
+
+
+def glance(sock: socket.socket) -> dict[str, float]:
+    """The part of `describe` that changes all the time, and quickly; seconds, segments, bytes."""
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _GLANCE.size)
+    rtt_us, window, retransmits, acked = _GLANCE.unpack(raw)
+    return {
+        "rtt_s": rtt_us / 1e6,
+        "congestion_window_segments": window,
+        "retransmits": retransmits,
+        "bytes_acked": acked,
+    }
+
+
+def state_words(sock: socket.socket) -> str:
+    """Where bytes are that do not arrive, for people. OSError when the socket has gone."""
+    unread, unacknowledged = (
+        int.from_bytes(fcntl.ioctl(sock, what, bytes(4)), sys.byteorder)
+        for what in (termios.FIONREAD, termios.TIOCOUTQ)
+    )
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    (heard_ms,) = struct.unpack_from("=I", raw, _LAST_DATA_RECEIVED)
+    return f"{unread} bytes unread, {unacknowledged} not acknowledged, last data came {heard_ms} ms ago"
 
 
 def subflows(sock: socket.socket) -> int:

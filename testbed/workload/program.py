@@ -76,7 +76,10 @@ def step_program(workload: WorkloadSpec, ranks: int, scale: Scale = UNSCALED) ->
     for index, spec in enumerate(workload.collectives or ()):
         parts = 1 if spec.collective == "all_reduce" else ranks
         size = numel(spec.size_bytes, parts)
-        actions.append(Collective(index, spec.collective, size, spec.collective, spec.algorithm, spec.dscp))
+        algorithm = spec.algorithm
+        if spec.collective == "all_to_all_v" and algorithm == "auto":
+            algorithm = "late_counts"
+        actions.append(Collective(index, spec.collective, size, spec.collective, algorithm, spec.dscp))
     if (exchange := workload.exchange) is not None:
         size, compute_s = numel(exchange.size_bytes, 1), scale.emulated_s(exchange.compute_s)
         actions.append(Exchange("exchange", size, exchange.messages, compute_s, exchange.dscp))
@@ -86,21 +89,19 @@ def step_program(workload: WorkloadSpec, ranks: int, scale: Scale = UNSCALED) ->
 def training_step(workload: WorkloadSpec, scale: Scale = UNSCALED) -> tuple[Action, ...]:
     """One step of data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full; wait.
 
-    Computing takes 6 floating-point operations per parameter and token, 2 forward and 4 backward, at `peak_flops` x
-    `flops_utilisation` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
+    Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
+    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
     attention scores, which grow with the sequence, are left out there and here). Backward time is shared out by the
     matrix products behind each bucket's gradients: those of embeddings and norms come at next to no cost.
     `scale` divides element counts, of which at least one stays, and stretches computing.
     """
     assert workload.model is not None
-    assert workload.peak_flops is not None
     model = parameters(workload.model)
     tokens = workload.sequence_length * workload.local_batch_size
-    flops = workload.peak_flops * workload.flops_utilisation
-    forward_s = scale.emulated_s(2 * sum(parameter.numel for parameter in model) * tokens / flops)
+    forward_s = scale.emulated_s(2 * sum(parameter.active for parameter in model) * tokens / workload.flops)
     itemsize = np.dtype(workload.gradient_dtype).itemsize
     buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
-    work = [sum(p.numel for p in bucket.parameters if p.matmul) for bucket in buckets]
+    work = [sum(p.active for p in bucket.parameters if p.matmul) for bucket in buckets]
     actions: list[Action] = [Compute("forward", forward_s)]
     for index, bucket in enumerate(buckets):
         actions.append(Compute(f"backward {index}", 2 * forward_s * work[index] / sum(work)))

@@ -72,6 +72,10 @@ def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None
     run_script(state.pids["north1"], ["ethtool -K eth0 gro on"])
 
 
+def take_a_rule_away(state: FabricState, run: subprocess.Popen[str]) -> None:
+    run_script(None, [f"ovs-ofctl -O OpenFlow13 del-flows {state.prefix}e0 ip,nw_dst=10.1.0.0/16"])
+
+
 @pytest.mark.parametrize(
     ("lie", "moment", "names"),
     [
@@ -82,6 +86,7 @@ def switch_an_offload_on(state: FabricState, run: subprocess.Popen[str]) -> None
         (drop_for_a_while, "step", {"loss_accuracy"}),
         (stop_the_engine, "step 2", {"emulator_stalls"}),
         (switch_an_offload_on, "step", {"offload_state"}),
+        (take_a_rule_away, "step", {"rules_in_force"}),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -273,8 +273,9 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "llama3-8b",
             "llama3-8",
-            "5: workload.model: got 'llama3-8', expected a model (llama3-8b, llama3-70b; did you mean llama3-8b?)"
-            " or its dimensions (dim, n_layers, n_heads, n_kv_heads, ffn_dim, vocab_size)",
+            "5: workload.model: got 'llama3-8', expected a model (gpt2-124m, llama3-8b, llama3-70b, llama3-405b, "
+            "mixtral-8x7b, deepseek-v3; did you mean llama3-8b?) or its dimensions "
+            "(dim, n_layers, n_heads, n_kv_heads, ffn_dim, vocab_size)",
         ),
         (
             "llama3-8b",
@@ -345,7 +346,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "policy: {name: te, over: ecmp}",
-            "7: policy.over: got over with policy te, expected it with priority or isolate or limit only",
+            "7: policy.over: got over with policy te, expected it with priority or isolate or limit or failover only",
         ),
         (
             "algorithms: [ring]",
@@ -494,8 +495,8 @@ def test_the_other_kind_of_file() -> None:
         ),
         (
             "trails=3",
-            "trails: got an unknown key, expected one of: name, topology, ranks, workload, algorithms, policy, "
-            "transport, events, telemetry, variants, trials, warmup, seed, scale; did you mean trials?",
+            "trails: got an unknown key, expected one of: name, topology, ranks, hosts, workload, algorithms, policy, "
+            "transport, neighbours, events, telemetry, variants, trials, warmup, seed, scale; did you mean trials?",
         ),
         (
             "topology.wan.1.delay=5 ms",

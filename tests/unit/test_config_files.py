@@ -39,7 +39,9 @@ TRANSPORT = {
         "same_region": {"connections": 4, **STRIPE},
         "other_region": {"connections": 8, **STRIPE},
     },
+    "subflows": 4,
     "congestion_control": "cubic",
+    "sockets": [],
     "timeout": "30 s",
     "software_cost": {"per_message": "4.8 us", "per_gigabyte": "2.2 ms"},
 }
@@ -147,6 +149,7 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
         "first_bucket_cap": "1 MiB",
         "sequence_length": 8192,
         "local_batch_size": 1,
+        "compute_dtype": "bf16",
         "peak_flops": "1 Tflop/s",
         "flops_utilisation": "40 %",
     }

@@ -11,15 +11,14 @@ from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
 from testbed.controller.openflow import (
-    Difference,
     FlowMod,
-    Wanted,
     flow_mod,
     flow_removal,
     groups_of,
     rule_of,
 )
 from testbed.controller.rules import Ecmp, Match, Output, Rule
+from testbed.controller.wanted import Difference, Wanted
 from tests.unit.openflow_switch import entries, entry
 from tests.unit.test_controller_rules import rules
 

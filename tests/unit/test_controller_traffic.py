@@ -366,9 +366,11 @@ def test_on_any_topology_every_declared_flow_arrives_once_and_nothing_is_flooded
 
 
 @settings(max_examples=40, deadline=None)
-@given(loaded(), st.data())
-def test_failover_survives_any_link_that_leaves_another_of_its_pair(view: View, data: st.DataObject) -> None:
-    emulated = Emulated(view.topology, list(view.flows), "failover")
+@given(loaded(), st.sampled_from(["shortest", "ecmp", "qp_aware", "te"]), st.data())
+def test_failover_survives_any_link_that_leaves_another_of_its_pair(
+    view: View, over: str, data: st.DataObject
+) -> None:
+    emulated = Emulated(view.topology, list(view.flows), "failover", over=over)
     link = data.draw(st.sampled_from(view.topology.wan))
     spares = [other for other in view.topology.wan if {other.a, other.b} == {link.a, link.b}]
     if len(spares) < 2:
@@ -377,6 +379,19 @@ def test_failover_survives_any_link_that_leaves_another_of_its_pair(view: View, 
     emulated.network.cut((edge.dpid, edge.wan[link.b, link.plane]))
     for flow in view.crossing:
         assert emulated.send(flow).delivered, f"{flow} without {link.name}"
+
+
+def test_failover_leaves_paths_as_they_are_and_spares_take_turns() -> None:
+    own = flows(FOUR_PLANES, 4, pairs=[("east1", "west1")])
+    intact = {flow.channel: Emulated(FOUR_PLANES, own, "qp_aware").path(flow) for flow in own}
+    emulated = Emulated(FOUR_PLANES, own, "failover", over="qp_aware")
+    assert {flow.channel: emulated.path(flow) for flow in own} == intact
+    edge = emulated.edges["east"]
+    emulated.network.cut((edge.dpid, edge.wan["west", 1]))
+    after = {flow.channel: emulated.path(flow) for flow in own}
+    moved = [channel for channel in intact if after[channel] != intact[channel]]
+    assert [intact[channel] for channel in moved] == [["east-west-1"]] * len(moved)
+    assert [after[channel] for channel in moved] == [["east-west-2"]] * len(moved)
 
 
 @settings(max_examples=40, deadline=None)

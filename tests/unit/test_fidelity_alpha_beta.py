@@ -31,6 +31,16 @@ def test_a_slow_step_sets_the_pace_and_long_ones_add_up() -> None:
     assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0) == pytest.approx(2.0, rel=0.05)
 
 
+def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
+    near, far = Step(0.0, 1e-6), Step(10.0, 1e-6)
+    ring = [near, far, near, far]
+    # six rounds of 10 s, of which a message crosses three far steps one after the other
+    assert ring_all_reduce_s(ring, 10e6, 0.0) == pytest.approx(6 * 10 + 3 * 10)
+    # in four pieces the cards never stand still: what is left is the way of the last piece
+    assert ring_all_reduce_s(ring, 10e6, 0.0, lanes=4) == pytest.approx(6 * 10 + 10, rel=0.05)
+    assert ring_all_reduce_s(ring, 10e6, 0.0, lanes=2) == pytest.approx(6 * 10 + 10, rel=0.05)
+
+
 def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
     topology = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
     steps = ring_steps(topology, topology.hosts)
@@ -76,3 +86,10 @@ def test_agreement_is_closer_under_the_virtual_clock(measured_s: float, exact: b
     assert found.ok is ok
     assert found.severity == "caution"
     assert model_agreement(None, 0.0, exact).ok is None
+
+
+def test_on_links_that_lose_packets_it_may_take_longer_but_not_less() -> None:
+    slow = model_agreement(10.0, 1.0, exact=True, lossy=True)
+    assert slow.ok
+    assert "links lose packets" in slow.sentence
+    assert model_agreement(0.5, 1.0, exact=True, lossy=True).ok is False

@@ -15,6 +15,7 @@ from testbed.fidelity.link_invariants import (
     emulator_stalls,
     jitter_accuracy,
     loss_accuracy,
+    rules_in_force,
     settings_in_force,
 )
 
@@ -110,6 +111,13 @@ def test_drops_in_the_kernel() -> None:
     found = drops_only_where_modelled(3)
     assert (found.ok, found.severity) == (False, "untrusted")
     assert "3 packets" in found.sentence
+
+
+def test_rules_that_were_put_right_were_wrong_for_a_while() -> None:
+    assert rules_in_force([]).ok is True
+    found = rules_in_force(["tb1e0: missing: to west", "tb1e1: missing: to east"])
+    assert (found.ok, found.measured, found.severity) == (False, "repaired 2 times", "untrusted")
+    assert "tb1e0: missing: to west" in found.sentence
 
 
 def test_settings_in_force() -> None:

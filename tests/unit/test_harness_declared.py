@@ -24,7 +24,9 @@ TOPOLOGY = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
 
 
 def wiring(**transport: object) -> object:
-    places = places_on(TOPOLOGY, 8, dict.fromkeys((host.name for host in TOPOLOGY.hosts), THIS_NAMESPACE))
+    places = places_on(
+        TOPOLOGY, TOPOLOGY.hosts[:8], dict.fromkeys((host.name for host in TOPOLOGY.hosts), THIS_NAMESPACE)
+    )
     spec = TransportSpec.model_validate(transport)
     return wiring_of(spec, UNSCALED, TOPOLOGY, places, seed=3)
 

@@ -79,8 +79,14 @@ def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
 def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
     first, second = cut(scenario(12, "ring"))
     happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
-    parts = [result(first, [1.0, 1.0]), replace(result(second, [1.5]), events=happened)]
-    samples, links, events = merge_records(parts)
+    reading = {"time_s": 0.2, "rank": 0, "retransmits": 3}
+    parts = [
+        result(first, [1.0, 1.0]),
+        replace(result(second, [1.5]), events=happened, sockets=[reading]),
+    ]
+    merged = merge_records(parts)
+    samples, links, events = merged.samples, merged.links, merged.events
+    assert merged.sockets == [{**reading, "variant": "ring", "time_s": 0.5 + 3.5 + GAP_S + 0.5 + 0.2}]
     assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.5 + 0.7, None]
     starts = sorted({sample["start_s"] for sample in samples})
     # a part begins with its first record of a link, half a second before its first step
@@ -97,8 +103,7 @@ def test_the_summary_is_that_of_all_trials() -> None:
     whole = scenario(12, "ring")
     first, second = cut(whole)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
-    samples, links, _ = merge_records(results)
-    (variant,) = merge_summaries(whole, Scale(10), results, samples, links)
+    (variant,) = merge_summaries(whole, Scale(10), results, merge_records(results))
     times = variant["step_time_s"]
     assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
     assert variant["wan_bytes"] == {"expected": 200, "observed": 200}

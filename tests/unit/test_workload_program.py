@@ -17,11 +17,21 @@ from testbed.workload import (
     WaitAll,
     gradient_buckets,
     parameters,
+    step_program,
     training_step,
 )
 
 MIB = 2**20
 TINY = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "vocab_size": 32}
+
+
+def test_an_uneven_all_to_all_announces_its_counts_unless_told_to_pad() -> None:
+    for algorithm, taken in (("auto", "late_counts"), ("padded", "padded")):
+        entry = {"collective": "all_to_all_v", "size": "8 KiB", "algorithm": algorithm}
+        spec = WorkloadSpec.model_validate({"collectives": [entry]})
+        action, _ = step_program(spec, 4)
+        assert isinstance(action, Collective)
+        assert (action.numel, action.algorithm) == (2048, taken)
 
 
 def workload(**settings: object) -> WorkloadSpec:

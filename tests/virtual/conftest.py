@@ -73,7 +73,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def person() -> Iterator[Person]:
-    """An ordinary user: whoever runs the tests, or nobody in place of root where nobody can read the checkout.
+    """An ordinary user, for one test."""
+    with ordinary_user() as user:
+        yield user
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[Person]:
+    """Whoever runs the tests, or nobody in place of root where nobody can read the checkout.
 
     pytest's own temporary folders are root's alone.
     """

@@ -52,7 +52,13 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(person: Pe
         assert checked == {
             *("rate_accuracy", "delay_accuracy", "jitter_accuracy", "loss_accuracy", "conservation"),
             "drops_only_where_modelled",
-            *("settings_in_force", "offload_state", "payload_correct", "wan_bytes_as_computed"),
+            *(
+                "rules_in_force",
+                "settings_in_force",
+                "offload_state",
+                "payload_correct",
+                "wan_bytes_as_computed",
+            ),
             "model_agreement",
         }
         cannot_fail = {name for name, row in rows.items() if row["measured"] == "cannot fail"}

@@ -128,6 +128,13 @@ class Te(Policy):
             for at, link in zip(stops_on(view, str(flow), here, there, path), path, strict=True):
                 yield Route(at, view.of(flow), (link,), rank=FLOW_RANK, comment=f"{flow} on {link}")
 
+    def planned_bps(self, view: View) -> dict[Flow, float]:
+        """The rate of each declared flow between buildings at which all are done when the busiest link is."""
+        flows = [flow for flow in both_ways(view.crossing) if flow.size_bytes]
+        paths = {flow: self._paths(view, *view.ends(flow)) for flow in flows}
+        self.assign(view, flows, paths)
+        return {flow: flow.size_bytes / self.reached for flow in flows}
+
     def assign(
         self, view: View, flows: Sequence[Flow], paths: Mapping[Flow, Sequence[Path]]
     ) -> dict[Flow, Path]:

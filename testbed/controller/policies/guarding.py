@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.config.loading import did_you_mean
 from testbed.controller.errors import PolicyError
-from testbed.controller.policies.base import LinkPolicy, Mark, Policy, Route, nearest
+from testbed.controller.policies.base import Mark, Policy, Route
 from testbed.controller.policies.explicit import Te
 from testbed.controller.policies.spreading import Ecmp, QpAware, Shortest, Spray, Wcmp
 from testbed.controller.view import LinkEnd, View
@@ -121,25 +121,33 @@ class Limit(OnPaths):
         return [*found, QueueClass("rest")]
 
 
-class Failover(LinkPolicy):
-    """As shortest, with every other parallel link as a spare: a fast-failover group takes the first that is up.
+class Failover(OnPaths):
+    """Every link has the other parallel ones as spares: a fast-failover group takes the first that is up.
 
-    Option `replan`: whether the controller computes new paths when a link dies, which also finds ways through other
-    buildings; true unless told. The switch itself changes over first, without asking.
+    Option `over`: the paths while all is well; shortest unless told. Where they spread by a hash, the hash is over the
+    links that are up. Option `replan`: whether the controller computes new paths when a link dies, which also finds
+    ways through other buildings; true unless told. The switch itself changes over first, without asking.
     """
 
-    known_options = ("replan",)
+    known_options = ("over", "replan")
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(**{"over": "shortest", **options})
         self.replan = bool(options.get("replan", True))
 
-    def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """All, the nearest first."""
-        first = nearest(ends)
-        return [*first, *(end for end in sorted(ends, key=lambda end: end.delay_ps) if end not in first)]
-
     def routes(self, view: View) -> Iterable[Route]:
-        """As chosen, in that order."""
+        """The other's, with spares behind each link: those of least delay first, counted on from the link's plane."""
+        parallel: dict[tuple[str, str], list[LinkEnd]] = {}
+        for here in view.buildings:
+            for end in view.links(here):
+                parallel.setdefault((here, end.neighbour), []).append(end)
+        beside = {(here, end.name): ends for (here, _), ends in parallel.items() for end in ends}
         for route in super().routes(view):
-            yield replace(route, first_up=True)
+            if len(set(route.links)) > 1:
+                yield route
+                continue
+            (link, *_) = route.links
+            ends = sorted(beside[route.at, link], key=lambda end: end.plane)
+            own = [end.name for end in ends].index(link)
+            spares = sorted(ends[own + 1 :] + ends[:own], key=lambda end: end.delay_ps)
+            yield replace(route, links=(link, *(end.name for end in spares)), first_up=True)

@@ -1,0 +1,29 @@
+"""Published models and accelerators, as the data files say: `data/models.yaml`, `data/accelerators.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+Entry = Mapping[str, Any]
+
+
+@cache
+def models() -> Mapping[str, Entry]:
+    """By name: source, parameters, family, dimensions."""
+    return _read("models")
+
+
+@cache
+def accelerators() -> Mapping[str, Entry]:
+    """By name: name, source, peak (flop/s by type), memory (bytes), utilisation."""
+    return _read("accelerators")
+
+
+def _read(name: str) -> Mapping[str, Entry]:
+    content: Mapping[str, Entry] = yaml.safe_load(files("testbed").joinpath(f"data/{name}.yaml").read_text())
+    return content

@@ -1,0 +1,115 @@
+"""The ring all-reduce that a run does alone on its network before the steps, and what a model says it should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from testbed.collectives import pieces_for
+from testbed.config import Host, Topology, TransportSpec
+from testbed.fidelity import Invariant
+from testbed.fidelity.alpha_beta import (
+    Step,
+    all_planes,
+    calibration_bytes,
+    model_agreement,
+    nearest_plane,
+    ring_all_reduce_s,
+    ring_steps,
+    worst_plane,
+)
+from testbed.harness.wiring import Wiring, software_cost
+from testbed.scale import Scale
+from testbed.transport import SocketSettings
+from testbed.transport.wire import ConnectionKey
+from testbed.virtual import clock_here
+
+MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
+
+
+class Alone:
+    """The collective and its model. Figures are emulated; message_bytes: those of the workload's largest messages."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        hosts: Sequence[Host],
+        transport: TransportSpec,
+        wiring: Wiring,
+        scale: Scale,
+        message_bytes: float,
+    ) -> None:
+        self.exact = clock_here() == "free"
+        # what messages cost software where that is modelled: else it costs what it costs
+        self.message_cost_s, self.byte_cost_s = software_cost(transport, scale)
+        self._wiring = wiring
+        self._lossy = any(way.mean_loss for link in topology.wan for way in (link.a_to_b, link.b_to_a))
+        # which plane a message takes is the policy's to say, and several connections may take several
+        best = nearest_plane if transport.kind == "tcp" else all_planes
+        self._ring = self._as_sockets_allow(ring_steps(topology, hosts, best), paced=False)
+        # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
+        self._worst_ring = self._as_sockets_allow(ring_steps(topology, hosts, worst_plane), paced=True)
+        self.message_bytes = 0
+        if len(hosts) > 1:
+            self.message_bytes = calibration_bytes(self._worst_ring, topology.mtu, message_bytes)
+
+    @property
+    def overhead_s(self) -> float:
+        """What each message costs on top of its time on the network, but for its bytes."""
+        return self.message_cost_s if self.exact else MESSAGE_S
+
+    def agreement(self, calibrations: Iterable[Mapping[str, Any]]) -> Invariant:
+        """What the ranks measured against the model."""
+        return model_agreement(
+            _quickest_s(calibrations),
+            self._model_s(self._ring),
+            exact=self.exact,
+            slowest_s=self._model_s(self._worst_ring),
+            lossy=self._lossy,
+        )
+
+    def _model_s(self, ring: Sequence[Step]) -> float:
+        if not ring:
+            return 0.0
+        size = len(ring)
+        lanes = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
+        overhead_s = MESSAGE_S
+        if self.exact:
+            overhead_s = 2 * (self.message_cost_s + self.message_bytes / lanes * self.byte_cost_s)
+        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, lanes)
+
+    def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
+        """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""
+        size = len(ring)
+        found: list[Step] = []
+        if size == 1:
+            return found
+        for rank, step in enumerate(ring):
+            peer = (rank + 1) % size
+            lanes = self._wiring.lanes(rank, peer)
+            settings = self._wiring.sockets.settings(
+                SocketSettings(), rank, peer, ConnectionKey(), self._wiring.distance(rank, peer)
+            )
+            slowest_s = [step.beta_s]
+            if settings.pacing_bps is not None and paced:
+                slowest_s.append(8 / settings.pacing_bps / lanes)
+            if settings.window_bytes is not None:
+                slowest_s.append(2 * step.alpha_s / settings.window_bytes / lanes)
+            if self._wiring.kind == "striped":
+                stripe = self._wiring.stripes[self._wiring.distance(rank, peer)]
+                segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
+                # a segment is acknowledged when all of it has come
+                round_trip_s = 2 * step.alpha_s + step.beta_s * segment_bytes
+                slowest_s.append(round_trip_s / (segment_bytes * most) / lanes)
+            found.append(replace(step, beta_s=max(slowest_s)))
+        return found
+
+
+def _quickest_s(calibrations: Iterable[Mapping[str, Any]]) -> float | None:
+    """Seconds of the quickest of the collectives that were done, from the common start to the last rank's end."""
+    took: dict[int, float] = {}
+    for entry in calibrations:
+        attempt = entry["attempt"]
+        took[attempt] = max(took.get(attempt, 0.0), entry["end_s"] - entry["start_s"])
+    return min(took.values(), default=None)
