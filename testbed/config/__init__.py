@@ -16,7 +16,15 @@ from testbed.config.topology import (
     mac_address,
     probe_address,
 )
-from testbed.config.transport import BDP, DISTANCES, PLANNED, SocketsSpec, TransportSpec, distance
+from testbed.config.transport import (
+    BDP,
+    DISTANCES,
+    MAX_SUBFLOWS,
+    PLANNED,
+    SocketsSpec,
+    TransportSpec,
+    distance,
+)
 from testbed.config.wan import WanLink
 from testbed.config.workload import ModelSpec, WorkloadSpec
 from testbed.directions import Direction, LossBursts
@@ -24,6 +32,7 @@ from testbed.directions import Direction, LossBursts
 __all__ = [
     "BDP",
     "DISTANCES",
+    "MAX_SUBFLOWS",
     "PLANNED",
     "Building",
     "Clos",

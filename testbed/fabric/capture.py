@@ -23,9 +23,8 @@ SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning 
 BUFFER_KIB = 16_384
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 10.0
-HANDED_OVER_S = (
-    1.1  # the kernel hands packets over in blocks, at the latest a second after a block's first packet
-)
+# the kernel hands packets over in blocks, at the latest a second after a block's first packet
+HANDED_OVER_S = 1.1
 SUFFIX = ".pcapng"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from testbed.config import Building, Host, Topology, probe_address
+from testbed.config import MAX_SUBFLOWS, Building, Host, Topology, probe_address
 from testbed.fabric.bridges import CARD, Bridge
 from testbed.fabric.plan import HOSTS_NET, Multipath, Plan
 from testbed.links.setup import Setup
@@ -19,7 +19,6 @@ HOST_SYSCTLS = {
     "net.ipv4.tcp_slow_start_after_idle": "0",
 }
 LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
-MOST_SUBFLOWS = 8  # that Linux lets one have
 LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
 
 
@@ -51,7 +50,7 @@ def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[st
     to the hosts after this one these ports are out of bounds.
     """
     low, high = min(multipath.ports), max(multipath.ports)
-    commands = [f"mptcp limits set subflows {MOST_SUBFLOWS} add_addr_accepted {len(multipath.ports)}"]
+    commands = [f"mptcp limits set subflows {MAX_SUBFLOWS} add_addr_accepted {len(multipath.ports)}"]
     commands += [
         f"mptcp endpoint add {host.ip} port {port} id {number} signal"
         for number, port in enumerate(multipath.ports, start=1)

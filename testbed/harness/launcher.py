@@ -83,12 +83,7 @@ def _child(place: RankPlace | NeighbourPlace, pipe: int, act: Callable[[], None]
         status = 0
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        event = {
-            "event": "failed",
-            **_who(place),
-            "message": f"{error}",
-            "trace": trace,
-        }
+        event = {"event": "failed", **_who(place), "message": f"{error}", "trace": trace}
         with contextlib.suppress(OSError):
             _tell(pipe, event)
     finally:
@@ -104,9 +99,8 @@ def _say(event: dict[str, Any]) -> None:
 
 
 def _who(place: RankPlace | NeighbourPlace) -> dict[str, Any]:
-    if isinstance(place, RankPlace):
-        return {"rank": place.rank, "who": f"rank {place.rank}", "host": place.host}
-    return {"rank": None, "who": f"neighbour {place.job}", "host": place.host}
+    who = f"rank {place.rank}" if isinstance(place, RankPlace) else f"neighbour {place.job}"
+    return {"who": who, "host": place.host}
 
 
 class Launcher:

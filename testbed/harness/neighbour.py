@@ -17,9 +17,8 @@ from testbed.config import Host, NeighbourSpec, Topology
 from testbed.transport import SocketSettings, TrafficClass, TransportError
 
 NEIGHBOUR_PORT = 29_600
-SOURCE_PORT_BASE = (
-    54_000  # above those of ranks; the same in every run with the same seed, as hashes go by ports
-)
+# above those of ranks; the same in every run with the same seed, as hashes go by ports
+SOURCE_PORT_BASE = 54_000
 SOURCE_PORTS = 5_000
 DIAL_TIMEOUT_S, DIAL_AGAIN_S = 5.0, 0.01
 PIECE_BYTES = 256 * 1024

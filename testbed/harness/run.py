@@ -83,13 +83,13 @@ class Run:
         self.hosts = scenario.rank_hosts(self.topology)
         self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
         self.buildings = [self.topology.building(host.building).index for host in self.hosts]
-        # as everybody sees it before anything is built: who will send how much on which ports
-        self.declared = self._wiring({host.name: THIS_NAMESPACE for host in self.hosts})
+        # as everybody sees it before anything is built: who will send how much on which ports, on which sockets
+        self.declared = self._wiring()
         self.flows = self._flows()
+        self.declared = replace(self.declared, sockets=self._socket_rules())
         sized = [action.numel for action in self.program if isinstance(action, Collective | Exchange)]
         message_bytes = max(sized) * self.itemsize / len(self.hosts)
-        paced = replace(self.declared, sockets=self._socket_rules(self._planned()))
-        self.alone = Alone(self.topology, self.hosts, scenario.transport, paced, scale, message_bytes)
+        self.alone = Alone(self.topology, self.hosts, scenario.transport, self.declared, scale, message_bytes)
 
     def execute(self) -> dict[str, Any]:
         """Do everything; returns the summary that stands in the run directory. FabricError, RunError."""
@@ -167,21 +167,25 @@ class Run:
         chosen = action.algorithm or algorithm
         return traffic(action.collective, chosen, numel, self.itemsize, self.buildings)
 
-    def _wiring(self, pids: Mapping[str, int], planned: Sequence[Planned] = ()) -> Wiring:
-        """pids: a process in the namespace of each host."""
+    def _wiring(self) -> Wiring:
+        """Of the job's ranks, in no namespace yet."""
         spec = self.scenario.transport
         return wiring_of(
             spec,
             self.scale,
             self.topology,
-            places_on(self.topology, self.hosts, pids),
+            places_on(self.topology, self.hosts, {host.name: THIS_NAMESPACE for host in self.hosts}),
             self.scenario.seed,
             congestion_control=spec.congestion_control,
-            sockets=self._socket_rules(planned),
         )
 
-    def _socket_rules(self, planned: Sequence[Planned]) -> SocketRules:
+    def _socket_rules(self) -> SocketRules:
+        """Of every connection, with the rate that the network's policy plans for it where that is asked for."""
         specs = self.scenario.transport.sockets
+        planned: list[Planned] = []
+        if any(entry.pacing == PLANNED for entry in specs):
+            detours = self.scenario.policy.detours or 0
+            planned = planned_rates(self.declared, self.topology, self.flows, detours)
         return socket_rules_of(specs, self.scale, self.topology, self.hosts, planned)
 
     def _neighbours(self, fabric: Fabric) -> list[NeighbourPlace]:
@@ -193,12 +197,6 @@ class Run:
             scenario.transport.congestion_control,
             scenario.seed,
         )
-
-    def _planned(self) -> list[Planned]:
-        """What each connection should send, where sockets are to be paced so."""
-        if not any(entry.pacing == PLANNED for entry in self.scenario.transport.sockets):
-            return []
-        return planned_rates(self.declared, self.topology, self.flows, self.scenario.policy.detours or 0)
 
     @staticmethod
     def _network_record(fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
@@ -227,8 +225,9 @@ class Run:
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
+        places = places_on(self.topology, self.hosts, fabric.state.pids)
         return JobSpec(
-            wiring=self._wiring(fabric.state.pids, self._planned()),
+            wiring=replace(self.declared, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
             program=self.program,
             steps=plan_steps(

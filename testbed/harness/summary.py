@@ -159,12 +159,16 @@ def jain_index(shares: Sequence[float]) -> float:
     return sum(shares) ** 2 / (len(shares) * squares) if squares else 1.0
 
 
+def _ends(row: Mapping[str, Any]) -> tuple[str, str]:
+    """From which building to which a direction of a link goes."""
+    return (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
+
+
 def plane_balance(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Jain's index of the utilisation of parallel planes, for each pair of buildings that has several, by direction."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row in rows:
-        ends = (row["a"], row["b"]) if row["direction"] == "a_to_b" else (row["b"], row["a"])
-        groups.setdefault(ends, []).append(row["utilisation"])
+        groups.setdefault(_ends(row), []).append(row["utilisation"])
     return [
         {"from": here, "to": there, "planes": len(shares), "jain_index": jain_index(shares)}
         for (here, there), shares in groups.items()
@@ -247,11 +251,9 @@ def limited_by(
     wan_share = float(busiest["utilisation"]) if busiest else 0.0
     window = max(exposed_comm_s, step_time_s - compute_s / 3) / step_time_s  # forward, a third, sends nothing
     if busiest is not None and wan_share >= nic[1] and wan_share / window >= LATENCY_BOUND_BELOW:
-        ends = (
-            (busiest["a"], busiest["b"]) if busiest["direction"] == "a_to_b" else (busiest["b"], busiest["a"])
-        )
+        here, there = _ends(busiest)
         return (
-            f"WAN link {ends[0]} to {ends[1]}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
+            f"WAN link {here} to {there}, plane {busiest['plane']}: busy {wan_share:.0%} of the step, "
             f"{min(1.0, wan_share / window):.0%} of the communication"
         )
     if nic[1] / window >= LATENCY_BOUND_BELOW:

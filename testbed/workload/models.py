@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from testbed.catalogue import models
 
-if TYPE_CHECKING:  # ranks import this room, and the files' models would take half of their memory
+if TYPE_CHECKING:  # the names only: counting needs none of what checks files
     from testbed.config import ModelSpec
 
 
@@ -86,16 +86,32 @@ def _vector(name: str, *shape: int) -> Parameter:
     return Parameter(name, shape, matmul=False)
 
 
+def _norm(place: str, dim: int) -> Iterator[Parameter]:
+    yield _vector(f"{place}.weight", dim)
+    yield _vector(f"{place}.bias", dim)
+
+
+def _affine(place: str, into: int, out: int) -> Iterator[Parameter]:
+    """A matrix as GPT-2 keeps it (inputs first), and its bias."""
+    yield _matrix(place, into, out)
+    yield _vector(f"{place}.bias", out)
+
+
+def _attention(
+    place: str, spec: Architecture | ModelSpec, names: tuple[str, str, str, str]
+) -> Iterator[Parameter]:
+    """Queries, keys, values (of which several heads share one) and output."""
+    kv_dim = spec.dim // spec.n_heads * spec.n_kv_heads
+    for name, wide in zip(names, (spec.dim, kv_dim, kv_dim, spec.dim), strict=True):
+        yield _matrix(f"{place}.{name}", wide, spec.dim)
+
+
 def _llama(spec: Architecture | ModelSpec) -> Iterator[Parameter]:
     dim, ffn = spec.dim, spec.ffn_dim
-    kv_dim = dim // spec.n_heads * spec.n_kv_heads
     yield _vector("tok_embeddings.weight", spec.vocab_size, dim)
     for number in range(spec.n_layers):
         layer = f"layers.{number}"
-        yield _matrix(f"{layer}.attention.wq", dim, dim)
-        yield _matrix(f"{layer}.attention.wk", kv_dim, dim)
-        yield _matrix(f"{layer}.attention.wv", kv_dim, dim)
-        yield _matrix(f"{layer}.attention.wo", dim, dim)
+        yield from _attention(f"{layer}.attention", spec, ("wq", "wk", "wv", "wo"))
         yield _matrix(f"{layer}.feed_forward.w1", ffn, dim)
         yield _matrix(f"{layer}.feed_forward.w2", dim, ffn)
         yield _matrix(f"{layer}.feed_forward.w3", ffn, dim)
@@ -111,23 +127,14 @@ def _gpt2(spec: Architecture) -> Iterator[Parameter]:
     yield _matrix("wte", spec.vocab_size, dim)
     yield _vector("wpe.weight", spec.positions, dim)
     for number in range(spec.n_layers):
-        for name, wide in (
-            ("ln_1", 0),
-            ("attn.c_attn", 3 * dim),
-            ("attn.c_proj", dim),
-            ("ln_2", 0),
-            ("mlp.c_fc", ffn),
-            ("mlp.c_proj", -dim),
-        ):
-            place = f"h.{number}.{name}"
-            if not wide:
-                yield _vector(f"{place}.weight", dim)
-                yield _vector(f"{place}.bias", dim)
-                continue
-            yield _matrix(place, dim if wide > 0 else ffn, abs(wide))
-            yield _vector(f"{place}.bias", abs(wide))
-    yield _vector("ln_f.weight", dim)
-    yield _vector("ln_f.bias", dim)
+        layer = f"h.{number}"
+        yield from _norm(f"{layer}.ln_1", dim)
+        yield from _affine(f"{layer}.attn.c_attn", dim, 3 * dim)
+        yield from _affine(f"{layer}.attn.c_proj", dim, dim)
+        yield from _norm(f"{layer}.ln_2", dim)
+        yield from _affine(f"{layer}.mlp.c_fc", dim, ffn)
+        yield from _affine(f"{layer}.mlp.c_proj", ffn, dim)
+    yield from _norm("ln_f", dim)
 
 
 def _experts(place: str, spec: Architecture, width: int, names: tuple[str, str, str]) -> Iterator[Parameter]:
@@ -142,12 +149,10 @@ def _experts(place: str, spec: Architecture, width: int, names: tuple[str, str, 
 
 def _mixtral(spec: Architecture) -> Iterator[Parameter]:
     dim = spec.dim
-    kv_dim = dim // spec.n_heads * spec.n_kv_heads
     yield _vector("embed_tokens.weight", spec.vocab_size, dim)
     for number in range(spec.n_layers):
         layer = f"layers.{number}"
-        for name, wide in (("q_proj", dim), ("k_proj", kv_dim), ("v_proj", kv_dim), ("o_proj", dim)):
-            yield _matrix(f"{layer}.self_attn.{name}", wide, dim)
+        yield from _attention(f"{layer}.self_attn", spec, ("q_proj", "k_proj", "v_proj", "o_proj"))
         yield _matrix(f"{layer}.block_sparse_moe.gate", spec.experts, dim)
         yield from _experts(f"{layer}.block_sparse_moe", spec, spec.ffn_dim, ("w1", "w2", "w3"))
         yield _vector(f"{layer}.input_layernorm.weight", dim)
