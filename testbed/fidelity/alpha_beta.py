@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.config import Building, Host, Topology
@@ -33,6 +33,8 @@ class Step:
     beta_s: float
 
 
+Hops = Mapping[str, Mapping[str, str]]
+"""From each building, on the way to each other one, the next."""
 Planes = Callable[[Sequence[Direction]], Direction]
 """Of the parallel links to the next building, what stands for the way that a message takes."""
 
@@ -81,24 +83,32 @@ def bdp_bytes(topology: Topology, hosts: Sequence[Host]) -> list[list[float]]:
     return [[product(one, other) for other in hosts] for one in hosts]
 
 
-def _step(
-    topology: Topology, one: Host, other: Host, hops: dict[str, dict[str, str]], planes: Planes
-) -> Step:
-    links = [one.nic, other.nic]
-    here, target = topology.building(one.building), topology.building(other.building)
-    if here == target:
-        links += _inside(here, one, other)
-    else:
-        links += [*_way_up(here), *_way_up(target)]
-        while here != target:
-            there = topology.building(hops[here.name][target.name])
-            links.append(planes(_wan(topology, here.name, there.name)))
-            here = there
+def _step(topology: Topology, one: Host, other: Host, hops: Hops, planes: Planes) -> Step:
+    links = [planes(ways) for _, ways in links_between(topology, one, other, hops)]
     rate_bps = min(link.rate_bps for link in links)
-    frame = topology.mtu + ETHERNET_HEADER_BYTES
-    payload = frame / (frame - HEADER_BYTES)
     # packets follow each other through all parts at once: only the slowest takes its time per byte
-    return Step(sum(link.delay_s for link in links), 8 / rate_bps * payload)
+    return Step(sum(link.delay_s for link in links), 8 / rate_bps * frame_per_payload(topology))
+
+
+def frame_per_payload(topology: Topology) -> float:
+    """Bytes on the wire per byte of payload, of full packets."""
+    frame = topology.mtu + ETHERNET_HEADER_BYTES
+    return frame / (frame - HEADER_BYTES)
+
+
+def links_between(
+    topology: Topology, one: Host, other: Host, hops: Hops
+) -> list[tuple[str, list[Direction]]]:
+    """What a message goes through, from one host to another: a name for each, and the parallel links there are."""
+    here, target = topology.building(one.building), topology.building(other.building)
+    inside = _inside(here, one, other) if here == target else [*_way_up(here), *_way_up(target)]
+    found = [(f"{one.name} sending", [one.nic])]
+    found += [(f"inside, {one.name} to {other.name}, {number}", [link]) for number, link in enumerate(inside)]
+    while here != target:
+        there = topology.building(hops[here.name][target.name])
+        found.append((f"WAN {here.name} to {there.name}", _wan(topology, here.name, there.name)))
+        here = there
+    return [*found, (f"{other.name} receiving", [other.nic])]
 
 
 def _inside(building: Building, one: Host, other: Host) -> list[Direction]:

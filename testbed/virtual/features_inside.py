@@ -88,7 +88,7 @@ def filtering(words: str, action: str) -> str:
 
 
 def clock() -> str:
-    """Sleeping takes its time to a few microseconds, computing none: reading the clock and going to sleep cost a little.
+    """Sleeping takes its time within microseconds, computing none; reading the clock and going to sleep cost a little.
 
     Where time does not travel, a sleep is some 50 us late or more.
     """

@@ -1,0 +1,265 @@
+"""A job's plan carried out by nobody on a fluid network: when everything begins and ends, or why it never would.
+
+Ranks' operations start by the same rule as on real ranks (`workload.plan.Tracker`), and collectives send the messages
+of the same plans. Computing takes its time exactly, messages what the fluid makes of them and `message_s` at each end.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from itertools import count
+
+from testbed.collectives.catalogue import Ask, pieces_for, plan_of
+from testbed.collectives.plan import Stage, Strand, Transfer
+from testbed.simulate.network import Fluid, Network
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker
+
+Key = tuple[object, ...]
+Members = tuple[int, ...]
+Events = Generator[list["_Event"], None, None]
+
+
+class Stuck(ValueError):
+    """A plan that never comes to its end; the message says who waits for what."""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When each operation began and ended, in seconds from the step's start; `spans[rank][place of the operation]`."""
+
+    spans: tuple[tuple[tuple[float, float], ...], ...]
+
+    @property
+    def step_time_s(self) -> float:
+        """Until the last rank is done."""
+        return max((end for rank in self.spans for _, end in rank), default=0.0)
+
+
+def simulate(plan: JobPlan, network: Network, itemsize: int, message_s: float = 0.0) -> Timeline:
+    """Carry the plan out once. itemsize: bytes of an element. Stuck."""
+    return _Simulation(plan, network, itemsize, message_s).run()
+
+
+@dataclass(eq=False)
+class _Event:
+    """Something that will have happened."""
+
+    done: bool = False
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def happen(self) -> None:
+        self.done = True
+        for action in self.then:
+            action()
+
+
+@dataclass(eq=False)
+class _Mailbox:
+    """Messages of one kind from one rank to another, in order: those that have come, those that are waited for."""
+
+    come: deque[None] = field(default_factory=deque)
+    waiting: deque[_Event] = field(default_factory=deque)
+    held: deque[Callable[[], None]] = field(default_factory=deque)
+    allowed: int = 0
+
+
+class _Simulation:
+    def __init__(self, plan: JobPlan, network: Network, itemsize: int, message_s: float) -> None:
+        self.plan, self.itemsize, self.message_s = plan, itemsize, message_s
+        self.fluid = Fluid(network)
+        self.now_s = 0.0
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = count()
+        self.trackers = [Tracker(operations) for operations in plan.ranks]
+        self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
+        self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
+        self.boxes: dict[Key, _Mailbox] = {}
+        self.sequence: dict[tuple[int, int], int] = {}
+
+    def run(self) -> Timeline:
+        for rank in range(len(self.plan.ranks)):
+            self._start_ready(rank)
+        while True:
+            next_s = self.now_s + self.fluid.next_s()
+            if self.agenda and self.agenda[0][0] <= next_s:
+                moment_s, _, action = heapq.heappop(self.agenda)
+                self.fluid.advance(moment_s - self.now_s)
+                self.now_s = moment_s
+                action()
+            elif next_s < float("inf"):
+                step_s, self.now_s = next_s - self.now_s, next_s
+                self.fluid.advance(step_s)
+            else:
+                break
+        if any(tracker.open for tracker in self.trackers):
+            raise Stuck(self._why())
+        return Timeline(
+            tuple(
+                tuple((self.begun[rank][place], self.ended[rank][place]) for place in range(len(operations)))
+                for rank, operations in enumerate(self.plan.ranks)
+            )
+        )
+
+    def _why(self) -> str:
+        waits = []
+        for rank, tracker in enumerate(self.trackers):
+            if tracker.open:
+                names = [self.plan.ranks[rank][place].name for place in tracker.under_way()]
+                waits.append(f"rank {rank} in {', '.join(names[:3])}")
+        return f"never comes to an end: {'; '.join(waits[:8])}"
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.agenda, (self.now_s + seconds, next(self.number), action))
+
+    # ---- operations
+
+    def _start_ready(self, rank: int) -> None:
+        tracker = self.trackers[rank]
+        while tracker.ready:
+            place = tracker.ready.pop(0)
+            self.begun[rank][place] = self.now_s
+            self._start(rank, place, self.plan.ranks[rank][place])
+
+    def _start(self, rank: int, place: int, operation: Operation) -> None:
+        def over() -> None:
+            self.ended[rank][place] = self.now_s
+            self.trackers[rank].done(place)
+            self._start_ready(rank)
+
+        if isinstance(operation, Computing):
+            self._later(operation.duration_s, over)
+        elif isinstance(operation, Message):
+            ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+            key = ("message", *ends, operation.tag)
+            if operation.sends:
+                self._send(key, ends, operation.numel * self.itemsize, self.plan.holds_receivers).then.append(
+                    over
+                )
+            else:
+                self._then(self._receive(key), over)
+        elif isinstance(operation, GroupCollective):
+            self._drive(self._collective(rank, operation), over)
+
+    def _send(self, key: Key, ends: tuple[int, int], size_bytes: float, held: bool = False) -> _Event:
+        """Begin to send; the event is that the last byte has left."""
+        left, box = _Event(), self._box(key)
+
+        def sent() -> None:
+            latency_s = self.fluid.network.paths[ends].latency_s
+            self._later(latency_s + self.message_s, lambda: _arrive(box))
+            left.happen()
+
+        def begin() -> None:
+            self.fluid.send(ends, size_bytes, sent)
+
+        if held and not box.allowed:
+            box.held.append(lambda: self._later(self.message_s, begin))
+        else:
+            box.allowed -= held
+            # what is sent in one go joins the queue in its order
+            self._later(self.message_s, begin)
+        return left
+
+    def _receive(self, key: Key) -> _Event:
+        box, event = self._box(key), _Event()
+        if box.come:
+            box.come.popleft()
+            event.done = True
+        else:
+            box.waiting.append(event)
+        if box.held:
+            box.held.popleft()()
+        else:
+            box.allowed += 1
+        return event
+
+    def _box(self, key: Key) -> _Mailbox:
+        return self.boxes.setdefault(key, _Mailbox())
+
+    @staticmethod
+    def _then(event: _Event, action: Callable[[], None]) -> None:
+        if event.done:
+            action()
+        else:
+            event.then.append(action)
+
+    def _drive(self, steps: Events, over: Callable[[], None]) -> None:
+        """Run a generator until it has to wait; go on when all of what it waits for has happened."""
+        for events in steps:
+            waiting = [event for event in events if not event.done]
+            if waiting:
+                missing = [len(waiting)]
+
+                def one(missing: list[int] = missing) -> None:
+                    missing[0] -= 1
+                    if not missing[0]:
+                        self._drive(steps, over)
+
+                for event in waiting:
+                    event.then.append(one)
+                return
+        over()
+
+    # ---- collectives, by the plans that real ranks have
+
+    def _collective(self, rank: int, operation: GroupCollective) -> Events:
+        _, members = self.plan.groups[operation.group]
+        own = members.index(rank)
+        number = self.sequence.get((rank, operation.group), 0)
+        self.sequence[rank, operation.group] = number + 1
+        key = ("collective", operation.group, number)
+        size = len(members)
+        numel = operation.numel if operation.collective == "all_reduce" else operation.numel // size
+        pieces = pieces_for(operation.collective, operation.algorithm, numel * self.itemsize, size)
+        plan = plan_of(operation.collective, operation.algorithm, Ask(own, (0,) * size, 0, pieces))
+        lanes, bounds = [], plan.bounds(operation.numel)
+        for lane, stages in enumerate(plan.lanes):
+            event = _Event()
+            strands = self._lane(members, own, (*key, lane), bounds, stages)
+            self._drive(strands, event.happen)
+            lanes.append(event)
+        yield lanes
+
+    def _lane(
+        self,
+        members: tuple[int, ...],
+        own: int,
+        key: Key,
+        bounds: list[int],
+        stages: tuple[Stage, ...],
+    ) -> Events:
+        for number, stage in enumerate(stages):
+            events = []
+            for strand_number, strand in enumerate(stage):
+                event = _Event()
+                steps = self._strand(members, own, (*key, number, strand_number), bounds, strand)
+                self._drive(steps, event.happen)
+                events.append(event)
+            yield events
+
+    def _strand(self, members: Members, own: int, key: Key, bounds: list[int], strand: Strand) -> Events:
+        def size_bytes(transfer: Transfer) -> int:
+            return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * self.itemsize
+
+        sends = []
+        for step in strand:
+            for transfer in step.sends:
+                if size := size_bytes(transfer):
+                    ends = members[own], members[transfer.peer]
+                    sends.append(self._send((*key, *ends), ends, size))
+            receives = []
+            for transfer in step.receives:
+                if size_bytes(transfer):
+                    receives.append(self._receive((*key, members[transfer.peer], members[own])))
+            yield receives
+        yield sends
+
+
+def _arrive(box: _Mailbox) -> None:
+    if box.waiting:
+        box.waiting.popleft().happen()
+    else:
+        box.come.append(None)

@@ -1,0 +1,140 @@
+"""What each rank of a job does in a step, where ranks differ: operations on streams, with what they wait for.
+
+As on an accelerator, operations of one stream come one after the other, and streams go on side by side. The same plan
+is carried out by ranks on a network, and by a model of both: `Tracker` says for either of them what may start when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """name: for records. stream: of its rank. kind: what time waited for it is booked as.
+
+    after: places in the rank's plan of what must be done before it starts, beside what is before it on its stream.
+    """
+
+    name: str
+    stream: str
+    kind: str
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Computing(Operation):
+    """duration_s: emulated. holds: real bytes of activations that it begins to keep; gives: those freed at its end."""
+
+    duration_s: float = 0.0
+    holds: float = 0.0
+    gives: float = 0.0
+
+
+@dataclass(frozen=True)
+class Message(Operation):
+    """One end of a message of `numel` elements; `sends`: which one. tag: tells messages of a pair apart."""
+
+    peer: int = 0
+    numel: int = 0
+    tag: int = 0
+    sends: bool = False
+
+
+@dataclass(frozen=True)
+class GroupCollective(Operation):
+    """A collective of one of the plan's groups; numel: elements of a rank's larger array.
+
+    Members start a group's collectives in one and the same order.
+    """
+
+    group: int = 0
+    collective: str = "all_reduce"
+    numel: int = 0
+    algorithm: str = "ring"
+
+
+RankPlan = tuple[Operation, ...]
+_TYPES: dict[str, type[Operation]] = {
+    "compute": Computing,
+    "message": Message,
+    "collective": GroupCollective,
+}
+_NAMES = {made: name for name, made in _TYPES.items()}
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """All ranks' plans; groups: ranks that do collectives together, by name.
+
+    holds_receivers: a message leaves once its receiver waits for it, and not before.
+    """
+
+    ranks: tuple[RankPlan, ...] = ()
+    groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    holds_receivers: bool = False
+
+    def to_document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "ranks": [
+                [{"type": _NAMES[type(operation)], **asdict(operation)} for operation in plan]
+                for plan in self.ranks
+            ],
+            "groups": [[name, list(members)] for name, members in self.groups],
+            "holds_receivers": self.holds_receivers,
+        }
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> JobPlan:
+        """The inverse, after a way through JSON."""
+        ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
+        groups = tuple((name, tuple(members)) for name, members in document["groups"])
+        return cls(tuple(ranks), groups, document["holds_receivers"])
+
+
+def _operation(entry: dict[str, Any]) -> Operation:
+    made = _TYPES[entry.pop("type")]
+    return made(**{**entry, "after": tuple(entry["after"])})
+
+
+@dataclass
+class Tracker:
+    """What of a rank's plan may start, what is done."""
+
+    plan: Sequence[Operation]
+    ready: list[int] = field(default_factory=list)
+    open: int = 0
+
+    def __post_init__(self) -> None:
+        self._missing = [0] * len(self.plan)
+        self._next: list[list[int]] = [[] for _ in self.plan]
+        last: dict[str, int] = {}
+        for place, operation in enumerate(self.plan):
+            before = {*operation.after}
+            if operation.stream in last:
+                before.add(last[operation.stream])
+            last[operation.stream] = place
+            self._missing[place] = len(before)
+            for earlier in before:
+                self._next[earlier].append(place)
+        self.open = len(self.plan)
+        self._done: set[int] = set()
+        self.ready = [place for place, count in enumerate(self._missing) if not count]
+
+    def done(self, place: int) -> None:
+        """Note that an operation is over; what it kept waiting is put in `ready`."""
+        self.open -= 1
+        self._done.add(place)
+        for later in self._next[place]:
+            self._missing[later] -= 1
+            if not self._missing[later]:
+                self.ready.append(later)
+
+    def under_way(self) -> list[int]:
+        """What could start and is not done."""
+        return [place for place, count in enumerate(self._missing) if not count and place not in self._done]

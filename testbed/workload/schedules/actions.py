@@ -1,0 +1,133 @@
+"""What a rank does for one microbatch, under PyTorch's names (torch.distributed.pipelining.schedules).
+
+A schedule is a list of actions per rank. It says in which order a rank computes; which messages follow from that is
+`messages`' to say, and when each action happens is up to times, links and memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    """What is computed. An action's text has the value."""
+
+    FORWARD = "F"
+    FULL_BACKWARD = "B"
+    BACKWARD_INPUT = "I"
+    BACKWARD_WEIGHT = "W"
+
+    @property
+    def gives_gradient(self) -> bool:
+        """Whether the stage before can go on after it."""
+        return self in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
+
+
+# messages and the gathering of parameters: PyTorch writes them in schedules too; here they follow from the rest
+IMPLIED = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
+_TEXT = re.compile(
+    rf"(\d+)({'|'.join(sorted(IMPLIED, key=len, reverse=True))}|[FBIW])(\d*)(?:\.(\d+)/(\d+))?"
+)
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be carried out; the message says which rank and action."""
+
+
+@dataclass(frozen=True, order=True)
+class Action:
+    """One stage's computing for one microbatch. part: which of its `parts` equal parts, where it is cut in several."""
+
+    stage: int
+    kind: Kind
+    microbatch: int
+    part: int = 0
+    parts: int = 1
+
+    def __str__(self) -> str:
+        text = f"{self.stage}{self.kind.value}{self.microbatch}"
+        return text if self.parts == 1 else f"{text}.{self.part}/{self.parts}"
+
+
+Order = tuple[Action, ...]
+"""What one rank computes, in its order."""
+
+
+def parse_action(text: str) -> Action | None:
+    """The inverse of `str`; None for what is implied, such as 0SEND_F1. ScheduleError."""
+    found = _TEXT.fullmatch(text.strip())
+    if found is None or (found[2] not in IMPLIED and not found[3]):
+        raise ScheduleError(
+            f"{text.strip()!r}: expected a stage, one of F, B, I, W, and a microbatch, such as 0F3"
+        )
+    if found[2] in IMPLIED:
+        return None
+    part, parts = (int(found[4]), int(found[5])) if found[4] else (0, 1)
+    if part >= parts:
+        raise ScheduleError(f"{text.strip()!r}: expected a part from 0 to {parts - 1}")
+    return Action(int(found[1]), Kind(found[2]), int(found[3]), part, parts)
+
+
+def read_csv(text: str) -> tuple[Order, ...]:
+    """A line per rank, its actions in their order; empty cells are pauses. ScheduleError names the line."""
+    orders = []
+    for number, row in enumerate(csv.reader(io.StringIO(text)), 1):
+        try:
+            actions = [parse_action(cell) for cell in row if cell.strip()]
+        except ScheduleError as error:
+            raise ScheduleError(f"line {number}: {error}") from None
+        orders.append(tuple(action for action in actions if action is not None))
+    return tuple(orders)
+
+
+def write_csv(orders: Iterable[Sequence[Action]]) -> str:
+    """The inverse of `read_csv`."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows([map(str, order) for order in orders])
+    return out.getvalue()
+
+
+def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
+    """The rank of every stage. ScheduleError unless each stage is one rank's, and does all microbatches whole, once."""
+    owner: dict[int, int] = {}
+    seen: dict[Action, int] = {}
+    for rank, order in enumerate(orders):
+        for action in order:
+            if owner.setdefault(action.stage, rank) != rank:
+                raise ScheduleError(
+                    f"rank {rank}: {action}, but stage {action.stage} is rank {owner[action.stage]}'s"
+                )
+            if action in seen:
+                raise ScheduleError(f"rank {rank}: {action} comes twice")
+            seen[action] = rank
+    stages = len(owner)
+    if not stages or sorted(owner) != list(range(stages)):
+        raise ScheduleError(f"stages {sorted(owner)}: expected 0, 1, 2 and so on without a gap")
+    shares: dict[tuple[int, int], dict[Kind, float]] = {}
+    for action in seen:
+        share = shares.setdefault((action.stage, action.microbatch), dict.fromkeys(Kind, 0.0))
+        share[action.kind] += 1 / action.parts
+    for stage, rank in sorted(owner.items()):
+        for microbatch in range(microbatches):
+            _check_whole(rank, stage, microbatch, shares.get((stage, microbatch), {}))
+    extra = sorted(str(action) for action in seen if action.microbatch >= microbatches)
+    if extra:
+        raise ScheduleError(f"{extra[0]}: expected microbatches 0 to {microbatches - 1}")
+    return tuple(owner[stage] for stage in range(stages))
+
+
+def _check_whole(rank: int, stage: int, microbatch: int, shares: Mapping[Kind, float]) -> None:
+    """Forward once; backward once, in one or as input and weight gradients; each with all its parts."""
+    some = {kind for kind, share in shares.items() if share}
+    done = {kind for kind in some if abs(shares[kind] - 1) < 1e-9}
+    split = {Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
+    if done != some or done not in ({Kind.FORWARD, Kind.FULL_BACKWARD}, split):
+        got = ", ".join(kind.value for kind in Kind if kind in some) or "nothing"
+        raise ScheduleError(
+            f"rank {rank}: stage {stage} does {got} of microbatch {microbatch}; expected F and B, or F, I and W, whole"
+        )

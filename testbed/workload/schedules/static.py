@@ -1,0 +1,128 @@
+"""Schedules that are orders alone, whatever takes how long. Each gives the order of every rank of a pipeline.
+
+ranks: of the pipeline. Stage s is rank s mod ranks' (loops), or goes there and back (V). Orders and names are those of
+PyTorch's torch.distributed.pipelining.schedules, where it has them.
+"""
+
+from __future__ import annotations
+
+from testbed.workload.schedules.actions import Action, Kind, Order, ScheduleError
+
+FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
+INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+Counts = dict[tuple[int, Kind], int]
+
+
+def gpipe(ranks: int, microbatches: int) -> tuple[Order, ...]:
+    """All forward, then all backward (Huang et al. 2019, "GPipe", arXiv:1811.06965)."""
+    return looped_bfs(ranks, microbatches, 1)
+
+
+def looped_bfs(ranks: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
+    """All microbatches through a chunk before the next chunk's turn (Lamy-Poirier 2023, arXiv:2211.05953)."""
+    orders = []
+    for rank in range(ranks):
+        stages = range(rank, ranks * chunks, ranks)
+        forward = [Action(stage, FORWARD, number) for stage in stages for number in range(microbatches)]
+        backward = [
+            Action(stage, FULL, number)
+            for stage in reversed(stages)
+            for number in reversed(range(microbatches))
+        ]
+        orders.append((*forward, *backward))
+    return tuple(orders)
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> tuple[Order, ...]:
+    """1F1B: as few microbatches under way as keep the pipeline full (Narayanan et al. 2021, arXiv:2104.04473)."""
+    orders = []
+    for rank in range(ranks):
+        ahead = min(microbatches, ranks - rank)
+        order = [Action(rank, FORWARD, number) for number in range(ahead)]
+        for number in range(microbatches):
+            order.append(Action(rank, FULL, number))
+            if number + ahead < microbatches:
+                order.append(Action(rank, FORWARD, number + ahead))
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
+    """1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2). ScheduleError.
+
+    Microbatches go round in rounds of `ranks`, or more where they do not divide evenly, as PyTorch has it.
+    """
+    rounds = max(1, microbatches // ranks)
+    if microbatches % rounds:
+        raise ScheduleError(
+            f"Interleaved1F1B: {microbatches} microbatches on {ranks} ranks: expected a multiple of {rounds}, "
+            "the number of rounds"
+        )
+    together = microbatches // rounds
+    orders = []
+    for rank in range(ranks):
+        count = microbatches * chunks
+        ahead = min(count, (chunks - 1) * together + 2 * (ranks - 1 - rank))
+
+        def forward(step: int, rank: int = rank) -> Action:
+            chunk = step // together % chunks
+            number = step // (together * chunks) * together + step % together
+            return Action(chunk * ranks + rank, FORWARD, number)
+
+        def backward(step: int, rank: int = rank) -> Action:
+            chunk = chunks - 1 - step // together % chunks
+            number = step // (together * chunks) * together + step % together
+            return Action(chunk * ranks + rank, FULL, number)
+
+        order = [forward(step) for step in range(ahead)]
+        for step in range(ahead, count):
+            order += [forward(step), backward(step - ahead)]
+        order += [backward(step) for step in range(count - ahead, count)]
+        orders.append(tuple(order))
+    return tuple(orders)
+
+
+def zb_v(ranks: int, microbatches: int) -> tuple[Order, ...]:
+    """ZBVZeroBubble: two chunks per rank, there and back (arXiv:2401.10241).
+
+    No bubble where forward and both gradients take alike.
+    Memory is that of 1F1B. The rule is made for 2 x ranks - 1 microbatches or more; of fewer the rest is left out.
+    """
+    planned = max(2 * ranks - 1, microbatches)
+    orders = []
+    for rank in range(ranks):
+        there, back = rank, 2 * ranks - 1 - rank
+        done: Counts = {}
+        order: list[Action] = []
+
+        def add(
+            stage: int, *kinds: Kind, done: dict[tuple[int, Kind], int] = done, order: list[Action] = order
+        ) -> None:
+            for kind in kinds:
+                number = done.get((stage, kind), 0)
+                done[stage, kind] = number + 1
+                if number < microbatches:
+                    order.append(Action(stage, kind, number))
+
+        for _ in range(2 * (ranks - rank) - 1):
+            add(there, FORWARD)
+        for _ in range(rank):
+            add(back, FORWARD)
+            add(there, FORWARD)
+        for _ in range(ranks - rank):
+            add(back, FORWARD, INPUT, WEIGHT)
+        while done.get((back, FORWARD), 0) < done[there, FORWARD] or done[there, FORWARD] < planned:
+            if done[there, FORWARD] < planned:
+                add(there, FORWARD)
+            add(there, INPUT, WEIGHT)
+            add(back, FORWARD, INPUT, WEIGHT)
+        for _ in range(rank):
+            add(there, INPUT)
+            add(back, INPUT)
+        for _ in range(ranks - rank):
+            add(there, INPUT, WEIGHT)
+        for stage in (back, there):
+            while done[stage, WEIGHT] < done[stage, INPUT]:
+                add(stage, WEIGHT)
+        orders.append(tuple(order))
+    return tuple(orders)
