@@ -15,6 +15,8 @@ from testbed.config import Host, Topology
 from testbed.controller.view import View
 from testbed.fidelity.alpha_beta import frame_per_payload, links_between
 
+INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
+
 
 @dataclass(frozen=True)
 class Path:
@@ -99,7 +101,7 @@ class Fluid:
         over = []
         for pair, connection in self._busy.items():
             connection.left -= connection.rate * seconds
-            if connection.left <= 1e-6:
+            if connection.left <= connection.rate * INSTANT_S:
                 over.append(pair)
         for pair in over:
             connection = self._busy[pair]

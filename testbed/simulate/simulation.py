@@ -7,6 +7,7 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -83,14 +84,14 @@ class _Simulation:
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         while True:
-            next_s = self.now_s + self.fluid.next_s()
-            if self.agenda and self.agenda[0][0] <= next_s:
+            step_s = self.fluid.next_s()
+            if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
                 moment_s, _, action = heapq.heappop(self.agenda)
                 self.fluid.advance(moment_s - self.now_s)
                 self.now_s = moment_s
                 action()
-            elif next_s < float("inf"):
-                step_s, self.now_s = next_s - self.now_s, next_s
+            elif step_s < math.inf:
+                self.now_s += step_s
                 self.fluid.advance(step_s)
             else:
                 break

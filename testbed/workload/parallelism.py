@@ -1,0 +1,105 @@
+"""Which rank has which part of the work: degrees of parallelism as a mesh of ranks. Names are torchtitan's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REPLICATE, SHARD = "data_parallel_replicate", "data_parallel_shard"
+CONTEXT, TENSOR, PIPELINE, EXPERT = (
+    "context_parallel",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+)
+DIMENSIONS = (REPLICATE, PIPELINE, SHARD, CONTEXT, TENSOR)
+"""Those that ranks are numbered by, outermost first as usual. Experts are spread within `data_parallel_shard`."""
+
+
+class ParallelismError(ValueError):
+    """Degrees that do not fit; the message says which."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Ranks by their coordinates. order: dimensions, outermost first. degrees: of all dimensions, over accelerators.
+
+    A rank stands for `per_rank` accelerators, the innermost ones: `inside` is how many of a dimension's are in one
+    rank, `outside` over how many ranks it goes. ranks: where the mesh's places are, by number of the place.
+    """
+
+    order: tuple[str, ...]
+    degrees: Mapping[str, int]
+    per_rank: int
+    inside: Mapping[str, int]
+    ranks: tuple[int, ...]
+
+    @property
+    def outside(self) -> dict[str, int]:
+        """Over how many ranks each dimension goes."""
+        return {name: self.degrees[name] // self.inside[name] for name in self.order}
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        return math.prod(self.outside.values())
+
+    def rank(self, place: Mapping[str, int]) -> int:
+        """The rank with these coordinates."""
+        number = 0
+        for name in self.order:
+            number = number * self.outside[name] + place[name]
+        return self.ranks[number]
+
+    def places(self) -> list[dict[str, int]]:
+        """Coordinates by rank."""
+        found: dict[int, dict[str, int]] = {}
+        for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
+            place = dict(zip(self.order, numbers, strict=True))
+            found[self.rank(place)] = place
+        return [found[rank] for rank in range(self.size)]
+
+    def groups(self, *names: str) -> list[tuple[int, ...]]:
+        """Ranks that differ in these dimensions alone, in the order of the mesh; none if they are in one rank."""
+        if math.prod(self.outside[name] for name in names) == 1:
+            return []
+        found: dict[tuple[int, ...], list[int]] = {}
+        for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
+            place = dict(zip(self.order, numbers, strict=True))
+            key = tuple(place[name] for name in self.order if name not in names)
+            found.setdefault(key, []).append(self.rank(place))
+        return [tuple(members) for members in found.values()]
+
+
+def make_mesh(
+    degrees: Mapping[str, int],
+    ranks: int,
+    per_rank: int,
+    order: Sequence[str] = DIMENSIONS,
+    mapping: Sequence[int] = (),
+) -> Mesh:
+    """The mesh over so many ranks. ParallelismError when degrees, ranks and accelerators per rank do not multiply.
+
+    mapping: the rank of each place of the mesh, in its order; by default place and rank have the same number.
+    """
+    world = math.prod(degrees[name] for name in order)
+    if world != ranks * per_rank:
+        product = " x ".join(f"{name} {degrees[name]}" for name in order if degrees[name] > 1) or "1"
+        raise ParallelismError(
+            f"{product} = {world} accelerators, expected {ranks * per_rank}: {ranks} ranks of {per_rank}"
+        )
+    inside, left = {}, per_rank
+    for name in reversed(order):
+        inside[name] = math.gcd(degrees[name], left)
+        if inside[name] < min(degrees[name], left):
+            raise ParallelismError(
+                f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}: "
+                "expected one to divide the other"
+            )
+        left //= inside[name]
+    numbers = tuple(mapping) or tuple(range(ranks))
+    if sorted(numbers) != list(range(ranks)):
+        raise ParallelismError(f"ranks of places {list(numbers)}: expected each of 0 to {ranks - 1} once")
+    return Mesh(tuple(order), dict(degrees), per_rank, inside, numbers)

@@ -1,0 +1,160 @@
+"""What a pipeline stage computes and sends, from a model's parameters and the degrees of parallelism. Real figures.
+
+Computing takes 2 floating-point operations per token and parameter that works on it forward, as many for the gradients
+of its input and of its weights (arXiv:2001.08361, section 2.1; attention scores are left out). Values that travel have
+two bytes (bf16), gradients those of `gradient_bytes`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from testbed.workload.models import Parameter, parameters
+from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh
+
+if TYPE_CHECKING:
+    from testbed.config import ModelSpec
+
+VALUE_BYTES = 2
+_LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A block of the model, or what stands before and after all blocks: parameters, and those at work on a token.
+
+    experts: of the parameters, those of routed experts.
+    """
+
+    parameters: int
+    active: float
+    experts: int = 0
+    block: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer on one rank, for one microbatch: seconds of computing, and bytes that a whole rank has of each kind.
+
+    gathered: of parameters that are sharded, once they are together; reduced: of their gradients. expert_gathered,
+    expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
+    context: of one rank's keys and values. expert: of tokens on their way to all experts together.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    gathered: float = 0.0
+    reduced: float = 0.0
+    expert_gathered: float = 0.0
+    expert_reduced: float = 0.0
+    tensor: float = 0.0
+    context: float = 0.0
+    expert: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a pipeline stage does for one microbatch.
+
+    activation: bytes of its output, and of the gradient of its input. kept: bytes alive from forward to backward.
+    """
+
+    parts: tuple[Part, ...]
+    activation: float
+    kept: float
+
+
+def layers_of(model: str | ModelSpec) -> tuple[list[Layer], Layer, Layer]:
+    """(blocks, embeddings, what comes after the last block)."""
+    blocks: dict[int, list[Parameter]] = {}
+    before: list[Parameter] = []
+    after: list[Parameter] = []
+    for parameter in parameters(model):
+        found = _LAYER.match(parameter.name)
+        if found:
+            blocks.setdefault(int(found[1]), []).append(parameter)
+        else:
+            (after if blocks else before).append(parameter)
+    return [_layer(blocks[number]) for number in sorted(blocks)], _layer(before, False), _layer(after, False)
+
+
+def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
+    return Layer(
+        sum(p.numel for p in own),
+        sum(p.active for p in own if p.matmul),
+        sum(p.numel for p in own if p.share < 1),
+        block,
+    )
+
+
+def split_layers(model: str | ModelSpec, stages: int) -> list[tuple[Layer, ...]]:
+    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ValueError."""
+    blocks, before, after = layers_of(model)
+    if len(blocks) % stages:
+        raise ValueError(f"{len(blocks)} layers on {stages} stages: expected stages to divide layers")
+    each = len(blocks) // stages
+    parts = [tuple(blocks[number * each : (number + 1) * each]) for number in range(stages)]
+    parts[0] = (before, *parts[0])
+    parts[-1] = (*parts[-1], after)
+    return parts
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model is trained on: width, width of keys and values together, experts per token; tokens of a sequence,
+    sequences of a microbatch; flop/s of one accelerator; bytes of a gradient."""
+
+    dim: int
+    kv_dim: int
+    experts_per_token: int
+    sequence_length: int
+    microbatch_size: int
+    flops: float
+    gradient_bytes: int
+
+
+def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) -> list[Stage]:
+    """All stages of a model. ValueError where layers, heads or sequence do not divide.
+
+    What several accelerators of one rank share goes over the network once; what each has of its own is added up.
+    """
+    degrees, inside, outside = mesh.degrees, mesh.inside, mesh.outside
+    context, tensor, expert = degrees[CONTEXT], degrees[TENSOR], degrees[EXPERT]
+    tokens = sizes.sequence_length * sizes.microbatch_size / context  # of one accelerator
+    # of all those in a rank that have tokens of their own; each tensor rank has a part of a token's values
+    own = inside[REPLICATE] * inside[SHARD] * inside[CONTEXT]
+    values = tokens * own * sizes.dim / outside[TENSOR]
+    kept = VALUE_BYTES * values
+    sharded = outside[SHARD] * outside[CONTEXT] > 1
+    expert_ranks = max(1, expert // inside[SHARD])
+
+    def part(layer: Layer) -> Part:
+        forward_s = 2 * layer.active * tokens / tensor / sizes.flops
+        dense = (layer.parameters - layer.experts) / outside[TENSOR]
+        routed = layer.experts / outside[TENSOR] / expert_ranks
+        gathers = VALUE_BYTES if sharded else 0
+        return Part(
+            forward_s,
+            forward_s,
+            forward_s,
+            gathered=gathers * dense,
+            reduced=sizes.gradient_bytes * dense,
+            expert_gathered=gathers * routed,
+            expert_reduced=sizes.gradient_bytes * routed,
+            tensor=VALUE_BYTES * tokens * own * sizes.dim if layer.block and outside[TENSOR] > 1 else 0.0,
+            context=VALUE_BYTES * tokens * own * sizes.kv_dim / outside[TENSOR]
+            if layer.block and outside[CONTEXT] > 1
+            else 0.0,
+            expert=VALUE_BYTES * values * sizes.experts_per_token
+            if layer.experts and expert_ranks > 1
+            else 0.0,
+        )
+
+    return [
+        Stage(tuple(map(part, layers)), VALUE_BYTES * values, kept * sum(layer.block for layer in layers))
+        for layers in split_layers(model, stages)
+    ]
