@@ -1,4 +1,4 @@
-"""Published models and accelerators, as the data files say: `data/models.yaml`, `data/accelerators.yaml`."""
+"""Published models, accelerators and placements, as the data files in `data/` say."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def models() -> Mapping[str, Entry]:
 def accelerators() -> Mapping[str, Entry]:
     """By name: name, source, peak (flop/s by type), memory (bytes), utilisation."""
     return _read("accelerators")
+
+
+@cache
+def placements() -> Mapping[str, Entry]:
+    """By name: source, order of the dimensions of parallelism, outermost first."""
+    return _read("placements")
 
 
 def _read(name: str) -> Mapping[str, Entry]:

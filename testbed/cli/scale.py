@@ -21,10 +21,10 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
+from testbed.harness.loads import load_of
 from testbed.harness.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
-from testbed.workload import Collective, step_program
 
 LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
 LINK_ENGINES = ("netem", "userspace")
@@ -115,10 +115,8 @@ def choose_guest_memory(scenario: Scenario, scale: Scale, guests: int, asked_byt
 
 
 def gradient_bytes(scenario: Scenario) -> float:
-    """Real bytes that each rank reduces in a step."""
-    itemsize = {"float32": 4, "float64": 8}[scenario.workload.gradient_dtype]
-    program = step_program(scenario.workload, scenario.ranks)
-    return float(sum(action.numel for action in program if isinstance(action, Collective)) * itemsize)
+    """Real bytes that the busiest rank reduces or sends in a step."""
+    return load_of(scenario, scenario.topology.resolve(), Scale()).rank_bytes
 
 
 def choose_scale(

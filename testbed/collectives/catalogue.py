@@ -180,9 +180,9 @@ def traffic(
     return pairs
 
 
-def between_groups(pairs: Mapping[tuple[int, int], int], groups: Sequence[int]) -> int:
+def between_groups(pairs: Mapping[tuple[int, int], float], groups: Sequence[int]) -> int:
     """The part of some traffic that goes between different groups, in bytes."""
-    return sum(count for (source, target), count in pairs.items() if groups[source] != groups[target])
+    return round(sum(count for (source, target), count in pairs.items() if groups[source] != groups[target]))
 
 
 def wan_bytes(collective: str, algorithm: str, numel: int, itemsize: int, groups: Sequence[int]) -> int:

@@ -105,8 +105,9 @@ class Members:
         self._engine.sleep(seconds)
 
     def progress(self, timeout_s: float = 0.0) -> None:
-        """Move operations on; waits up to `timeout_s` for something to do."""
+        """Move operations on; waits up to `timeout_s` for something to do. Raises when one of them has failed."""
         self._engine.progress(timeout_s)
+        self._engine.check()
 
     def abort(self, reason: str) -> None:
         """End every operation of this rank, of all its communicators, with Aborted; peers lose this rank.

@@ -33,6 +33,7 @@ from testbed.config.loading import (
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.neighbours import NeighbourSpec
+from testbed.config.parallelism import ScheduleSpec
 from testbed.config.policy import Policy, PolicySpec, rooted
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import PLANNED, TransportSpec
@@ -314,7 +315,7 @@ def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     for override in overrides:
         if override not in parts:
             document.override(override)
-    _root_policies(document.data, path.parent)
+    _root_files(document.data, path.parent)
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = document.origins[("topology",)].file == OVERRIDES
@@ -325,11 +326,11 @@ def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
         document.graft("topology", read_topology(file))
     for override in parts:
         document.override(override)
-    _root_policies(document.data, Path())
+    _root_files(document.data, Path())
     return document
 
 
-def _root_policies(data: Mapping[str, Any], folder: Path) -> None:
+def _root_files(data: Mapping[str, Any], folder: Path) -> None:
     """Files of policies of one's own are found from the scenario's folder, or, on a command line, from this one."""
     variants = data.get("variants")
     changes = (
@@ -338,9 +339,14 @@ def _root_policies(data: Mapping[str, Any], folder: Path) -> None:
         else []
     )
     for where in (data, *changes):
+        if not isinstance(where, dict):
+            continue
         for key in ("policy", "policy.name"):
-            if isinstance(where, dict) and key in where:
+            if key in where:
                 where[key] = rooted(where[key], folder)
+        for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
+            ScheduleSpec.rooted(schedule, "file", folder)
+        ScheduleSpec.rooted(where, "workload.schedule.file", folder)
 
 
 def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:

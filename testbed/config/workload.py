@@ -21,6 +21,7 @@ from testbed.config.forms import (
 )
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
+from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 
 MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
@@ -121,6 +122,16 @@ class WorkloadSpec(Strict):
     model: Annotated[str | ModelSpec | None, _MODEL] = Field(
         default=None, description="A published model, or dimensions."
     )
+    parallelism: ParallelismSpec | None = Field(
+        default=None,
+        description="How training is spread over ranks; without it each rank trains a replica of the model.",
+    )
+    schedule: ScheduleSpec | None = Field(
+        default=None, description="Microbatches and their order, with `parallelism`; default: 1F1B with 8."
+    )
+    stage: StageSpec | None = Field(
+        default=None, description="What a pipeline's stage takes, in place of a model, with `parallelism`."
+    )
     collectives: tuple[CollectiveSpec, ...] | None = Field(
         default=None, description="What is done in place of training a model."
     )
@@ -180,8 +191,14 @@ class WorkloadSpec(Strict):
             yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
-        if self.model is None and not self.collectives and self.exchange is None:
-            yield Finding(("model",), "nothing", "a model, or collectives, or exchange")
+        if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
+            yield Finding(("model",), "nothing", "a model, or collectives, or exchange, or a stage")
+        if self.parallelism is None:
+            for key in ("schedule", "stage"):
+                if getattr(self, key) is not None:
+                    yield Finding((key,), f"{key} without parallelism", "it with parallelism")
+        elif (self.model is None) == (self.stage is None):
+            yield Finding(("parallelism",), "parallelism", "it with a model, or with a stage")
         for position, entry in enumerate(self.collectives or ()):
             known = ALGORITHMS_OF[entry.collective]
             if entry.algorithm not in known:

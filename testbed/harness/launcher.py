@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from testbed.harness.bench import BenchRank, BenchSpec
 from testbed.harness.neighbour import Neighbour, NeighbourPlace, end
+from testbed.harness.posted import ears_for
 from testbed.harness.rank import Rank
 from testbed.harness.spec import JobSpec
 from testbed.harness.wiring import THIS_NAMESPACE, RankPlace
@@ -55,7 +56,8 @@ def read_work(line: str) -> Work:
         bench = BenchSpec.from_json(line)
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
-    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell), job.neighbours)
+    ears = ears_for(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
+    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, ears), job.neighbours)
 
 
 def _rank(work: Work, place: RankPlace, pipe: int) -> None:

@@ -16,21 +16,31 @@ import numpy as np
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.exchange import exchange
+from testbed.harness.executor import Executor
+from testbed.harness.posted import Ears, Posted
 from testbed.harness.socket_sampler import SocketSampler
 from testbed.harness.spec import JobSpec, Step
 from testbed.harness.wiring import join
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload import Collective, Compute, Exchange, WaitAll
+from testbed.workload.plan import Computing, GroupCollective, Message, Operation
 
 CALIBRATIONS = 5
+Span = tuple[str, str, float, float, int]
+"""What was done: its kind, its name, begin, end, bytes."""
+Result = Callable[[], tuple[list[Span], int, int]]
+"""What came of a step, looked at when its time is over: spans, wrong elements, elements looked at."""
 
 
 class Rank:
     """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts."""
 
-    def __init__(self, job: JobSpec, rank: int, progress: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, job: JobSpec, rank: int, progress: Callable[[dict[str, Any]], None], ears: Ears = ()
+    ) -> None:
         self.job = job
+        self.ears = ears
         self.rank = rank
         self.progress = progress
         self.size = len(job.wiring.ranks)
@@ -48,9 +58,12 @@ class Rank:
         joined = join(wiring, self.rank)
         self.transport = joined.transport
         self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
+        self.executor: Executor | None = None
+        self.posted: Posted | None = None
         try:
             self.communicator.barrier()
             self._class_communicators()
+            self._make_executor()
             calibration = self._calibrate()
             with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
                 for index, step in enumerate(job.steps):
@@ -62,6 +75,8 @@ class Rank:
             raise TransportError(f"{error}; {state}") from error
         finally:
             self.transport.close()
+            if self.posted is not None:
+                self.posted.close()
         lines = [*self.samples, *calibration]
         lines.append(
             {"rank": self.rank, "operation": "sockets", "sockets": sockets, "readings": sampler.records}
@@ -78,6 +93,28 @@ class Rank:
             made = self.communicator.split(range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp))
             assert made is not None
             self.of_class[dscp] = made
+
+    def _make_executor(self) -> None:
+        """Where the ranks have plans: communicators of all groups, then what carries the plan out."""
+        plan = self.job.plan
+        if not plan.ranks:
+            return
+        groups: dict[int, Communicator] = {}
+        for name in dict.fromkeys(name for name, _ in plan.groups):
+            same = [(number, who) for number, (own, who) in enumerate(plan.groups) if own == name]
+            # all ranks take part in making a group; who is in none of this name says so with itself
+            number, members = next(
+                ((number, who) for number, who in same if self.rank in who), (-1, (self.rank,))
+            )
+            made = self.communicator.split(members, name)
+            if number >= 0:
+                assert made is not None
+                groups[number] = made
+        if plan.holds_receivers:
+            self.posted = Posted(self.ears, self.rank, self.transport.wake)
+        self.executor = Executor(
+            plan, self.communicator, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted
+        )
 
     def _calibrate(self) -> list[dict[str, Any]]:
         """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows."""
@@ -106,14 +143,65 @@ class Rank:
     def _step(self, index: int, step: Step) -> None:
         for bucket, arrays in self.arrays.items():
             arrays.fill(salt=index * 1000 + bucket)
+        if self.executor is not None:
+            self.executor.prepare(salt=index * 1000)
         start_s = self._agree_on_start()
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
             self.progress({"event": "step", **said})
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
+        result = self._follow_program(index, step) if self.executor is None else self._follow_plan()
+        end_s = time.monotonic()
+        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
+        records, wrong, checked = result()
+        if step.trial < 0:
+            return
+        head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
+        for place, (operation, name, begun_s, ended_s, size) in enumerate(records):
+            self.samples.append(
+                {
+                    **head,
+                    "operation": operation,
+                    "place": place,
+                    "name": name,
+                    "start_s": begun_s,
+                    "end_s": ended_s,
+                    "bytes": size,
+                }
+            )
+        self.samples.append(
+            {
+                **head,
+                "operation": "step",
+                "name": step.variant,
+                "start_s": start_s,
+                "end_s": end_s,
+                "bytes": sum(sent.values()),
+                "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
+                "wrong": wrong,
+                "checked": checked,
+            }
+        )
+
+    def _follow_plan(self) -> Result:
+        """This rank's plan, once."""
+        executor = self.executor
+        assert executor is not None
+        done = executor.run()
+
+        def result() -> tuple[list[Span], int, int]:
+            spans = zip(executor.operations, done.spans, strict=True)
+            itemsize = np.dtype(self.job.dtype).itemsize
+            records = [(_word(op), op.name, *span, getattr(op, "numel", 0) * itemsize) for op, span in spans]
+            return records, done.wrong, done.checked
+
+        return result
+
+    def _follow_program(self, index: int, step: Step) -> Result:
+        """What all ranks do alike, once."""
         works: list[tuple[Collective, Work]] = []
-        records: list[tuple[str, str, float, float, int]] = []
+        records: list[Span] = []
         wrong = checked = 0
         for action in self.job.program:
             begun_s = time.monotonic()
@@ -137,44 +225,31 @@ class Rank:
                 for _, work in works:
                     work.wait()
                 records.append(("wait", "gradients", begun_s, time.monotonic(), 0))
-        end_s = time.monotonic()
-        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
-        for done, work in works:
-            size = self.arrays[done.bucket].nbytes
-            records.append((done.collective, done.name, work.start_s, work.end_s, size))
-        wrong += sum(arrays.count_wrong(salt=index * 1000 + bucket) for bucket, arrays in self.arrays.items())
-        checked += sum(arrays.output.size for arrays in self.arrays.values())
-        if step.trial < 0:
-            return
-        head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
-        for operation, name, begun_s, ended_s, size in records:
-            self.samples.append(
-                {
-                    **head,
-                    "operation": operation,
-                    "name": name,
-                    "start_s": begun_s,
-                    "end_s": ended_s,
-                    "bytes": size,
-                }
-            )
-        self.samples.append(
-            {
-                **head,
-                "operation": "step",
-                "name": step.variant,
-                "start_s": start_s,
-                "end_s": end_s,
-                "bytes": sum(sent.values()),
-                "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
-                "wrong": wrong,
-                "checked": checked,
-            }
-        )
+
+        def result() -> tuple[list[Span], int, int]:
+            done = [
+                (action.collective, action.name, work.start_s, work.end_s, self.arrays[action.bucket].nbytes)
+                for action, work in works
+            ]
+            bad = sum(arrays.count_wrong(index * 1000 + bucket) for bucket, arrays in self.arrays.items())
+            seen = sum(arrays.output.size for arrays in self.arrays.values())
+            return [*records, *done], wrong + bad, checked + seen
+
+        return result
 
     def _sent(self) -> dict[int, int]:
         """Payload bytes sent so far per peer."""
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
+
+
+def _word(operation: Operation) -> str:
+    """An operation's kind in records."""
+    if isinstance(operation, Computing):
+        return operation.kind
+    if isinstance(operation, Message):
+        return "send" if operation.sends else "recv"
+    assert isinstance(operation, GroupCollective)
+    return operation.collective
 
 
 def _zeros(numel: int, dtype: str) -> Array:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives import between_groups, traffic
+from testbed.collectives import between_groups
 from testbed.config import PLANNED, Scenario, Topology
 from testbed.controller import Flow, PolicyChoice
 from testbed.fabric.capture import Capture
@@ -21,15 +21,14 @@ from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, wor
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.harness.alone import Alone
-from testbed.harness.arrays import uneven_traffic
 from testbed.harness.assess import Evidence, assess
-from testbed.harness.declared import flows_of, planned_rates, socket_rules_of, total
+from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.events import EventPlayer, events_record
-from testbed.harness.exchange import exchange_traffic
 from testbed.harness.job import Job
+from testbed.harness.loads import load_of
 from testbed.harness.neighbour import NeighbourPlace, neighbour_places
-from testbed.harness.records import NetworkRecord, link_lines, read_ranks, series_of, shifted
+from testbed.harness.records import NetworkRecord, RankRecords, link_lines, read_ranks, series_of, shifted
 from testbed.harness.socket_rules import Planned, SocketRules
 from testbed.harness.socket_use import socket_use
 from testbed.harness.spec import JobSpec, plan_steps
@@ -40,6 +39,7 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
+from testbed.harness.training_summary import training_summary
 from testbed.harness.wiring import (
     THIS_NAMESPACE,
     Wiring,
@@ -50,12 +50,10 @@ from testbed.harness.wiring import (
 from testbed.scale import Scale
 from testbed.transport import TrafficClass
 from testbed.virtual import clock_here
-from testbed.workload import Collective, Compute, Exchange, step_program
 
 MONITOR_FILE = "monitor.jsonl"
 CAPTURES = "captures"
 CONTROLLER, RULES, SOCKETS = "controller.jsonl", "rules.jsonl", "sockets.jsonl"
-ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
 
 @dataclass(frozen=True)
@@ -79,17 +77,15 @@ class Run:
         self.progress = progress
         self.clock = clock_here()
         self.topology: Topology = scenario.topology.resolve(scale)
-        self.program = step_program(scenario.workload, scenario.ranks, scale)
         self.hosts = scenario.rank_hosts(self.topology)
-        self.itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
-        self.buildings = [self.topology.building(host.building).index for host in self.hosts]
+        self.load = load_of(scenario, self.topology, scale)
         # as everybody sees it before anything is built: who will send how much on which ports, on which sockets
         self.declared = self._wiring()
         self.flows = self._flows()
         self.declared = replace(self.declared, sockets=self._socket_rules())
-        sized = [action.numel for action in self.program if isinstance(action, Collective | Exchange)]
-        message_bytes = max(sized) * self.itemsize / len(self.hosts)
-        self.alone = Alone(self.topology, self.hosts, scenario.transport, self.declared, scale, message_bytes)
+        self.alone = Alone(
+            self.topology, self.hosts, scenario.transport, self.declared, scale, self.load.message_bytes
+        )
 
     def execute(self) -> dict[str, Any]:
         """Do everything; returns the summary that stands in the run directory. FabricError, RunError."""
@@ -143,29 +139,9 @@ class Run:
     def _flows(self) -> list[Flow]:
         """What the ranks will send, as the first of the algorithms has it."""
         flows = []
-        for dscp, actions in self._by_class().items():
-            parts = [self._traffic(action, self.scenario.algorithms[0]) for action in actions]
-            flows += flows_of(self.declared, total(parts), TrafficClass(dscp))
+        for dscp, pairs in self.load.pairs(self.scenario.algorithms[0]).items():
+            flows += flows_of(self.declared, pairs, TrafficClass(dscp))
         return flows
-
-    def _by_class(self) -> dict[int, list[Collective | Exchange]]:
-        """What sends something, by its DSCP."""
-        found: dict[int, list[Collective | Exchange]] = {}
-        for action in self.program:
-            if isinstance(action, Collective | Exchange):
-                found.setdefault(action.dscp, []).append(action)
-        return found
-
-    def _traffic(self, action: Collective | Exchange, algorithm: str) -> Mapping[tuple[int, int], int]:
-        """Emulated payload bytes per ordered pair of ranks; algorithm: of what names none."""
-        if isinstance(action, Exchange):
-            return exchange_traffic(self.buildings, action, self.itemsize)
-        if action.collective == "all_to_all_v":
-            padded = action.algorithm == "padded"
-            return uneven_traffic(action.numel, len(self.hosts), self.itemsize, padded)
-        numel = action.numel // (1 if action.collective == "all_reduce" else len(self.hosts))
-        chosen = action.algorithm or algorithm
-        return traffic(action.collective, chosen, numel, self.itemsize, self.buildings)
 
     def _wiring(self) -> Wiring:
         """Of the job's ranks, in no namespace yet."""
@@ -229,14 +205,15 @@ class Run:
         return JobSpec(
             wiring=replace(self.declared, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
-            program=self.program,
+            program=self.load.program,
+            plan=self.load.plan,
             steps=plan_steps(
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
             neighbours=tuple(self._neighbours(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
-            calibration_numel=self.alone.message_bytes // self.itemsize * len(self.hosts),
+            calibration_numel=self.alone.message_bytes // self.load.itemsize * len(self.hosts),
         )
 
     def _write(
@@ -273,7 +250,7 @@ class Run:
         variants = []
         for algorithm in self.scenario.algorithms:
             own = [step for step in steps if step.variant == algorithm]
-            variants.append(self._variant(algorithm, own, series, records.tcp, evidence))
+            variants.append(self._variant(algorithm, own, series, records, evidence))
         summary = {
             "schema": 1,
             "scenario": self.scenario.name,
@@ -323,11 +300,11 @@ class Run:
         algorithm: str,
         steps: list[StepResult],
         series: dict[tuple[str, str], LinkSeries],
-        readings: Sequence[Mapping[str, Any]],
+        records: RankRecords,
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self._expected_wan_bytes(algorithm)
-        observed = [wan_payload(step.sent_bytes, self.buildings) for step in steps]
+        observed = [wan_payload(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
             self.scale,
@@ -337,24 +314,22 @@ class Run:
             hosts=self.hosts,
             steps=steps,
             series=series,
-            connections=socket_use(readings, steps, [host.building for host in self.hosts], self.scale),
+            connections=socket_use(records.tcp, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
             verdict=assess(evidence, steps, expected, observed).to_dict(),
         )
+        if self.load.training is not None:
+            entry["training"] = training_summary(self.load, steps, records.samples, self.scale)
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
 
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
-        program = step_program(self.scenario.workload, self.scenario.ranks)
-        sending = [action for action in program if isinstance(action, Collective | Exchange)]
-        sizes = [action.numel * self.itemsize for action in sending]
         traffic = Traffic(
-            # a ring sends a bucket in as many parts as there are ranks
-            message_bytes=max(sizes) / len(self.hosts),
-            gradient_bytes=sum(sizes),
-            compute_s=sum(action.duration_s for action in program if isinstance(action, Compute)),
+            message_bytes=self.scale.real_bytes(self.load.message_bytes),
+            gradient_bytes=self.scale.real_bytes(self.load.rank_bytes),
+            compute_s=self.scale.real_s(self.load.compute_s),
             overhead_s=self.scenario.transport.software_cost.per_message_s,
             emulated_overhead_s=self.alone.overhead_s,
         )
@@ -363,8 +338,5 @@ class Run:
 
     def _expected_wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
-        return sum(
-            between_groups(self._traffic(action, algorithm), self.buildings)
-            for actions in self._by_class().values()
-            for action in actions
-        )
+        pairs = self.load.pairs(algorithm).values()
+        return sum(between_groups(part, self.load.buildings) for part in pairs)

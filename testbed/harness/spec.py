@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.harness.neighbour import NeighbourPlace
 from testbed.harness.wiring import Wiring
 from testbed.workload import Action, Collective, Compute, Exchange, WaitAll
+from testbed.workload.plan import JobPlan
 
 _ACTIONS: dict[str, type[Action]] = {
     "compute": Compute,
@@ -31,7 +32,10 @@ class Step:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A whole job: the ranks, the program that each runs in every step, and the steps in their order."""
+    """A whole job: the ranks, what they do in every step, and the steps in their order.
+
+    All do the same `program`, or each its part of `plan`.
+    """
 
     wiring: Wiring
     dtype: str
@@ -44,10 +48,12 @@ class JobSpec:
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
     neighbours: tuple[NeighbourPlace, ...] = ()
+    plan: JobPlan = field(default_factory=JobPlan)
 
     def to_json(self) -> str:
         """One line of JSON."""
-        document = dataclasses.asdict(self)
+        document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan()))
+        document["plan"] = self.plan.to_document()
         document["task"] = "steps"
         document["program"] = [{"kind": _KINDS[type(a)], **dataclasses.asdict(a)} for a in self.program]
         return json.dumps(document)
@@ -62,6 +68,7 @@ class JobSpec:
             kind = item.pop("kind")
             program.append(_ACTIONS[kind](**item))
         document["program"] = tuple(program)
+        document["plan"] = JobPlan.from_document(document["plan"])
         document["wiring"] = Wiring.from_document(document["wiring"])
         document["neighbours"] = tuple(map(NeighbourPlace.from_document, document["neighbours"]))
         document["steps"] = tuple(Step(**item) for item in document["steps"])

@@ -11,6 +11,7 @@ from typing import Any
 from testbed.config import Host, Topology
 from testbed.scale import Scale
 
+COMPUTING = ("forward", "backward", "full_backward", "backward_input", "backward_weight")
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
 COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
 
@@ -19,6 +20,7 @@ COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below
 class StepResult:
     """One measured step of all ranks together; times in seconds of CLOCK_MONOTONIC."""
 
+    index: int
     variant: str
     trial: int
     start_s: float
@@ -44,7 +46,7 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
     for sample in samples:
         if sample["operation"] == "step":
             whole.setdefault(sample["step"], []).append(sample)
-        elif sample["operation"] in ("forward", "backward", "optimizer"):
+        elif sample["operation"] in COMPUTING:
             key = (sample["step"], sample["rank"])
             computing[key] = computing.get(key, 0.0) + sample["end_s"] - sample["start_s"]
     results = []
@@ -53,6 +55,7 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
             raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
         results.append(
             StepResult(
+                index=step,
                 variant=parts[0]["variant"],
                 trial=parts[0]["trial"],
                 start_s=min(part["start_s"] for part in parts),

@@ -78,6 +78,25 @@ def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
     return tuple(_FAMILIES[family](model))
 
 
+def dimensions(model: str | ModelSpec) -> Architecture | ModelSpec:
+    """Of a published model by name; others are dimensions already. KeyError for a model that is not known."""
+    return Architecture(**models()[model]["dimensions"]) if isinstance(model, str) else model
+
+
+def key_value_dim(model: str | ModelSpec) -> int:
+    """Values that a token's keys and values have together in one layer."""
+    spec = dimensions(model)
+    if isinstance(spec, Architecture) and spec.kv_rank:
+        return spec.kv_rank + spec.rope_dim
+    return 2 * spec.dim // spec.n_heads * spec.n_kv_heads
+
+
+def experts_per_token(model: str | ModelSpec) -> int:
+    """Routed experts that work on a token, 0 where there are none."""
+    spec = dimensions(model)
+    return spec.experts_per_token if isinstance(spec, Architecture) else 0
+
+
 def _matrix(name: str, *shape: int, share: float = 1.0) -> Parameter:
     return Parameter(f"{name}.weight", shape, matmul=True, share=share)
 

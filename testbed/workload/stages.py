@@ -105,8 +105,11 @@ def split_layers(model: str | ModelSpec, stages: int) -> list[tuple[Layer, ...]]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model is trained on: width, width of keys and values together, experts per token; tokens of a sequence,
-    sequences of a microbatch; flop/s of one accelerator; bytes of a gradient."""
+    """What a model is trained on.
+
+    Width, width of keys and values together, experts per token; tokens of a sequence, sequences of a microbatch;
+    flop/s of one accelerator; bytes of a gradient.
+    """
 
     dim: int
     kv_dim: int

@@ -277,7 +277,9 @@ def reading(time_s: float, rtt_s: float, retransmits: int, rank: int = 0, peer: 
 
 
 def test_round_trips_and_retransmissions_count_within_steps() -> None:
-    steps = [StepResult("ring", n, start, start + 1.0, 0.0, {}, 0, 0) for n, start in enumerate((1.0, 3.0))]
+    steps = [
+        StepResult(n, "ring", n, start, start + 1.0, 0.0, {}, 0, 0) for n, start in enumerate((1.0, 3.0))
+    ]
     readings = [
         reading(0.5, 9.0, 5),
         reading(1.5, 0.010, 6),

@@ -1,0 +1,174 @@
+"""How one model's training is spread over ranks, as a scenario says it: degrees, placement, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from testbed.catalogue import placements
+from testbed.config.forms import Count, CountOrZero, Duration, Size, choice
+from testbed.config.loading import did_you_mean, show
+from testbed.config.model import Finding, Form, Strict
+
+DIMENSIONS = (
+    *("data_parallel_replicate", "pipeline_parallel", "data_parallel_shard"),
+    *("context_parallel", "tensor_parallel"),
+)
+PLACEMENTS = tuple(placements())
+MAPPINGS = ("consecutive", "scattered")
+RECEIVES = ("early", "in_order")
+SCHEDULES = (
+    *("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1", "ZBVZeroBubble"),
+    *("CrossUD", "CrossUDSub", "CrossWave"),
+)
+
+
+def _parse_order(value: object) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        if value in PLACEMENTS:
+            return value
+        raise ValueError(f"a placement ({did_you_mean(value, PLACEMENTS)}), or a list of dimensions")
+    if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(DIMENSIONS):
+        return tuple(map(str, value))
+    raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
+
+
+def _parse_mapping(value: object) -> str | tuple[int, ...]:
+    if value in MAPPINGS:
+        return str(value)
+    if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
+        return tuple(value)
+    raise ValueError(f"{' or '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
+
+
+def _parse_memory(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
+        raise ValueError("a number above 0, such as 1.0")
+    return float(value)
+
+
+_ORDER = Form(
+    _parse_order,
+    {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
+    lambda value: value if isinstance(value, str) else list(value),
+)
+_MAPPING = Form(
+    _parse_mapping,
+    {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
+    lambda value: value if isinstance(value, str) else list(value),
+)
+_MEMORY = Form(_parse_memory, {"type": "number", "exclusiveMinimum": 0})
+
+
+class ParallelismSpec(Strict):
+    """Degrees of parallelism, under torchtitan's names. Their product is the number of accelerators."""
+
+    data_parallel_replicate_degree: Count = Field(default=1, description="Replicas of the model.")
+    data_parallel_shard_degree: Count = Field(
+        default=1, description="Ranks that share a replica's parameters (FSDP)."
+    )
+    context_parallel_degree: Count = Field(default=1, description="Ranks that share a sequence.")
+    tensor_parallel_degree: Count = Field(default=1, description="Ranks that share each layer.")
+    pipeline_parallel_degree: Count = Field(
+        default=1, description="Ranks that have layers one after the other."
+    )
+    expert_parallel_degree: Count = Field(
+        default=1, description="Ranks that share a layer's experts: a divisor of data_parallel_shard_degree."
+    )
+    accelerators_per_rank: Count = Field(
+        default=1,
+        description="For how many accelerators a rank stands, the innermost ones of the placement. What they send each "
+        "other is not emulated; the run says what it is.",
+    )
+    placement: Annotated[str | tuple[str, ...], _ORDER] = Field(
+        default="production",
+        description="Dimensions, outermost first: which one crosses buildings. A name from data/placements.yaml, or a "
+        "list of all.",
+    )
+    mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
+        default="consecutive",
+        description="Which rank is at each place: consecutive, scattered (places dealt out to buildings in turn), or a "
+        "list of ranks.",
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Experts fit in a shard group."""
+        if self.data_parallel_shard_degree % self.expert_parallel_degree:
+            expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
+            yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """By dimension, experts included."""
+        return {name: getattr(self, f"{name}_degree") for name in (*DIMENSIONS, "expert_parallel")}
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Dimensions, outermost first."""
+        if isinstance(self.placement, str):
+            return tuple(placements()[self.placement]["order"])
+        return self.placement
+
+
+class ScheduleSpec(Strict):
+    """In which order each rank of a pipeline computes."""
+
+    name: Annotated[str, choice("a schedule", SCHEDULES)] = Field(
+        default="1F1B", description="Which schedule, under PyTorch's and CrossPipe's names."
+    )
+    file: str | None = Field(
+        default=None,
+        description="In place of a name: a CSV file as PyTorch writes them, a line per rank with actions such as 0F1, "
+        "relative to this file.",
+    )
+    microbatches: Count = Field(default=8, description="Microbatches of a step.")
+    chunks: Count = Field(default=1, description="Stages per rank, for Interleaved1F1B and LoopedBFS.")
+    memory: Annotated[float, _MEMORY] = Field(
+        default=1.0,
+        description="What CrossUD, CrossUDSub and CrossWave may keep alive of activations, in multiples of what 1F1B "
+        "keeps at the most.",
+    )
+    receives: Annotated[str, choice("a way", RECEIVES)] = Field(
+        default="early",
+        description="early: receives are posted in the order in which messages come, which leave at once. in_order: a "
+        "receive is posted when its computing is next, and the message leaves then, as with NCCL.",
+    )
+    prefetch: CountOrZero = Field(
+        default=1, description="How many layers ahead sharded parameters are gathered."
+    )
+
+    @staticmethod
+    def rooted(data: Any, key: str, folder: Path) -> None:
+        """Make a file's path absolute, in data that is not validated yet."""
+        if isinstance(data, dict) and isinstance(data.get(key), str):
+            data[key] = str((folder / data[key]).resolve())
+
+    def checks(self) -> Iterator[Finding]:
+        """The file is there."""
+        if self.file is not None and not Path(self.file).is_file():
+            yield Finding(("file",), show(self.file), "a CSV file with a line per rank")
+
+
+class StageSpec(Strict):
+    """What one stage takes for one microbatch, in place of a model. Of several stages per rank each takes its part."""
+
+    forward_s: Duration = Field(alias="forward", description="Forward.")
+    backward_input_s: Duration = Field(alias="backward_input", description="Gradient of its input.")
+    backward_weight_s: Duration = Field(alias="backward_weight", description="Gradient of its weights.")
+    activation_bytes: Size = Field(
+        alias="activation",
+        description="Of its output, and of the gradient of its input: what goes to the next rank.",
+    )
+    gradient_bytes: Size = Field(
+        default=1, alias="gradients", description="Of its gradients, where there are replicas."
+    )
+
+
+def placement_words(spec: ParallelismSpec) -> Mapping[str, Any]:
+    """The placement's name and source, where it has them."""
+    return (
+        dict(placements()[spec.placement]) if isinstance(spec.placement, str) else {"order": spec.placement}
+    )

@@ -1,0 +1,164 @@
+"""From a scenario's parallelism, schedule and model to every rank's plan, tried out on the model of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from testbed.config import ConfigError, Host, Problem, Scenario, Topology
+from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.scale import Scale
+from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
+from testbed.workload.models import dimensions, experts_per_token, key_value_dim
+from testbed.workload.parallelism import PIPELINE, Mesh, ParallelismError, make_mesh
+from testbed.workload.plan import JobPlan
+from testbed.workload.planning import Options, plan_job
+from testbed.workload.schedules import (
+    SCHEDULES,
+    Costs,
+    Schedule,
+    ScheduleError,
+    make_schedule,
+    read_csv,
+    schedule_of,
+)
+from testbed.workload.stages import Part, Sizes, Stage, model_stages
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training step as it will be carried out. network: of the ranks; predicted: what the model says of the plan."""
+
+    mesh: Mesh
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    plan: JobPlan
+    network: Network
+    predicted: Timeline
+
+
+def training_of(
+    scenario: Scenario, topology: Topology, hosts: Sequence[Host], scale: Scale, itemsize: int
+) -> Training:
+    """Emulated figures where they are of bytes and seconds, but for `stages`. ConfigError for what does not fit."""
+    workload = scenario.workload
+    assert workload.parallelism is not None
+    asked = workload.schedule or ScheduleSpec()
+    mesh = _mesh(workload.parallelism, hosts)
+    ranks = mesh.outside[PIPELINE]
+    if mesh.inside[PIPELINE] > 1:
+        raise _wrong(
+            "parallelism", f"{mesh.inside[PIPELINE]} stages in one rank", "stages of ranks of their own"
+        )
+    network = network_of(topology, hosts)
+    if asked.file is not None:
+        schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
+        count = len(schedule.owners)
+        stages = _stages(scenario, mesh, count)
+    else:
+        chunks = SCHEDULES[asked.name].chunks or asked.chunks
+        count = ranks * chunks
+        stages = _stages(scenario, mesh, count)
+        schedule = _by_name(asked, mesh, stages, network, scale)
+    plan = plan_job(
+        mesh,
+        schedule,
+        stages,
+        Options(itemsize, workload.bucket_cap_bytes, asked.prefetch, asked.receives == "early", scale),
+    )
+    try:
+        predicted = simulate(plan, network, itemsize)
+    except Stuck as error:
+        raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
+    return Training(mesh, schedule, tuple(stages), plan, network, predicted)
+
+
+def _wrong(field: str, found: str, expected: str) -> ConfigError:
+    return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])
+
+
+def _mesh(spec: ParallelismSpec, hosts: Sequence[Host]) -> Mesh:
+    try:
+        mapping = _mapping(spec.mapping, hosts)
+        return make_mesh(spec.degrees, len(hosts), spec.accelerators_per_rank, spec.order, mapping)
+    except ParallelismError as error:
+        raise _wrong("parallelism", *str(error).split(", expected ", 1)) from None
+
+
+def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host]) -> Sequence[int]:
+    if asked == "scattered":
+        buildings = [host.building for host in hosts]
+        turn = [buildings[:number].count(building) for number, building in enumerate(buildings)]
+        return sorted(range(len(hosts)), key=lambda rank: (turn[rank], rank))
+    return () if isinstance(asked, str) else asked
+
+
+def _from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
+    try:
+        orders = read_csv(file.read_text())
+        if len(orders) != ranks:
+            raise ScheduleError(f"{len(orders)} lines: expected {ranks}, one per rank of the pipeline")
+        return schedule_of(file.stem, orders, microbatches)
+    except (OSError, ScheduleError) as error:
+        raise _wrong("schedule.file", str(file), f"a schedule; {error}") from None
+
+
+def _by_name(
+    asked: ScheduleSpec, mesh: Mesh, stages: Sequence[Stage], network: Network, scale: Scale
+) -> Schedule:
+    ranks = mesh.outside[PIPELINE]
+    place = dict.fromkeys(mesh.order, 0)
+    line = [mesh.rank({**place, PIPELINE: number}) for number in range(ranks)]
+    hops = [network.paths[here, there] for here, there in pairwise(line)]
+    size = scale.emulated_bytes(max(stage.activation for stage in stages))
+    busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
+    middle = stages[len(stages) // 2]
+    forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
+    latency_s = tuple(hop.latency_s for hop in hops)
+    costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
+    try:
+        return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)
+    except ScheduleError as error:
+        raise _wrong("schedule", *str(error).split(": expected ", 1)) from None
+
+
+def _seconds(stage: Stage) -> tuple[float, float, float]:
+    return (
+        sum(part.forward_s for part in stage.parts),
+        sum(part.input_s for part in stage.parts),
+        sum(part.weight_s for part in stage.parts),
+    )
+
+
+def _stages(scenario: Scenario, mesh: Mesh, count: int) -> list[Stage]:
+    workload = scenario.workload
+    if workload.stage is not None:
+        return _given(workload.stage, mesh.outside[PIPELINE], count)
+    assert workload.model is not None
+    sizes = Sizes(
+        dimensions(workload.model).dim,
+        key_value_dim(workload.model),
+        experts_per_token(workload.model),
+        workload.sequence_length,
+        workload.local_batch_size,
+        workload.flops,
+        {"float32": 4, "float64": 8}[workload.gradient_dtype],
+    )
+    try:
+        return model_stages(workload.model, count, mesh, sizes)
+    except ValueError as error:
+        raise _wrong("schedule", *str(error).split(": expected ", 1)) from None
+
+
+def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
+    """Of several stages per rank, each with its part of the time and all of the message."""
+    share = ranks / count
+    part = Part(
+        spec.forward_s * share,
+        spec.backward_input_s * share,
+        spec.backward_weight_s * share,
+        reduced=spec.gradient_bytes * share,
+    )
+    return [Stage((part,), spec.activation_bytes, spec.activation_bytes * share)] * count

@@ -1,0 +1,103 @@
+"""What a summary says of a training step with a plan: predicted and measured, what its time went to, who sent what."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.harness.loads import Load, plan_traffic
+from testbed.harness.summary import StepResult
+from testbed.harness.training import Training
+from testbed.scale import Scale
+from testbed.timeline import Split, critical_path, peak_alive, split_step
+from testbed.timeline.split import Spans
+
+
+def spans_of(
+    samples: Sequence[Mapping[str, Any]], step: StepResult, training: Training
+) -> list[list[tuple[float, float]]]:
+    """When each operation of each rank began and ended in one step, in emulated seconds from its start."""
+    found = [[(0.0, 0.0)] * len(own) for own in training.plan.ranks]
+    for sample in samples:
+        if sample["step"] == step.index and sample["operation"] != "step":
+            span = sample["start_s"] - step.start_s, sample["end_s"] - step.start_s
+            found[sample["rank"]][sample["place"]] = span
+    return found
+
+
+def training_summary(
+    load: Load, steps: Sequence[StepResult], samples: Sequence[Mapping[str, Any]], scale: Scale
+) -> dict[str, Any]:
+    """Of one variant, in real units; times of the step of median duration."""
+    training = load.training
+    assert training is not None
+    median = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2]
+    spans = spans_of(samples, median, training)
+    predicted = training.predicted
+    predicted_s = scale.real_s(predicted.step_time_s)
+    measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
+    mesh = training.mesh
+    return {
+        "schedule": training.schedule.name,
+        "microbatches": training.schedule.microbatches,
+        "stages": len(training.stages),
+        "mesh": {name: count for name, count in mesh.outside.items() if count > 1},
+        "inside_a_rank": {name: count for name, count in mesh.inside.items() if count > 1},
+        "predicted": {
+            "step_time_s": predicted_s,
+            "error": predicted_s / measured_s - 1,
+            **_split(split_step(training.plan, predicted.spans, load.buildings), scale),
+        },
+        "measured": _split(split_step(training.plan, spans, load.buildings), scale),
+        "critical_path": _by_kind(training, spans, load.buildings, scale),
+        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
+        "bytes": _tiers(load, steps, scale),
+        "median_step": median.index,
+    }
+
+
+def _split(split: Split, scale: Scale) -> dict[str, Any]:
+    return {
+        "compute_s": scale.real_s(split.compute_s),
+        "bubble_s": scale.real_s(split.bubble_s),
+        "exposed": [
+            {"kind": kind, "tier": tier, "seconds": scale.real_s(seconds)}
+            for (kind, tier), seconds in split.exposed_s.items()
+        ],
+    }
+
+
+def _by_kind(
+    training: Training, spans: Spans, buildings: Sequence[int], scale: Scale
+) -> list[dict[str, Any]]:
+    """Seconds of the critical path by kind, and in how many links of it."""
+    found: dict[str, list[float]] = {}
+    for link in critical_path(training.plan, spans, buildings):
+        found.setdefault(link.kind, []).append(link.end_s - link.start_s)
+    return [
+        {"kind": kind, "seconds": scale.real_s(sum(times)), "links": len(times)}
+        for kind, times in sorted(found.items(), key=lambda entry: -sum(entry[1]))
+    ]
+
+
+def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, dict[str, int]]:
+    """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
+
+    def between(pairs: Mapping[tuple[int, int], float], crossing: bool) -> float:
+        return sum(
+            count
+            for (here, there), count in pairs.items()
+            if (load.buildings[here] != load.buildings[there]) == crossing
+        )
+
+    planned = plan_traffic(load.plan, load.itemsize)
+    return {
+        tier: {
+            "expected": round(scale.real_bytes(between(planned, crossing))),
+            "observed": round(
+                scale.real_bytes(statistics.median(between(step.sent_bytes, crossing) for step in steps))
+            ),
+        }
+        for tier, crossing in (("building", False), ("wan", True))
+    }
