@@ -7,6 +7,7 @@ that the results are the same however many parts run at once.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.harness.socket_use import socket_use
-from testbed.harness.summary import LinkSeries, gather_steps, summarise_variant
+from testbed.harness.summary import LinkSeries, StepResult, gather_steps, summarise_variant
+from testbed.harness.training_summary import limited_words
 from testbed.scale import Scale
 
 TRIALS = 10
@@ -173,8 +175,27 @@ def merge_summaries(
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
             )
             | {key: first[key] for key in ("events",) if key in first}
+            | _training(own, steps)
         )
     return variants
+
+
+def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
+    """Of the part whose step took the median, if ranks had plans; its prediction held against all of them."""
+    middle = sorted(own, key=lambda result: result.summary["variants"][0]["step_time_s"]["median"])[
+        len(own) // 2
+    ]
+    entry = middle.summary["variants"][0]
+    if "training" not in entry:
+        return {}
+    training: Record = dict(entry["training"])
+    measured_s = statistics.median(
+        value for result in own for value in result.summary["variants"][0]["step_time_s"]["samples"]
+    )
+    predicted = training["predicted"]
+    training["predicted"] = {**predicted, "error": predicted["step_time_s"] / measured_s - 1}
+    training["median_step"] = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2].index
+    return {"training": training, "limited_by": limited_words(training)}
 
 
 def merge_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> Record:

@@ -39,7 +39,7 @@ from testbed.harness.summary import (
     summarise_variant,
     wan_payload,
 )
-from testbed.harness.training_summary import training_summary
+from testbed.harness.training_summary import limited_words, training_summary
 from testbed.harness.wiring import (
     THIS_NAMESPACE,
     Wiring,
@@ -320,6 +320,7 @@ class Run:
         )
         if self.load.training is not None:
             entry["training"] = training_summary(self.load, steps, records.samples, self.scale)
+            entry["limited_by"] = limited_words(entry["training"])
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry

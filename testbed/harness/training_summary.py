@@ -101,3 +101,18 @@ def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, d
         }
         for tier, crossing in (("building", False), ("wan", True))
     }
+
+
+def limited_words(training: Mapping[str, Any]) -> str:
+    """One sentence on what a step with a schedule spends its time on, the most first."""
+    measured = training["measured"]
+    parts = {"pipeline bubbles": measured["bubble_s"], "computing": measured["compute_s"]}
+    for entry in measured["exposed"]:
+        where = "between buildings" if entry["tier"] == "wan" else "inside buildings"
+        parts[f"{entry['kind']} {where}"] = entry["seconds"]
+    total_s = sum(parts.values())
+    shares = [(seconds / total_s, name) for name, seconds in parts.items() if seconds >= 0.01 * total_s]
+    return (
+        ", ".join(f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True))
+        + " of the ranks' time"
+    )

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from testbed.report.data import COMMUNICATION, WHOLE_STEP, JsonObject, RunData, Sample
 from testbed.report.figures import percent_text, time_text
+from testbed.report.lanes import pack_lanes
 from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
 
 SERIES_COLOURS = 6
@@ -140,8 +141,8 @@ def median_step(samples: Sequence[Sample]) -> Step | None:
 def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     """The median step of `variant`, rank by rank, on an axis of `span_s` seconds; None without samples.
 
-    Each rank has its compute as one row and below it its all-reduces, one lane each, from the moment it was
-    started to its completion.
+    Each rank has its compute as one row and below it what it sends and reduces, in as many lanes as were in flight,
+    from the moment it was started to its completion. Receives are left out: they are posted long before.
     """
     own = [sample for sample in data.samples if sample.variant == variant]
     step = median_step(own)
@@ -150,14 +151,16 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     origin = steps_of(own)[step][0]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in own:
-        if (sample.trial, sample.step) == step and sample.operation != WHOLE_STEP:
+        if (sample.trial, sample.step) == step and sample.operation not in (WHOLE_STEP, "recv"):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
 
-    buckets = max((sum(s.operation in COMMUNICATION for s in per_rank[rank]) for rank in ranks), default=0)
-    lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(buckets, 1))
-    row = _COMPUTE_HEIGHT + 2 + lane_height * buckets + 8
+    flying = {rank: [s for s in per_rank[rank] if s.operation in COMMUNICATION] for rank in ranks}
+    lanes = {rank: pack_lanes([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
+    most = max((1 + lane for own_lanes in lanes.values() for lane in own_lanes), default=0)
+    lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
+    row = _COMPUTE_HEIGHT + 2 + lane_height * most + 8
     height = row * len(ranks) + _AXIS_ROOM
     drawing = Drawing(CHART_WIDTH, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
     axis = Axis(0.0, span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
@@ -168,16 +171,20 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
         drawing.text(
             0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=_LABEL_ROOM - 10
         )
-        lane = 0
-        for sample in sorted(per_rank[rank], key=lambda sample: sample.start_s):
-            left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-            tooltip = f"rank {rank}, {sample.operation} {sample.name}: {time_text(sample.duration_s)}"
-            y, thickness, css = top, float(_COMPUTE_HEIGHT), f"op-{sample.operation}"
-            if sample.operation in COMMUNICATION:
-                y = top + _COMPUTE_HEIGHT + 2 + lane * lane_height
-                thickness = lane_height
-                # Neighbouring buckets alternate in shade.
-                css += " odd" if lane % 2 else ""
-                lane += 1
-            drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)
+        for sample in per_rank[rank]:
+            if sample.operation not in COMMUNICATION:
+                _draw_operation(drawing, axis, sample, origin, top, float(_COMPUTE_HEIGHT))
+        for number, (sample, lane) in enumerate(zip(flying[rank], lanes[rank], strict=True)):
+            y = top + _COMPUTE_HEIGHT + 2 + lane * lane_height
+            # neighbours alternate in shade
+            _draw_operation(drawing, axis, sample, origin, y, lane_height, " odd" if number % 2 else "")
     return drawing.markup()
+
+
+def _draw_operation(
+    drawing: Drawing, axis: Axis, sample: Sample, origin: float, y: float, thickness: float, shade: str = ""
+) -> None:
+    left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
+    tooltip = f"rank {sample.rank}, {sample.operation} {sample.name}: {time_text(sample.duration_s)}"
+    css = f"op-{sample.operation}{shade}"
+    drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)

@@ -18,7 +18,7 @@ from testbed.scale import Scale
 
 JsonObject = dict[str, Any]
 
-COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v")
+COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "send", "recv")
 WHOLE_STEP = "step"
 
 
@@ -27,7 +27,10 @@ class ReportError(Exception):
 
 
 class Sample(NamedTuple):
-    """One operation of one rank, as `samples.jsonl` has it. Times in seconds since the run's origin."""
+    """One operation of one rank, as `samples.jsonl` has it. Times in seconds since the run's origin.
+
+    message: of both ends of a message the same, such as "3>4/17": from rank to rank, and its tag.
+    """
 
     variant: str
     trial: int
@@ -38,6 +41,7 @@ class Sample(NamedTuple):
     start_s: float
     end_s: float
     size_bytes: float
+    message: str = ""
 
     @property
     def duration_s(self) -> float:
@@ -140,6 +144,7 @@ def read_samples(path: Path, scale: Scale) -> list[Sample]:
                     start_s=scale.real_s(float(record["start_s"])),
                     end_s=scale.real_s(float(record["end_s"])),
                     size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
+                    message=str(record.get("message", "")),
                 )
             )
         except (KeyError, TypeError, ValueError) as error:

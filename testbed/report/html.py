@@ -25,6 +25,8 @@ from testbed.report.utilisation import utilisation_over_time_chart, utilisation_
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
 
+TIERS = {"wan": "between buildings", "building": "inside buildings"}
+
 
 def write_report(run_dir: Path) -> Path:
     """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
@@ -71,6 +73,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "per_step": utilisation_per_step_chart(data.variants),
         "queues": _queues(data),
         "connections": _connections(data),
+        "trainings": _trainings(data),
         "over_time": utilisation_over_time_chart(data),
         "events": data.events,
         "dimensionless": data.summary.get("dimensionless", []),
@@ -110,6 +113,30 @@ def _queues(data: RunData) -> list[JsonObject]:
             ends = {"variant": variant["name"], "here": here, "there": there, "planes": len(own)}
             rows.append({**ends, "jain_index": index, "queue_peak_bytes": longest, **figures})
     return rows
+
+
+def _trainings(data: RunData) -> list[JsonObject]:
+    """Where the time of steps with a schedule went, by variant; shares are of the step's time."""
+    found = []
+    for variant in data.variants:
+        if (training := variant.get("training")) is None:
+            continue
+        rows = [{"what": "computing", "seconds": training["measured"]["compute_s"]}]
+        rows += [
+            {"what": f"{entry['kind']}, {TIERS[entry['tier']]}", "seconds": entry["seconds"]}
+            for entry in training["measured"]["exposed"]
+        ]
+        rows.append({"what": "waiting for others (bubble)", "seconds": training["measured"]["bubble_s"]})
+        total_s = sum(row["seconds"] for row in rows)
+        found.append(
+            {
+                "name": variant["name"],
+                **training,
+                "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
+                "peak_bytes": max(training["peak_activation_bytes"]),
+            }
+        )
+    return found
 
 
 def _connections(data: RunData) -> list[JsonObject]:

@@ -1,6 +1,7 @@
 """Timeline of a run in the Chrome trace format, for https://ui.perfetto.dev or chrome://tracing.
 
-Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds.
+Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
+and flow events `ph: s` and `f` for messages.
 A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
 collectives that are in flight together are spread over as many communication streams as there are at once.
 """
@@ -9,31 +10,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from testbed.report.data import COMMUNICATION, WHOLE_STEP, JsonObject, Sample
+from testbed.report.lanes import pack_lanes
 
 STEP_STREAM = 0
 COMPUTE_STREAM = 1
 FIRST_COMMUNICATION_STREAM = 2
-
-
-def pack_lanes(intervals: Sequence[tuple[float, float]]) -> list[int]:
-    """The lane of each `(start, end)` so that no two intervals of a lane overlap; as few lanes as possible.
-
-    Intervals are taken by their start; lanes count from 0 and the result has the order of `intervals`.
-    """
-    lanes = [0] * len(intervals)
-    lane_ends: list[float] = []
-    for index in sorted(range(len(intervals)), key=lambda i: intervals[i]):
-        start, end = intervals[index]
-        lane = next((i for i, busy_until in enumerate(lane_ends) if busy_until <= start), len(lane_ends))
-        if lane == len(lane_ends):
-            lane_ends.append(end)
-        lane_ends[lane] = end
-        lanes[index] = lane
-    return lanes
 
 
 def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
@@ -42,6 +28,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
     for sample in samples:
         per_rank[sample.rank].append(sample)
     events: list[JsonObject] = []
+    ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
     for rank, own in sorted(per_rank.items()):
         communication = [s for s in own if s.operation in COMMUNICATION]
         lanes = pack_lanes([(s.start_s, s.end_s) for s in communication])
@@ -54,10 +41,16 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
             for s in own
             if s.operation not in COMMUNICATION
         )
-        events.extend(
-            _complete(s, FIRST_COMMUNICATION_STREAM + lane)
-            for s, lane in zip(communication, lanes, strict=True)
-        )
+        for sample, lane in sorted(zip(communication, lanes, strict=True), key=lambda pair: pair[0].start_s):
+            event = _complete(sample, FIRST_COMMUNICATION_STREAM + lane)
+            events.append(event)
+            if sample.message:
+                place = sample.variant, sample.trial, sample.step, sample.message
+                ends[place][sample.operation == "recv"].append(event)
+    arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
+    for number, (sent, came) in enumerate(arrows):
+        events.append(_arrow("s", number, sent, sent["ts"]))
+        events.append(_arrow("f", number, came, came["ts"] + came["dur"]))
     return events
 
 
@@ -70,6 +63,12 @@ def write_trace(samples: Iterable[Sample], path: Path) -> Path:
 
 def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
     return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": {"name": name}}
+
+
+def _arrow(phase: str, number: int, event: JsonObject, moment: float) -> JsonObject:
+    """One end of an arrow (a "flow"): from where a message left to where it came."""
+    ends = {"name": "message", "cat": "message", "id": number, "pid": event["pid"], "tid": event["tid"]}
+    return {"ph": phase, **ends, "ts": moment, **({"bp": "e"} if phase == "f" else {})}
 
 
 def _complete(sample: Sample, stream: int) -> JsonObject:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.report.data import Sample, read_samples
-from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, pack_lanes, trace_events, write_trace
+from testbed.report.lanes import pack_lanes
+from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, trace_events, write_trace
 from testbed.scale import Scale
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
