@@ -87,8 +87,9 @@ class _Simulation:
             step_s = self.fluid.next_s()
             if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
                 moment_s, _, action = heapq.heappop(self.agenda)
-                self.fluid.advance(moment_s - self.now_s)
-                self.now_s = moment_s
+                # what is told of messages that leave in this very moment happens in it
+                step_s, self.now_s = moment_s - self.now_s, moment_s
+                self.fluid.advance(step_s)
                 action()
             elif step_s < math.inf:
                 self.now_s += step_s
