@@ -244,7 +244,7 @@ class _RankPlanner:
         if len(self.line) > 1 and key in self.gathered:
             return
         ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
-        for group, size in ((FSDP, part.gathered), (EXPERT_SHARD, part.expert_gathered)):
+        for group, size, _ in self._shares(part):
             place = self._start(
                 f"{action} layer {number} parameters", group, "all_gather", size, tuple(ahead)
             )
@@ -254,23 +254,28 @@ class _RankPlanner:
 
     def _reduce(self, action: Action, number: int, part: Part) -> None:
         """A layer's gradients, which are whole now."""
-        name = f"{action} layer {number} gradients"
-        after: tuple[int, ...] = (self.computed[-1],)
-        left = part.reduced
-        place = self._start(name, FSDP, "reduce_scatter", part.reduced, after)
-        if place is not None:
-            left, after = part.reduced / len(self.groups[FSDP].members), (place,)
-        place = self._start(f"{name} of experts", EXPERT_SHARD, "reduce_scatter", part.expert_reduced, after)
-        experts = part.expert_reduced
-        if place is not None:
-            experts, after = experts / len(self.groups[EXPERT_SHARD].members), (*after, place)
-        elif EXPERT not in self.groups and FSDP in self.groups:
-            experts /= len(self.groups[FSDP].members)
+        computed = self.computed[-1]
+        left, last = 0.0, computed
+        for group, _, size in self._shares(part):
+            name = f"{action} layer {number} gradients"
+            place = self._start(name, group, "reduce_scatter", size, (computed,))
+            if place is None:
+                left += size
+            else:
+                left, last = left + size / len(self.groups[group].members), place
         if REPLICATE in self.groups:
-            self.bucket += left + experts
-            self.bucket_after = max(after)
+            self.bucket += left
+            self.bucket_after = last
             if self.bucket >= self.options.bucket_cap:
                 self._close_bucket()
+
+    def _shares(self, part: Part) -> list[tuple[str, float, float]]:
+        """Who shares parameters of a layer, bytes of those and of their gradients; experts may be shared by others."""
+        if EXPERT not in self.groups:
+            gathered, reduced = part.gathered + part.expert_gathered, part.reduced + part.expert_reduced
+            return [(FSDP, gathered, reduced)]
+        experts = (EXPERT_SHARD, part.expert_gathered, part.expert_reduced)
+        return [(FSDP, part.gathered, part.reduced), experts]
 
     def _close_bucket(self) -> None:
         if self.bucket:
