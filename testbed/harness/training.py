@@ -9,6 +9,7 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.harness.wiring import software_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim
@@ -69,7 +70,7 @@ def training_of(
         Options(itemsize, workload.bucket_cap_bytes, asked.prefetch, asked.receives == "early", scale),
     )
     try:
-        predicted = simulate(plan, network, itemsize)
+        predicted = simulate(plan, network, itemsize, *software_cost(scenario.transport, scale))
     except Stuck as error:
         raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
     return Training(mesh, schedule, tuple(stages), plan, network, predicted)

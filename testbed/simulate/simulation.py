@@ -39,9 +39,14 @@ class Timeline:
         return max((end for rank in self.spans for _, end in rank), default=0.0)
 
 
-def simulate(plan: JobPlan, network: Network, itemsize: int, message_s: float = 0.0) -> Timeline:
-    """Carry the plan out once. itemsize: bytes of an element. Stuck."""
-    return _Simulation(plan, network, itemsize, message_s).run()
+def simulate(
+    plan: JobPlan, network: Network, itemsize: int, message_s: float = 0.0, byte_s: float = 0.0
+) -> Timeline:
+    """Carry the plan out once. itemsize: bytes of an element. message_s, byte_s: what software adds at each end.
+
+    Stuck.
+    """
+    return _Simulation(plan, network, itemsize, message_s, byte_s).run()
 
 
 @dataclass(eq=False)
@@ -68,8 +73,10 @@ class _Mailbox:
 
 
 class _Simulation:
-    def __init__(self, plan: JobPlan, network: Network, itemsize: int, message_s: float) -> None:
-        self.plan, self.itemsize, self.message_s = plan, itemsize, message_s
+    def __init__(
+        self, plan: JobPlan, network: Network, itemsize: int, message_s: float, byte_s: float
+    ) -> None:
+        self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
         self.fluid = Fluid(network)
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -148,21 +155,22 @@ class _Simulation:
     def _send(self, key: Key, ends: tuple[int, int], size_bytes: float, held: bool = False) -> _Event:
         """Begin to send; the event is that the last byte has left."""
         left, box = _Event(), self._box(key)
+        software_s = self.message_s + size_bytes * self.byte_s
 
         def sent() -> None:
             latency_s = self.fluid.network.paths[ends].latency_s
-            self._later(latency_s + self.message_s, lambda: _arrive(box))
+            self._later(latency_s + software_s, lambda: _arrive(box))
             left.happen()
 
         def begin() -> None:
             self.fluid.send(ends, size_bytes, sent)
 
         if held and not box.allowed:
-            box.held.append(lambda: self._later(self.message_s, begin))
+            box.held.append(lambda: self._later(software_s, begin))
         else:
             box.allowed -= held
             # what is sent in one go joins the queue in its order
-            self._later(self.message_s, begin)
+            self._later(software_s, begin)
         return left
 
     def _receive(self, key: Key) -> _Event:
