@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import placements
-from testbed.config.forms import Count, CountOrZero, Duration, Size, choice
+from testbed.config.forms import Count, CountOrZero, Duration, Size, SizeOrNone, choice
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict
 
@@ -130,6 +130,11 @@ class ScheduleSpec(Strict):
         default=1.0,
         description="What CrossUD, CrossUDSub and CrossWave may keep alive of activations, in multiples of what 1F1B "
         "keeps at the most.",
+    )
+    memory_limit_bytes: SizeOrNone = Field(
+        default=None,
+        alias="memory_limit",
+        description="Activations that a rank can keep alive; a schedule that needs more is refused.",
     )
     receives: Annotated[str, choice("a way", RECEIVES)] = Field(
         default="early",

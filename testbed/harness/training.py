@@ -9,9 +9,11 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.config.units import format_size
 from testbed.harness.wiring import software_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
+from testbed.timeline import peak_alive
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim
 from testbed.workload.parallelism import PIPELINE, Mesh, ParallelismError, make_mesh
 from testbed.workload.plan import JobPlan
@@ -73,6 +75,11 @@ def training_of(
         predicted = simulate(plan, network, itemsize, *software_cost(scenario.transport, scale))
     except Stuck as error:
         raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
+    peaks = peak_alive(plan, predicted.spans)
+    if asked.memory_limit_bytes is not None and max(peaks) > asked.memory_limit_bytes:
+        rank = peaks.index(max(peaks))
+        found = f"{schedule.name}, which keeps {format_size(round(max(peaks)))} alive on rank {rank}"
+        raise _wrong("schedule", found, f"at most memory_limit, {format_size(asked.memory_limit_bytes)}")
     return Training(mesh, schedule, tuple(stages), plan, network, predicted)
 
 

@@ -1,0 +1,266 @@
+"""From degrees, placement and schedule to plans: who is where, and bytes by closed formulas."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config.workload import ModelSpec
+from testbed.harness.loads import Load, load_of
+from testbed.scale import Scale
+from testbed.timeline import critical_path, split_step
+from testbed.workload.models import parameters
+from testbed.workload.parallelism import (
+    CONTEXT,
+    DIMENSIONS,
+    EXPERT,
+    PIPELINE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    ParallelismError,
+    make_mesh,
+)
+
+SCALE = Scale(100.0, 1.0)
+LAYERS, DIM, SEQUENCE, MICROBATCHES = 4, 1024, 2048, 4
+MODEL = {"dim": DIM, "n_layers": LAYERS, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 4096, "vocab_size": 8192}
+ACTIVATION_BYTES = SEQUENCE * DIM * 2
+
+
+def write_topology(folder: object, hosts: int = 4, rate: str = "400 Gbit/s") -> Path:
+    path = Path(str(folder)) / "pair.yaml"
+    building = {"hosts": hosts, "nic": {"rate": rate}}
+    wan = {"a": "east", "b": "west", "rate": rate, "delay": "1 ms"}
+    path.write_text(
+        yaml.safe_dump({"name": "pair", "buildings": {"east": building, "west": building}, "wan": [wan]})
+    )
+    return path
+
+
+def scenario(
+    folder: Path, parallelism: dict[str, Any], schedule: dict[str, Any] | None = None, **workload: Any
+) -> Scenario:
+    write_topology(folder)
+    path = folder / "scenario.yaml"
+    content = {
+        "name": "training",
+        "topology": "pair.yaml",
+        "workload": {
+            "model": MODEL,
+            "accelerator": "h100",
+            "sequence_length": SEQUENCE,
+            "parallelism": parallelism,
+            "schedule": {"microbatches": MICROBATCHES, **(schedule or {})},
+            **workload,
+        },
+    }
+    path.write_text(yaml.safe_dump(content))
+    return load_scenario(path)
+
+
+def load(folder: Path, parallelism: dict[str, Any], **more: Any) -> Load:
+    made = scenario(folder, parallelism, **more)
+    return load_of(made, made.topology.resolve(SCALE), SCALE)
+
+
+def sent_bytes(made: Load, *, crossing: bool | None = None) -> float:
+    """Real payload bytes of a step, all of them or those that cross or not."""
+    pairs = made.pairs("ring")[0]
+    return SCALE.real_bytes(
+        sum(
+            count
+            for (a, b), count in pairs.items()
+            if crossing is None or (made.buildings[a] != made.buildings[b]) == crossing
+        )
+    )
+
+
+def numel() -> int:
+    return sum(parameter.numel for parameter in parameters(ModelSpec.model_validate(MODEL)))
+
+
+# ---- closed formulas, of all bytes that ranks send in a step; docs/training.md has them
+
+
+def test_replicas_all_reduce_their_gradients(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_replicate_degree": 8})
+    assert sent_bytes(made) == pytest.approx(2 * 7 * 4 * numel(), rel=1e-3)
+
+
+def test_shards_gather_parameters_and_scatter_gradients(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_shard_degree": 8})
+    # forward and backward of every microbatch gather 2 bytes, the last microbatch scatters 4
+    assert sent_bytes(made) == pytest.approx(7 * numel() * (2 * MICROBATCHES * 2 + 4), rel=1e-3)
+
+
+def test_shards_of_replicas_all_reduce_what_they_have(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4})
+    assert sent_bytes(made, crossing=True) == pytest.approx(2 * 1 * 4 * numel(), rel=1e-3)
+    gathered = 2 * 3 * numel() * (2 * MICROBATCHES * 2 + 4)
+    assert sent_bytes(made, crossing=False) == pytest.approx(gathered, rel=1e-3)
+
+
+def test_a_pipeline_sends_activations_and_their_gradients(tmp_path: Path) -> None:
+    parallelism = {
+        "data_parallel_replicate_degree": 2,
+        "pipeline_parallel_degree": 4,
+        "placement": "crosspipe",
+    }
+    made = load(tmp_path, parallelism)
+    assert sent_bytes(made, crossing=True) == pytest.approx(2 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
+    inside = 2 * 2 * 2 * MICROBATCHES * ACTIVATION_BYTES + 2 * 4 * numel()
+    assert sent_bytes(made, crossing=False) == pytest.approx(inside, rel=2e-3)
+
+
+def test_tensor_ranks_all_reduce_twice_per_block_and_direction(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 4})
+    reduced = 2 * (2 * 3) * 4 * LAYERS * MICROBATCHES * ACTIVATION_BYTES
+    assert sent_bytes(made, crossing=False) == pytest.approx(reduced, rel=1e-3)
+    assert sent_bytes(made, crossing=True) == pytest.approx(2 * 4 * numel(), rel=1e-2)
+
+
+def test_context_ranks_pass_keys_and_values_round(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4})
+    keys = SEQUENCE // 4 * 2 * (DIM // 8 * 4) * 2  # of one rank: tokens, keys and values, bytes
+    ring = 8 * 3 * (1 + 2) * LAYERS * MICROBATCHES * keys
+    sharded = 2 * 3 * numel() * (2 * MICROBATCHES * 2 + 4)
+    assert sent_bytes(made, crossing=False) == pytest.approx(ring + sharded, rel=1e-3)
+
+
+def test_experts_get_tokens_and_send_them_back(tmp_path: Path) -> None:
+    parallelism = {
+        "data_parallel_replicate_degree": 2,
+        "data_parallel_shard_degree": 4,
+        "expert_parallel_degree": 4,
+        "accelerators_per_rank": 1,
+    }
+    made = load(tmp_path, parallelism, model="mixtral-8x7b", local_batch_size=1)
+    layers, dim, per_token = 32, 4096, 2
+    tokens = SEQUENCE * dim * 2 * per_token
+    dense = sum(p.numel for p in parameters("mixtral-8x7b") if p.share == 1)
+    exchanged = 8 * 4 * layers * MICROBATCHES * tokens * 3 / 4
+    sharded = 2 * 3 * dense * (2 * MICROBATCHES * 2 + 4)
+    assert sent_bytes(made, crossing=False) == pytest.approx(exchanged + sharded, rel=1e-3)
+
+
+def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
+    parallelism = {
+        "data_parallel_replicate_degree": 8,
+        "tensor_parallel_degree": 8,
+        "accelerators_per_rank": 8,
+    }
+    made = load(tmp_path, parallelism)
+    assert made.training is not None
+    assert made.training.mesh.inside[TENSOR] == 8
+    assert sent_bytes(made) == pytest.approx(2 * 7 * 4 * numel(), rel=1e-3)
+
+
+# ---- meshes
+
+
+def degrees(**given: int) -> dict[str, int]:
+    return {**dict.fromkeys((*DIMENSIONS, EXPERT), 1), **given}
+
+
+def test_the_outermost_dimension_is_the_one_of_distant_ranks() -> None:
+    given = degrees(**{REPLICATE: 2, PIPELINE: 4})
+    mesh = make_mesh(given, 8, 1)
+    assert mesh.groups(REPLICATE) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    turned = make_mesh(given, 8, 1, (PIPELINE, REPLICATE, SHARD, CONTEXT, TENSOR))
+    assert turned.groups(REPLICATE) == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    moved = make_mesh(given, 8, 1, mapping=(0, 4, 1, 5, 2, 6, 3, 7))
+    assert moved.groups(REPLICATE) == [(0, 2), (4, 6), (1, 3), (5, 7)]
+    assert moved.rank(moved.places()[5]) == 5
+
+
+def test_a_rank_takes_the_innermost_accelerators() -> None:
+    mesh = make_mesh(degrees(**{SHARD: 16, TENSOR: 4}), 8, 8)
+    assert mesh.outside == {REPLICATE: 1, PIPELINE: 1, SHARD: 8, CONTEXT: 1, TENSOR: 1}
+    assert (mesh.inside[SHARD], mesh.inside[TENSOR]) == (2, 4)
+    with pytest.raises(ParallelismError, match="expected one to divide the other"):
+        make_mesh(degrees(**{SHARD: 3, REPLICATE: 4}), 6, 2)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "more", "said"),
+    [
+        ({"data_parallel_replicate_degree": 4}, {}, "data_parallel_replicate 4 = 4 accelerators, expected 8"),
+        ({"pipeline_parallel_degree": 8}, {}, "4 layers on 8 stages, expected stages to divide layers"),
+        (
+            {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 4},
+            {"schedule": {"name": "ZBVZeroBubble", "chunks": 3}},
+            "workload.schedule: got ZBVZeroBubble: 3 chunks, expected 2",
+        ),
+        (
+            {"data_parallel_shard_degree": 8, "expert_parallel_degree": 3},
+            {},
+            "a divisor of data_parallel_shard",
+        ),
+        ({"pipeline_parallel_degree": 8, "placement": "prodction"}, {}, "did you mean production"),
+        (
+            {"pipeline_parallel_degree": 8},
+            {"schedule": {"file": "none.csv"}},
+            "a CSV file with a line per rank",
+        ),
+        (
+            {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2},
+            {"schedule": {"name": "GPipe", "memory_limit": "15 MiB"}},
+            "got GPipe, which keeps 16 MiB alive on rank 0, expected at most memory_limit, 15 MiB",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_clear_error(
+    tmp_path: Path, parallelism: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, parallelism, **more)
+    assert said in str(raised.value)
+
+
+def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path) -> None:
+    parallelism = {"data_parallel_replicate_degree": 4, "pipeline_parallel_degree": 2}
+    (tmp_path / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
+    made = load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2})
+    assert made.training is not None
+    assert made.training.schedule.name == "mine"
+    (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
+    with pytest.raises(ConfigError, match=r"got mine, expected one that comes to its end; this one never"):
+        load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2})
+    (tmp_path / "mine.csv").write_text("0F0,0B0\n")
+    with pytest.raises(ConfigError, match="1 lines: expected 2"):
+        load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
+
+
+# ---- where the time goes
+
+
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {"data_parallel_replicate_degree": 8},
+        {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 2},
+        {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2, "placement": "atlas"},
+        {"context_parallel_degree": 2, "pipeline_parallel_degree": 2, "tensor_parallel_degree": 2},
+    ],
+)
+@pytest.mark.parametrize("receives", ["early", "in_order"])
+def test_parts_of_a_step_add_up_and_its_critical_path_has_no_gaps(
+    tmp_path: Path, parallelism: dict[str, Any], receives: str
+) -> None:
+    made = load(tmp_path, parallelism, schedule={"receives": receives})
+    assert made.training is not None
+    spans = made.training.predicted.spans
+    split = split_step(made.plan, spans, made.buildings)
+    whole = split.compute_s + split.bubble_s + sum(split.exposed_s.values())
+    assert whole == pytest.approx(split.step_time_s, rel=1e-6)
+    chain = critical_path(made.plan, spans, made.buildings)
+    assert chain[0].start_s == pytest.approx(0.0, abs=1e-9)
+    assert chain[-1].end_s == pytest.approx(split.step_time_s)
+    for earlier, later in pairwise(chain):
+        assert later.start_s == pytest.approx(earlier.end_s, abs=1e-9)

@@ -1,0 +1,103 @@
+"""Training steps with plans under the virtual clock: every dimension of parallelism, predicted and measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.virtual.conftest import ordinary_user
+
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(400)]
+
+SCENARIO = """\
+name: small
+topology:
+  name: pair
+  mtu: 9000
+  buildings:
+    east: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 64 MB}, region: here}
+    west: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 64 MB}, region: there}
+  wan:
+    - {a: east, b: west, rate: 40 Gbit/s, delay: 2 ms, queue: 256 MB}
+workload:
+  model: {dim: 2048, n_layers: 4, n_heads: 16, n_kv_heads: 8, ffn_dim: 8192, vocab_size: 8192}
+  accelerator: h100
+  sequence_length: 8192
+  parallelism: {pipeline_parallel_degree: 4, data_parallel_replicate_degree: 2}
+  schedule: {microbatches: 4}
+transport: {congestion_control: reno}
+policy: shortest
+variants:
+  replicas-apart: {}
+  ideal:
+    topology.wan.0.rate: 1 Tbit/s
+    topology.wan.0.delay: 0 ms
+    topology.buildings.east.nic.rate: 1 Tbit/s
+    topology.buildings.west.nic.rate: 1 Tbit/s
+  stages-apart: {workload.parallelism.placement: crosspipe, workload.schedule.name: ZBH1}
+  in-order:
+    workload.parallelism.placement: crosspipe
+    workload.schedule: {name: Interleaved1F1B, chunks: 1, microbatches: 4, receives: in_order}
+  shards: {workload.parallelism: {data_parallel_shard_degree: 4, data_parallel_replicate_degree: 2}}
+  tensor-context:
+    workload.parallelism: {tensor_parallel_degree: 2, context_parallel_degree: 2, data_parallel_replicate_degree: 2}
+trials: 1
+warmup: 1
+scale: {size_scale: 60}
+"""
+VARIANTS = ("replicas-apart", "ideal", "stages-apart", "in-order", "shards", "tensor-context")
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with ordinary_user() as person:
+        file = person.home / "small.yaml"
+        file.write_text(SCENARIO)
+        folder = person.home / "training"
+        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
+        assert done.returncode == 0, done.stderr
+        yield folder
+
+
+def variants(folder: Path) -> Mapping[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in json.loads((folder / "summary.json").read_text())["variants"]}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_step_takes_what_the_dry_run_said(folder: Path, name: str) -> None:
+    entry = variants(folder)[name]
+    assert entry["verdict"]["status"] == "trusted", entry["verdict"]
+    training = entry["training"]
+    assert abs(training["predicted"]["error"]) < (0.05 if name == "ideal" else 0.10), training["predicted"]
+    measured = training["measured"]
+    whole = measured["compute_s"] + measured["bubble_s"] + sum(row["seconds"] for row in measured["exposed"])
+    assert whole == pytest.approx(entry["step_time_s"]["median"], rel=1e-3)
+    assert entry["limited_by"].endswith("of the ranks' time")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bytes_of_every_tier_are_the_plans(folder: Path, name: str) -> None:
+    for tier in variants(folder)[name]["training"]["bytes"].values():
+        assert tier["observed"] == tier["expected"] > 0
+
+
+def test_a_schedule_keeps_as_much_alive_as_it_said(folder: Path) -> None:
+    found = {name: entry["training"]["peak_activation_bytes"] for name, entry in variants(folder).items()}
+    block = 8192 * 2048 * 2  # one block per stage
+    assert found["replicas-apart"] == [4 * block, 3 * block, 2 * block, block] * 2
+    assert max(found["stages-apart"]) <= 4 * block
+
+
+def test_messages_are_arrows_in_the_trace(folder: Path) -> None:
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    begins = [event for event in events if event["ph"] == "s"]
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert len(begins) == len(ends) > 0
+    for event in begins:
+        came = ends[event["id"]]
+        assert came["pid"] != event["pid"]
+        assert came["ts"] > event["ts"]
