@@ -18,6 +18,7 @@ from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
 from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
+from testbed.cli.plan import add_plan_command
 from testbed.cli.policy import add_policy_commands
 from testbed.cli.probe import add_probe_command
 from testbed.cli.run import add_run_commands
@@ -41,6 +42,7 @@ add_bench_command(app)
 add_fabric_commands(app)
 add_launch_command(app)
 add_link_commands(app)
+add_plan_command(app)
 add_policy_commands(app)
 add_probe_command(app)
 add_file_commands(app)

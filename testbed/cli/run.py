@@ -27,6 +27,7 @@ from testbed.cli.virtual import (
 from testbed.config import ConfigError, Problem, load_scenario
 from testbed.config.units import format_size
 from testbed.harness.directory import default_path, hand_over
+from testbed.harness.loads import loads_of
 from testbed.harness.parted import PartedRun
 from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
@@ -114,6 +115,7 @@ def run(
             return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
 
     else:
+        loads_of(loaded, Scale())  # what does not fit is said before anything is built
         stack = choose_stack(link_engine, datapath)
         scale = choose_scale(
             loaded.topology.resolve,

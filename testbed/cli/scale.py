@@ -21,7 +21,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.harness.loads import load_of
+from testbed.harness.loads import loads_of
 from testbed.harness.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
@@ -115,8 +115,8 @@ def choose_guest_memory(scenario: Scenario, scale: Scale, guests: int, asked_byt
 
 
 def gradient_bytes(scenario: Scenario) -> float:
-    """Real bytes that the busiest rank reduces or sends in a step."""
-    return load_of(scenario, scenario.topology.resolve(), Scale()).rank_bytes
+    """Real bytes that the busiest rank of any variant reduces or sends in a step. ConfigError for a bad plan."""
+    return max(load.rank_bytes for load in loads_of(scenario, Scale()).values())
 
 
 def choose_scale(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from testbed.collectives import traffic
-from testbed.config import Scenario, Topology
+from testbed.config import ConfigError, Scenario, Topology
 from testbed.harness.arrays import uneven_traffic
 from testbed.harness.declared import Pairs, total
 from testbed.harness.exchange import exchange_traffic
@@ -92,6 +92,22 @@ def load_of(scenario: Scenario, topology: Topology, scale: Scale) -> Load:
         return Load(itemsize, buildings, step_program(scenario.workload, scenario.ranks, scale))
     training = training_of(scenario, topology, hosts, scale, itemsize)
     return Load(itemsize, buildings, (), training, training.plan)
+
+
+def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:
+    """Of every variant by name, or of the scenario by its own where none differ in what they do. ConfigError."""
+    if scenario.variants is None:
+        return {scenario.name: load_of(scenario, scenario.topology.resolve(scale), scale)}
+    found = {}
+    for name in scenario.variants:
+        variant = scenario.variant(name)
+        try:
+            found[name] = load_of(variant, variant.topology.resolve(scale), scale)
+        except ConfigError as error:
+            raise ConfigError(
+                [replace(problem, file=f"variant {name}") for problem in error.problems]
+            ) from None
+    return found
 
 
 def plan_traffic(plan: JobPlan, itemsize: int) -> Pairs:

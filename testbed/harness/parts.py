@@ -195,7 +195,7 @@ def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
     predicted = training["predicted"]
     training["predicted"] = {**predicted, "error": predicted["step_time_s"] / measured_s - 1}
     training["median_step"] = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2].index
-    return {"training": training, "limited_by": limited_words(training)}
+    return {"training": training, "limited_by": limited_words(training["measured"])}
 
 
 def merge_verdicts(verdicts: Sequence[Mapping[str, Any]]) -> Record:

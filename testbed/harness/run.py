@@ -320,7 +320,7 @@ class Run:
         )
         if self.load.training is not None:
             entry["training"] = training_summary(self.load, steps, records.samples, self.scale)
-            entry["limited_by"] = limited_words(entry["training"])
+            entry["limited_by"] = limited_words(entry["training"]["measured"])
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry

@@ -10,7 +10,7 @@ from pathlib import Path
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.config.units import format_size
-from testbed.harness.wiring import software_cost
+from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
 from testbed.timeline import peak_alive
@@ -72,7 +72,7 @@ def training_of(
         Options(itemsize, workload.bucket_cap_bytes, asked.prefetch, asked.receives == "early", scale),
     )
     try:
-        predicted = simulate(plan, network, itemsize, *software_cost(scenario.transport, scale))
+        predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale))
     except Stuck as error:
         raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
     peaks = peak_alive(plan, predicted.spans)

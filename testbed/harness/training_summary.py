@@ -13,6 +13,8 @@ from testbed.scale import Scale
 from testbed.timeline import Split, critical_path, peak_alive, split_step
 from testbed.timeline.split import Spans
 
+TIERS = (("building", False), ("wan", True))
+
 
 def spans_of(
     samples: Sequence[Mapping[str, Any]], step: StepResult, training: Training
@@ -84,30 +86,50 @@ def _by_kind(
 def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
 
-    def between(pairs: Mapping[tuple[int, int], float], crossing: bool) -> float:
-        return sum(
-            count
-            for (here, there), count in pairs.items()
-            if (load.buildings[here] != load.buildings[there]) == crossing
-        )
-
     planned = plan_traffic(load.plan, load.itemsize)
     return {
         tier: {
-            "expected": round(scale.real_bytes(between(planned, crossing))),
+            "expected": round(scale.real_bytes(_between(load, planned, crossing))),
             "observed": round(
-                scale.real_bytes(statistics.median(between(step.sent_bytes, crossing) for step in steps))
+                scale.real_bytes(
+                    statistics.median(_between(load, step.sent_bytes, crossing) for step in steps)
+                )
             ),
         }
-        for tier, crossing in (("building", False), ("wan", True))
+        for tier, crossing in TIERS
     }
 
 
-def limited_words(training: Mapping[str, Any]) -> str:
+def _between(load: Load, pairs: Mapping[tuple[int, int], float], crossing: bool) -> float:
+    """Bytes between buildings, or inside them."""
+    return sum(
+        count
+        for (here, there), count in pairs.items()
+        if (load.buildings[here] != load.buildings[there]) == crossing
+    )
+
+
+def prediction(load: Load, scale: Scale) -> dict[str, Any]:
+    """What the model says of a step, in real units; bytes by tier."""
+    training = load.training
+    assert training is not None
+    spans = training.predicted.spans
+    planned = plan_traffic(load.plan, load.itemsize)
+    return {
+        "schedule": training.schedule.name,
+        "step_time_s": scale.real_s(training.predicted.step_time_s),
+        **_split(split_step(training.plan, spans, load.buildings), scale),
+        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
+        "bytes": {
+            tier: round(scale.real_bytes(_between(load, planned, crossing))) for tier, crossing in TIERS
+        },
+    }
+
+
+def limited_words(split: Mapping[str, Any]) -> str:
     """One sentence on what a step with a schedule spends its time on, the most first."""
-    measured = training["measured"]
-    parts = {"pipeline bubbles": measured["bubble_s"], "computing": measured["compute_s"]}
-    for entry in measured["exposed"]:
+    parts = {"pipeline bubbles": split["bubble_s"], "computing": split["compute_s"]}
+    for entry in split["exposed"]:
         where = "between buildings" if entry["tier"] == "wan" else "inside buildings"
         parts[f"{entry['kind']} {where}"] = entry["seconds"]
     total_s = sum(parts.values())

@@ -190,8 +190,11 @@ def wiring_of(
 
 def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
     """What a message and a byte cost, emulated: where software takes no time of its own, else nothing on top."""
-    if clock_here() != "free":
-        return 0.0, 0.0
+    return modelled_cost(spec, scale) if clock_here() == "free" else (0.0, 0.0)
+
+
+def modelled_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
+    """What a message and a byte cost the software of real hosts, as the scenario has it; emulated."""
     cost = spec.software_cost
     per_byte_s = scale.real_bytes(cost.per_gigabyte_s / 1e9)
     return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)

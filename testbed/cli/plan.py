@@ -1,0 +1,70 @@
+"""The command `plan`: what a training step will do and take, from the model alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from testbed.config import ConfigError, Problem, load_scenario
+from testbed.harness.loads import loads_of
+from testbed.harness.training_summary import limited_words, prediction
+from testbed.report.figures import size_text, time_text
+from testbed.scale import Scale
+from testbed.workload.schedules import write_csv
+
+
+def add_plan_command(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(plan)
+
+
+def plan(
+    scenario: Annotated[Path, typer.Argument(help="A scenario with `workload.parallelism`.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    as_csv: Annotated[
+        str | None, typer.Option("--csv", help="Of this variant the schedule alone, as a CSV file.")
+    ] = None,
+) -> None:
+    """Try out a scenario's training step on a model of its network: time, memory, bytes; nothing is built or sent."""
+    loaded = load_scenario(scenario, overrides or [])
+    found: dict[str, dict[str, Any]] = {}
+    for name, load in loads_of(loaded, Scale()).items():
+        if load.training is None:
+            expected = "a scenario that says how training is spread"
+            raise ConfigError([Problem(str(scenario), None, "workload.parallelism", "nothing", expected)])
+        if as_csv == name:
+            print(write_csv(load.training.schedule.orders), end="")
+        found[name] = prediction(load, Scale())
+    if as_csv is not None:
+        if as_csv not in found:
+            raise ConfigError([Problem("command line", None, "--csv", as_csv, f"one of {', '.join(found)}")])
+    elif as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, dict[str, Any]]) -> None:
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("variant", overflow="fold")
+    for heading in ("step time", "activations\nalive", "between\nbuildings", "inside\nbuildings"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name, entry in found.items():
+        table.add_row(
+            name,
+            time_text(entry["step_time_s"]),
+            size_text(max(entry["peak_activation_bytes"])),
+            size_text(entry["bytes"]["wan"]),
+            size_text(entry["bytes"]["building"]),
+        )
+    console.print(table)
+    for name, entry in found.items():
+        console.print(f"{name}: {limited_words(entry)}.")
