@@ -182,16 +182,12 @@ def merge_summaries(
 
 def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
     """Of the part whose step took the median, if ranks had plans; its prediction held against all of them."""
-    middle = sorted(own, key=lambda result: result.summary["variants"][0]["step_time_s"]["median"])[
-        len(own) // 2
-    ]
-    entry = middle.summary["variants"][0]
-    if "training" not in entry:
+    entries = [result.summary["variants"][0] for result in own]
+    if "training" not in entries[0]:
         return {}
+    entry = sorted(entries, key=lambda entry: entry["step_time_s"]["median"])[len(entries) // 2]
     training: Record = dict(entry["training"])
-    measured_s = statistics.median(
-        value for result in own for value in result.summary["variants"][0]["step_time_s"]["samples"]
-    )
+    measured_s = statistics.median(value for one in entries for value in one["step_time_s"]["samples"])
     predicted = training["predicted"]
     training["predicted"] = {**predicted, "error": predicted["step_time_s"] / measured_s - 1}
     training["median_step"] = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2].index
