@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -86,6 +88,24 @@ def ordinary_user() -> Iterator[Person]:
     """
     with tempfile.TemporaryDirectory(prefix="testbed-person-", ignore_cleanup_errors=True) as home:
         yield _person(Path(home))
+
+
+@contextlib.contextmanager
+def finished_run(scenario: str) -> Iterator[Path]:
+    """The run directory of a scenario, given as text, that an ordinary user has run under the virtual clock."""
+    with ordinary_user() as person:
+        file = person.home / "small.yaml"
+        file.write_text(scenario)
+        folder = person.home / "run"
+        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
+        assert done.returncode == 0, done.stderr
+        yield folder
+
+
+def variants_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The variants of a run's summary by name."""
+    summary = json.loads((folder / "summary.json").read_text())
+    return {variant["name"]: variant for variant in summary["variants"]}
 
 
 def _person(home: Path) -> Person:

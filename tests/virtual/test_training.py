@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.virtual.conftest import ordinary_user
+from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(400)]
 
@@ -54,22 +53,13 @@ VARIANTS = ("replicas-apart", "ideal", "stages-apart", "in-order", "shards", "te
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with ordinary_user() as person:
-        file = person.home / "small.yaml"
-        file.write_text(SCENARIO)
-        folder = person.home / "training"
-        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
-        assert done.returncode == 0, done.stderr
+    with finished_run(SCENARIO) as folder:
         yield folder
-
-
-def variants(folder: Path) -> Mapping[str, dict[str, Any]]:
-    return {entry["name"]: entry for entry in json.loads((folder / "summary.json").read_text())["variants"]}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_step_takes_what_the_dry_run_said(folder: Path, name: str) -> None:
-    entry = variants(folder)[name]
+    entry = variants_of(folder)[name]
     assert entry["verdict"]["status"] == "trusted", entry["verdict"]
     training = entry["training"]
     assert abs(training["predicted"]["error"]) < (0.05 if name == "ideal" else 0.10), training["predicted"]
@@ -81,12 +71,12 @@ def test_a_step_takes_what_the_dry_run_said(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bytes_of_every_tier_are_the_plans(folder: Path, name: str) -> None:
-    for tier in variants(folder)[name]["training"]["bytes"].values():
+    for tier in variants_of(folder)[name]["training"]["bytes"].values():
         assert tier["observed"] == tier["expected"] > 0
 
 
 def test_a_schedule_keeps_as_much_alive_as_it_said(folder: Path) -> None:
-    found = {name: entry["training"]["peak_activation_bytes"] for name, entry in variants(folder).items()}
+    found = {name: entry["training"]["peak_activation_bytes"] for name, entry in variants_of(folder).items()}
     block = 8192 * 2048 * 2  # one block per stage
     assert found["replicas-apart"] == [4 * block, 3 * block, 2 * block, block] * 2
     assert max(found["stages-apart"]) <= 4 * block

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.virtual.conftest import ordinary_user
+from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -44,12 +44,7 @@ scale: {size_scale: 1}
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    with ordinary_user() as person:
-        file = person.home / "small.yaml"
-        file.write_text(SCENARIO)
-        folder = person.home / "variants"
-        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
-        assert done.returncode == 0, done.stderr
+    with finished_run(SCENARIO) as folder:
         yield folder
 
 
@@ -66,13 +61,8 @@ def crossing(folder: Path, variant: str) -> list[dict[str, Any]]:
     return found
 
 
-def variants(folder: Path) -> Mapping[str, dict[str, Any]]:
-    summary = json.loads((folder / "summary.json").read_text())
-    return {variant["name"]: variant for variant in summary["variants"]}
-
-
 def test_every_variant_is_trusted_and_moves_the_bytes_of_the_formula(folder: Path) -> None:
-    for name, variant in variants(folder).items():
+    for name, variant in variants_of(folder).items():
         bad = [row for row in variant["verdict"]["invariants"] if row["ok"] is False]
         assert variant["verdict"]["status"] == "trusted", (name, bad)
         assert variant["wan_bytes"]["observed"] == variant["wan_bytes"]["expected"]
@@ -101,20 +91,20 @@ def test_the_neighbour_s_traffic_is_there_and_costs_a_step(folder: Path) -> None
     assert {entry["variant"] for entry in manifest["neighbours"]} == {"noisy"}
     assert {entry["host"] for entry in manifest["neighbours"]} == {"east3", "west3"}
     assert all(entry["received_bytes"] > 1_000_000 for entry in manifest["neighbours"])
-    found = variants(folder)
+    found = variants_of(folder)
     assert found["noisy"]["step_time_s"]["median"] > 1.1 * found["plain"]["step_time_s"]["median"]
 
 
 def test_captures_of_short_runs_are_whole(folder: Path) -> None:
     captures = json.loads((folder / "manifest.json").read_text())["captures"]
-    assert {entry["folder"] for entry in captures} == set(variants(folder))
+    assert {entry["folder"] for entry in captures} == set(variants_of(folder))
     assert all(entry["packets"] > 100 and entry["missed"] == 0 for entry in captures), captures
 
 
 def test_readings_of_sockets_are_on_the_run_s_clock(folder: Path) -> None:
     readings = lines(folder, "sockets.jsonl")
     steps = [entry for entry in lines(folder, "samples.jsonl") if entry["operation"] == "step"]
-    for name, variant in variants(folder).items():
+    for name, variant in variants_of(folder).items():
         spans = [(entry["start_s"], entry["end_s"]) for entry in steps if entry["variant"] == name]
         inside = [
             entry
