@@ -150,8 +150,8 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
         return None
     origin = steps_of(own)[step][0]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
-    for sample in own:
-        if (sample.trial, sample.step) == step and sample.operation not in (WHOLE_STEP, "recv"):
+    for sample in _until_received([sample for sample in own if (sample.trial, sample.step) == step]):
+        if sample.operation not in (WHOLE_STEP, "recv"):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
@@ -179,6 +179,19 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
             # neighbours alternate in shade
             _draw_operation(drawing, axis, sample, origin, y, lane_height, " odd" if number % 2 else "")
     return drawing.markup()
+
+
+def _until_received(samples: Sequence[Sample]) -> list[Sample]:
+    """Messages end with their receiver: the sender is done with one when its kernel has it."""
+    come: dict[str, list[float]] = defaultdict(list)
+    for sample in sorted(samples, key=lambda sample: sample.end_s):
+        if sample.operation == "recv":
+            come[sample.message].append(sample.end_s)
+    found = []
+    for sample in sorted(samples, key=lambda sample: sample.start_s):
+        ends = come[sample.message] if sample.operation == "send" else []
+        found.append(sample._replace(end_s=max(sample.end_s, ends.pop(0))) if ends else sample)
+    return found
 
 
 def _draw_operation(
