@@ -66,45 +66,45 @@ class Executor:
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
 
-    def run(self) -> Done:
-        """All of the plan, once, from now on. TransportError."""
+    def run(self, start_s: float) -> Done:
+        """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
+
+        Computing lasts from when it could begin, so that waking up late does not add up.
+        """
         tracker = Tracker(self.operations)
-        done = Done([(0.0, 0.0)] * len(self.operations))
+        done = Done([(start_s, start_s)] * len(self.operations))
         computing: dict[int, float] = {}
         works: dict[int, tuple[Work, Callable[[], None]]] = {}
         held: list[int] = []
-        last_s = time.monotonic()
+        ends: dict[int, float] = {}
+        last_s = start_s
         while tracker.open:
-            while tracker.ready or held:
-                starting, held = [*held, *tracker.ready], []
-                tracker.ready = []
-                now_s = time.monotonic()
-                for place in starting:
-                    operation = self.operations[place]
-                    if done.spans[place] == (0.0, 0.0):
-                        done.spans[place] = (now_s, now_s)
-                    if isinstance(operation, Computing):
-                        computing[place] = now_s + operation.duration_s
-                    elif isinstance(operation, Message) and self._must_wait(operation):
-                        held.append(place)
-                    else:
-                        works[place] = self._start(operation, done)
-                if not tracker.ready:
-                    break
-            over = [place for place, (work, _) in works.items() if work.is_completed()]
+            starting, tracker.ready = [*held, *tracker.ready], []
+            held = []
+            for place in starting:
+                operation = self.operations[place]
+                begun_s = max((ends[earlier] for earlier in tracker.before[place]), default=start_s)
+                done.spans[place] = (begun_s, begun_s)
+                if isinstance(operation, Computing):
+                    computing[place] = begun_s + operation.duration_s
+                elif isinstance(operation, Message) and self._must_wait(operation):
+                    held.append(place)
+                else:
+                    works[place] = self._start(operation, done)
             now_s = time.monotonic()
-            ended = [place for place, deadline_s in computing.items() if deadline_s <= now_s]
-            for place in ended:
-                del computing[place]
-                done.spans[place] = (done.spans[place][0], now_s)
-                tracker.done(place)
+            over = {place: end_s for place, end_s in computing.items() if end_s <= now_s}
             for place in over:
+                del computing[place]
+            for place in [place for place, (work, _) in works.items() if work.is_completed()]:
                 work, check = works.pop(place)
                 work.wait()  # raises what went wrong
                 check()
-                done.spans[place] = (done.spans[place][0], work.end_s)
+                over[place] = work.end_s
+            for place, end_s in over.items():
+                ends[place] = end_s
+                done.spans[place] = (done.spans[place][0], end_s)
                 tracker.done(place)
-            if over or ended:
+            if over:
                 last_s = now_s
             elif tracker.open:
                 self._wait(last_s, computing, works, held)
@@ -117,17 +117,16 @@ class Executor:
         works: dict[int, tuple[Work, Callable[[], None]]],
         held: list[int],
     ) -> None:
-        """Let time pass until something may have happened."""
+        """Let time pass until something may have happened. CollectiveTimeout when nothing has for too long."""
         now_s = time.monotonic()
         until_s = min(computing.values(), default=last_s + self.timeout_s)
-        if now_s - last_s > self.timeout_s and not computing:
-            if works:
-                next(iter(works.values()))[0].wait(timeout_s=0.0)
-            operation = self.operations[held[0]]
-            assert isinstance(operation, Message)
-            raise CollectiveTimeout(
-                operation.name, self.communicator.rank, [operation.peer], [], self.timeout_s
-            )
+        if until_s <= now_s and not computing:
+            for work, _ in works.values():
+                work.wait(timeout_s=0.0)
+            waiting = [self.operations[place] for place in held]
+            peers = [operation.peer for operation in waiting if isinstance(operation, Message)]
+            name = waiting[0].name if waiting else "plan"
+            raise CollectiveTimeout(name, self.communicator.rank, peers, [], self.timeout_s)
         self.communicator.progress(max(0.0, until_s - now_s))
 
     def _must_wait(self, operation: Message) -> bool:

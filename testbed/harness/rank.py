@@ -151,7 +151,7 @@ class Rank:
             self.progress({"event": "step", **said})
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
-        result = self._follow_program(index, step) if self.executor is None else self._follow_plan()
+        result = self._follow_program(index, step) if self.executor is None else self._follow_plan(start_s)
         end_s = time.monotonic()
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         records, wrong, checked = result()
@@ -185,11 +185,11 @@ class Rank:
             }
         )
 
-    def _follow_plan(self) -> Result:
+    def _follow_plan(self, start_s: float) -> Result:
         """This rank's plan, once."""
         executor = self.executor
         assert executor is not None
-        done = executor.run()
+        done = executor.run(start_s)
 
         def result() -> tuple[list[Span], int, int]:
             spans = zip(executor.operations, done.spans, strict=True)

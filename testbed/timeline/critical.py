@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.timeline.split import Moves, Spans, before
-from testbed.workload.plan import JobPlan
+from testbed.timeline.split import Moves, Spans
+from testbed.workload.plan import JobPlan, waits
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Link:
 def critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list[Link]:
     """From the step's start to its end; found backwards, from what ended last to whatever it waited for longest."""
     moves = Moves(plan, spans, buildings)
-    waits = [before(operations) for operations in plan.ranks]
+    needs = [waits(operations) for operations in plan.ranks]
     rank, place = max(
         ((rank, place) for rank, own in enumerate(spans) for place in range(len(own))),
         key=lambda at: spans[at[0]][at[1]][1],
@@ -36,7 +36,7 @@ def critical_path(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> list
         source, origin = moves.origin(rank, place)
         operation = plan.ranks[rank][place]
         end_s = spans[rank][place][1]
-        own_before, origin_before = waits[rank][place], waits[source][origin]
+        own_before, origin_before = needs[rank][place], needs[source][origin]
         # a receive that was posted late waited for its own rank, any other for the one who sent
         latest = [(rank, number) for number in own_before] if plan.holds_receivers else []
         latest += [(source, number) for number in origin_before]

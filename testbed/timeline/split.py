@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, Operation
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, waits
 
 Spans = Sequence[Sequence[tuple[float, float]]]
 """[rank][place in its plan]: when it began and ended, in seconds from the step's start."""
@@ -80,16 +80,6 @@ class Moves:
         return "wan" if any(self.buildings[other] != self.buildings[rank] for other in others) else "building"
 
 
-def before(operations: Sequence[Operation]) -> list[list[int]]:
-    """What each operation of a rank waits for: what it says, and the one before it on its stream."""
-    last: dict[str, int] = {}
-    found = []
-    for place, operation in enumerate(operations):
-        found.append([*operation.after, *([last[operation.stream]] if operation.stream in last else [])])
-        last[operation.stream] = place
-    return found
-
-
 def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
     """Of one step of all ranks."""
     moves = Moves(plan, spans, buildings)
@@ -98,13 +88,13 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
     compute_s = bubble_s = 0.0
     exposed: dict[tuple[str, str], float] = {}
     for rank, operations in enumerate(plan.ranks):
-        waits = before(operations)
+        needs = waits(operations)
         free_s = 0.0
         for place, operation in enumerate(operations):
             if not isinstance(operation, Computing):
                 continue
             begun_s, end_s = spans[rank][place]
-            needed = [number for number in waits[place] if operations[number].stream != COMPUTE]
+            needed = [number for number in needs[place] if operations[number].stream != COMPUTE]
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
             compute_s += end_s - begun_s
             free_s = max(free_s, end_s)

@@ -102,28 +102,34 @@ def _operation(entry: dict[str, Any]) -> Operation:
     return made(**{**entry, "after": tuple(entry["after"])})
 
 
+def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
+    """What each operation of a rank waits for: what it says, and the one before it on its stream."""
+    last: dict[str, int] = {}
+    found = []
+    for place, operation in enumerate(plan):
+        before = {*operation.after, *([last[operation.stream]] if operation.stream in last else [])}
+        last[operation.stream] = place
+        found.append(tuple(sorted(before)))
+    return found
+
+
 @dataclass
 class Tracker:
-    """What of a rank's plan may start, what is done."""
+    """What of a rank's plan may start, what is done; before: what each operation waits for."""
 
     plan: Sequence[Operation]
     ready: list[int] = field(default_factory=list)
     open: int = 0
 
     def __post_init__(self) -> None:
-        self._missing = [0] * len(self.plan)
+        self.open = len(self.plan)
+        self.before = waits(self.plan)
+        self._done: set[int] = set()
+        self._missing = list(map(len, self.before))
         self._next: list[list[int]] = [[] for _ in self.plan]
-        last: dict[str, int] = {}
-        for place, operation in enumerate(self.plan):
-            before = {*operation.after}
-            if operation.stream in last:
-                before.add(last[operation.stream])
-            last[operation.stream] = place
-            self._missing[place] = len(before)
+        for place, before in enumerate(self.before):
             for earlier in before:
                 self._next[earlier].append(place)
-        self.open = len(self.plan)
-        self._done: set[int] = set()
         self.ready = [place for place, count in enumerate(self._missing) if not count]
 
     def done(self, place: int) -> None:
