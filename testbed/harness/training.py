@@ -29,6 +29,8 @@ from testbed.workload.schedules import (
 )
 from testbed.workload.stages import Part, Sizes, Stage, model_stages
 
+FLAT = ("ring", "bidirectional_ring", "halving_doubling", "double_tree")
+
 
 @dataclass(frozen=True)
 class Training:
@@ -69,7 +71,14 @@ def training_of(
         mesh,
         schedule,
         stages,
-        Options(itemsize, workload.bucket_cap_bytes, asked.prefetch, asked.receives == "early", scale),
+        Options(
+            itemsize,
+            workload.bucket_cap_bytes,
+            asked.prefetch,
+            _algorithm(scenario),
+            asked.receives == "early",
+            scale,
+        ),
     )
     try:
         predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale))
@@ -85,6 +94,14 @@ def training_of(
 
 def _wrong(field: str, found: str, expected: str) -> ConfigError:
     return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])
+
+
+def _algorithm(scenario: Scenario) -> str:
+    """Of the replicas' all-reduces: one for all, which knows of no buildings."""
+    if len(scenario.algorithms) > 1 or scenario.algorithms[0] not in FLAT:
+        found = f"[{', '.join(scenario.algorithms)}] with workload.parallelism"
+        raise ConfigError([Problem("scenario", None, "algorithms", found, f"one of {', '.join(FLAT)}")])
+    return scenario.algorithms[0]
 
 
 def _mesh(spec: ParallelismSpec, hosts: Sequence[Host]) -> Mesh:

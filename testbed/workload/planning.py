@@ -35,14 +35,15 @@ class Group(NamedTuple):
 class Options:
     """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
 
-    prefetch: how many layers ahead parameters are gathered. early_receives: whether receives are posted as early as
-    their senders' order has them, and messages leave at once; else a receive is posted when its action is next, and
-    its message leaves then.
+    prefetch: how many layers ahead parameters are gathered. algorithm: of replicas' all-reduces. early_receives: if
+    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
+    when its action is next, and its message leaves then.
     """
 
     itemsize: int
     bucket_cap: float
     prefetch: int = 1
+    algorithm: str = "ring"
     early_receives: bool = True
     scale: Scale = UNSCALED
 
@@ -157,6 +158,9 @@ class _RankPlanner:
         if self._whole(action):
             seconds = sum(_seconds(part, action.kind) for part in stage.parts) / action.parts
             self._compute(str(action), action.kind, seconds)
+            if self._gives_weights(action):
+                for number, part in reversed(list(enumerate(stage.parts))):
+                    self._reduce(action, number, part)
         elif action.kind is Kind.FORWARD:
             for number, part in enumerate(stage.parts):
                 self._layer(action, number, part)
@@ -311,6 +315,8 @@ class _RankPlanner:
         parts = 1 if collective == "all_reduce" else len(own.members)
         numel = self._numel(size / parts) * parts
         algorithm = "direct" if collective == "all_to_all" else "ring"
+        if group == REPLICATE:
+            algorithm = self.options.algorithm
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         return self._add(GroupCollective(name, group, kind, after, own.number, collective, numel, algorithm))
 

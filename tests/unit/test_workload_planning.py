@@ -44,13 +44,18 @@ def write_topology(folder: object, hosts: int = 4, rate: str = "400 Gbit/s") -> 
 
 
 def scenario(
-    folder: Path, parallelism: dict[str, Any], schedule: dict[str, Any] | None = None, **workload: Any
+    folder: Path,
+    parallelism: dict[str, Any],
+    schedule: dict[str, Any] | None = None,
+    algorithms: tuple[str, ...] = ("ring",),
+    **workload: Any,
 ) -> Scenario:
     write_topology(folder)
     path = folder / "scenario.yaml"
     content = {
         "name": "training",
         "topology": "pair.yaml",
+        "algorithms": list(algorithms),
         "workload": {
             "model": MODEL,
             "accelerator": "h100",
@@ -116,6 +121,13 @@ def test_a_pipeline_sends_activations_and_their_gradients(tmp_path: Path) -> Non
     assert sent_bytes(made, crossing=True) == pytest.approx(2 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
     inside = 2 * 2 * 2 * MICROBATCHES * ACTIVATION_BYTES + 2 * 4 * numel()
     assert sent_bytes(made, crossing=False) == pytest.approx(inside, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["CrossUD", "CrossUDSub", "ZBH1"])
+def test_gradients_are_reduced_however_the_backward_is_cut(tmp_path: Path, name: str) -> None:
+    parallelism = {"data_parallel_replicate_degree": 2, "pipeline_parallel_degree": 4}
+    made = load(tmp_path, parallelism, schedule={"name": name})
+    assert sent_bytes(made, crossing=True) == pytest.approx(2 * 4 * numel(), rel=1e-2)
 
 
 def test_tensor_ranks_all_reduce_twice_per_block_and_direction(tmp_path: Path) -> None:
@@ -207,6 +219,11 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {"pipeline_parallel_degree": 8},
             {"schedule": {"file": "none.csv"}},
             "a CSV file with a line per rank",
+        ),
+        (
+            {"data_parallel_replicate_degree": 8},
+            {"algorithms": ("hierarchical",)},
+            "algorithms: got [hierarchical] with workload.parallelism, expected one of ring",
         ),
         (
             {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2},
