@@ -66,7 +66,7 @@ def training_of(
         chunks = SCHEDULES[asked.name].chunks or asked.chunks
         count = ranks * chunks
         stages = _stages(scenario, mesh, count)
-        schedule = _by_name(asked, mesh, stages, network, scale)
+        schedule = _by_name(asked, mesh, stages, network, hosts, scale)
     plan = plan_job(
         mesh,
         schedule,
@@ -131,17 +131,27 @@ def _from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
 
 
 def _by_name(
-    asked: ScheduleSpec, mesh: Mesh, stages: Sequence[Stage], network: Network, scale: Scale
+    asked: ScheduleSpec,
+    mesh: Mesh,
+    stages: Sequence[Stage],
+    network: Network,
+    hosts: Sequence[Host],
+    scale: Scale,
 ) -> Schedule:
+    """As CrossPipe does, schedules that go by links go by those between buildings alone."""
     ranks = mesh.outside[PIPELINE]
     place = dict.fromkeys(mesh.order, 0)
     line = [mesh.rank({**place, PIPELINE: number}) for number in range(ranks)]
     hops = [network.paths[here, there] for here, there in pairwise(line)]
     size = scale.emulated_bytes(max(stage.activation for stage in stages))
-    busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
+    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
+    busy_s = [
+        size / min(network.capacities[part] for part in hop.parts) if crosses else 0.0
+        for hop, crosses in zip(hops, crossing, strict=True)
+    ]
     middle = stages[len(stages) // 2]
     forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
-    latency_s = tuple(hop.latency_s for hop in hops)
+    latency_s = tuple(hop.latency_s * crosses for hop, crosses in zip(hops, crossing, strict=True))
     costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
     try:
         return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)
