@@ -78,6 +78,7 @@ class _Simulation:
     ) -> None:
         self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
         self.fluid = Fluid(network)
+        self.busy_until_s = [0.0] * len(plan.ranks)
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.number = count()
@@ -155,23 +156,31 @@ class _Simulation:
     def _send(self, key: Key, ends: tuple[int, int], size_bytes: float, held: bool = False) -> _Event:
         """Begin to send; the event is that the last byte has left."""
         left, box = _Event(), self._box(key)
-        software_s = self.message_s + size_bytes * self.byte_s
+        here, there = ends
 
         def sent() -> None:
             latency_s = self.fluid.network.paths[ends].latency_s
-            self._later(latency_s + software_s, lambda: _arrive(box))
+            self._later(latency_s, lambda: self._work(there, size_bytes, lambda: _arrive(box)))
             left.happen()
 
         def begin() -> None:
             self.fluid.send(ends, size_bytes, sent)
 
+        def hand_over() -> None:
+            self._work(here, size_bytes, begin)
+
         if held and not box.allowed:
-            box.held.append(lambda: self._later(software_s, begin))
+            box.held.append(hand_over)
         else:
             box.allowed -= held
-            # what is sent in one go joins the queue in its order
-            self._later(software_s, begin)
+            hand_over()
         return left
+
+    def _work(self, rank: int, size_bytes: float, action: Callable[[], None]) -> None:
+        """A rank's software handles one message after the other."""
+        cost_s = self.message_s + size_bytes * self.byte_s
+        self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
+        self._later(self.busy_until_s[rank] - self.now_s, action)
 
     def _receive(self, key: Key) -> _Event:
         box, event = self._box(key), _Event()
