@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import placements
-from testbed.config.forms import Count, CountOrZero, Duration, Size, SizeOrNone, choice
+from testbed.config.forms import Count, CountOrZero, Duration, Fraction, Size, SizeOrNone, choice
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict
 
@@ -20,6 +20,7 @@ DIMENSIONS = (
 PLACEMENTS = tuple(placements())
 MAPPINGS = ("consecutive", "scattered")
 RECEIVES = ("early", "in_order")
+TENSOR_WAYS = ("all_reduce", "sequence_parallel")
 SCHEDULES = (
     *("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1", "ZBVZeroBubble"),
     *("CrossUD", "CrossUDSub", "CrossWave"),
@@ -60,7 +61,23 @@ _MAPPING = Form(
     {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
+
+
+def _parse_slowdown(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1000:
+        raise ValueError("a number from 1 to 1000, such as 1.2")
+    return float(value)
+
+
+_SLOWDOWN = Form(_parse_slowdown, {"type": "number", "minimum": 1, "maximum": 1000})
 _MEMORY = Form(_parse_memory, {"type": "number", "exclusiveMinimum": 0})
+
+
+class StragglerSpec(Strict):
+    """A rank that computes slowly."""
+
+    rank: CountOrZero = Field(description="Which rank.")
+    slowdown: Annotated[float, _SLOWDOWN] = Field(description="By which factor its computing takes longer.")
 
 
 class ParallelismSpec(Strict):
@@ -83,6 +100,11 @@ class ParallelismSpec(Strict):
         description="For how many accelerators a rank stands, the innermost ones of the placement. What they send each "
         "other is not emulated; the run says what it is.",
     )
+    tensor_communication: Annotated[str, choice("a way", TENSOR_WAYS)] = Field(
+        default="all_reduce",
+        description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
+        "share out the sequence, a reduce-scatter and an all-gather, of as many bytes.",
+    )
     placement: Annotated[str | tuple[str, ...], _ORDER] = Field(
         default="production",
         description="Dimensions, outermost first: which one crosses buildings. A name from data/placements.yaml, or a "
@@ -93,6 +115,13 @@ class ParallelismSpec(Strict):
         description="Which rank is at each place: consecutive, scattered (places dealt out to buildings in turn), or a "
         "list of ranks.",
     )
+
+    compute_jitter: Fraction = Field(
+        default=0.0,
+        description="Standard deviation of each action's computing around its time, as a share of it; normally "
+        "distributed, by the scenario's seed.",
+    )
+    stragglers: tuple[StragglerSpec, ...] = Field(default=(), description="Ranks that compute slowly.")
 
     def checks(self) -> Iterator[Finding]:
         """Experts fit in a shard group."""

@@ -12,7 +12,7 @@ from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, co
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.posted import Posted
 from testbed.transport import TransportError
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker, jittered_s
 
 FIRST = 0  # of what rank's data a message holds the pattern
 
@@ -41,6 +41,7 @@ class Executor:
         timeout_s: float,
         posted: Posted | None,
     ) -> None:
+        self.plan = plan
         self.operations = plan.ranks[communicator.rank]
         self.communicator, self.groups = communicator, groups
         self.timeout_s, self.posted = timeout_s, posted
@@ -86,7 +87,8 @@ class Executor:
                 begun_s = max((ends[earlier] for earlier in tracker.before[place]), default=start_s)
                 done.spans[place] = (begun_s, begun_s)
                 if isinstance(operation, Computing):
-                    computing[place] = begun_s + operation.duration_s
+                    duration_s = jittered_s(self.plan, self.communicator.rank, place, self._salt)
+                    computing[place] = begun_s + duration_s
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(place)
                 else:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
-from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
 from testbed.config.units import format_size
 from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
@@ -77,6 +77,10 @@ def training_of(
             asked.prefetch,
             _algorithm(scenario),
             asked.receives == "early",
+            workload.parallelism.tensor_communication == "sequence_parallel",
+            _slowdowns(workload.parallelism.stragglers, mesh.size),
+            workload.parallelism.compute_jitter,
+            scenario.seed,
             scale,
         ),
     )
@@ -102,6 +106,17 @@ def _algorithm(scenario: Scenario) -> str:
         found = f"[{', '.join(scenario.algorithms)}] with workload.parallelism"
         raise ConfigError([Problem("scenario", None, "algorithms", found, f"one of {', '.join(FLAT)}")])
     return scenario.algorithms[0]
+
+
+def _slowdowns(stragglers: Sequence[StragglerSpec], ranks: int) -> dict[int, float]:
+    for position, straggler in enumerate(stragglers):
+        if straggler.rank >= ranks:
+            raise _wrong(
+                f"parallelism.stragglers.{position}.rank",
+                str(straggler.rank),
+                f"a rank from 0 to {ranks - 1}",
+            )
+    return {straggler.rank: straggler.slowdown for straggler in stragglers}
 
 
 def _mesh(spec: ParallelismSpec, hosts: Sequence[Host]) -> Mesh:

@@ -6,6 +6,7 @@ is carried out by ranks on a network, and by a model of both: `Tracker` says for
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -71,12 +72,15 @@ _NAMES = {made: name for name, made in _TYPES.items()}
 class JobPlan:
     """All ranks' plans; groups: ranks that do collectives together, by name.
 
-    holds_receivers: a message leaves once its receiver waits for it, and not before.
+    holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
+    computing, as a share of its time; seed: of that.
     """
 
     ranks: tuple[RankPlan, ...] = ()
     groups: tuple[tuple[str, tuple[int, ...]], ...] = ()
     holds_receivers: bool = False
+    jitter: float = 0.0
+    seed: int = 0
 
     def to_document(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -87,6 +91,8 @@ class JobPlan:
             ],
             "groups": [[name, list(members)] for name, members in self.groups],
             "holds_receivers": self.holds_receivers,
+            "jitter": self.jitter,
+            "seed": self.seed,
         }
 
     @classmethod
@@ -94,7 +100,8 @@ class JobPlan:
         """The inverse, after a way through JSON."""
         ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
-        return cls(tuple(ranks), groups, document["holds_receivers"])
+        rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed")}
+        return cls(tuple(ranks), groups, **rest)
 
 
 def _operation(entry: dict[str, Any]) -> Operation:
@@ -111,6 +118,16 @@ def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
         last[operation.stream] = place
         found.append(tuple(sorted(before)))
     return found
+
+
+def jittered_s(plan: JobPlan, rank: int, place: int, step: int) -> float:
+    """What an operation's computing takes in one step, the same in every run."""
+    operation = plan.ranks[rank][place]
+    assert isinstance(operation, Computing)
+    if not plan.jitter:
+        return operation.duration_s
+    deviation = random.Random(f"{plan.seed}/{step}/{rank}/{place}").gauss(0.0, plan.jitter)
+    return operation.duration_s * max(0.0, 1.0 + deviation)
 
 
 @dataclass

@@ -10,8 +10,8 @@ step, as in torchtitan. data_parallel_replicate: gradients, or this rank's shard
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from testbed.scale import UNSCALED, Scale
@@ -37,7 +37,8 @@ class Options:
 
     prefetch: how many layers ahead parameters are gathered. algorithm: of replicas' all-reduces. early_receives: if
     receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
-    when its action is next, and its message leaves then.
+    when its action is next, and its message leaves then. sequence_parallel: tensor ranks share out the sequence.
+    slowdowns: factor of a rank's computing. jitter, seed: of computing, see JobPlan.
     """
 
     itemsize: int
@@ -45,6 +46,10 @@ class Options:
     prefetch: int = 1
     algorithm: str = "ring"
     early_receives: bool = True
+    sequence_parallel: bool = False
+    slowdowns: Mapping[int, float] = field(default_factory=dict)
+    jitter: float = 0.0
+    seed: int = 0
     scale: Scale = UNSCALED
 
 
@@ -60,7 +65,7 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     for rank, place in enumerate(mesh.places()):
         line = [mesh.rank({**place, PIPELINE: number}) for number in range(mesh.outside[PIPELINE])]
         plans.append(_RankPlanner(rank, place, line, of_rank[rank], mesh, schedule, stages, options).run())
-    return JobPlan(tuple(plans), tuple(groups), not options.early_receives)
+    return JobPlan(tuple(plans), tuple(groups), not options.early_receives, options.jitter, options.seed)
 
 
 def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
@@ -212,13 +217,19 @@ class _RankPlanner:
         else:
             # attention, then what comes after it
             self._attention(name, action.kind, seconds / 2, part)
-            self._collective(f"{name} attention", TENSOR, "all_reduce", part.tensor)
+            self._tensor(f"{name} attention", part.tensor)
             self._collective(f"{name} dispatch", EXPERT, "all_to_all", part.expert)
             self._compute(name, action.kind, seconds / 2)
             self._collective(f"{name} combine", EXPERT, "all_to_all", part.expert)
-            self._collective(f"{name} feed-forward", TENSOR, "all_reduce", part.tensor)
+            self._tensor(f"{name} feed-forward", part.tensor)
         if self._gives_weights(action):
             self._reduce(action, number, part)
+
+    def _tensor(self, name: str, size: float) -> None:
+        """Partial sums of all tensor ranks put together."""
+        ways = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
+        for collective in ways:
+            self._collective(name, TENSOR, collective, size)
 
     def _attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
         """Own keys and values first; then, while they are worked on, those of one rank after the other."""
@@ -294,7 +305,7 @@ class _RankPlanner:
 
     def _compute(self, name: str, kind: Kind, seconds: float) -> None:
         after, self.gate = tuple(self.gate), []
-        duration_s = self.options.scale.emulated_s(seconds)
+        duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
         self.computed.append(
             self._add(Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s))
         )

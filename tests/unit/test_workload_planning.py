@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, jittered_s
 
 SCALE = Scale(100.0, 1.0)
 LAYERS, DIM, SEQUENCE, MICROBATCHES = 4, 1024, 2048, 4
@@ -173,6 +176,56 @@ def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
     assert sent_bytes(made) == pytest.approx(2 * 7 * 4 * numel(), rel=1e-3)
 
 
+def test_sequence_parallel_ranks_send_as_much_in_two_collectives(tmp_path: Path) -> None:
+    parallelism = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 4}
+    one = load(tmp_path, parallelism)
+    two = load(tmp_path, {**parallelism, "tensor_communication": "sequence_parallel"})
+    assert sent_bytes(two) == pytest.approx(sent_bytes(one), rel=1e-3)
+    kinds = {
+        operation.collective for operation in two.plan.ranks[0] if isinstance(operation, GroupCollective)
+    }
+    assert kinds == {"reduce_scatter", "all_gather", "all_reduce"}
+
+
+# ---- computing that is not as it should be
+
+
+def test_a_straggler_holds_up_its_pipeline(tmp_path: Path) -> None:
+    parallelism = {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2}
+    usual = load(tmp_path, parallelism)
+    slow = load(tmp_path, {**parallelism, "stragglers": [{"rank": 2, "slowdown": 2.0}]})
+    assert usual.training is not None
+    assert slow.training is not None
+    longer = slow.training.predicted.step_time_s / usual.training.predicted.step_time_s
+    assert 1.05 < longer < 2.0
+    for rank, factor in ((1, 1.0), (2, 2.0)):
+        took, longer = (
+            sum(op.duration_s for op in made.plan.ranks[rank] if isinstance(op, Computing))
+            for made in (usual, slow)
+        )
+        assert longer == pytest.approx(factor * took)
+
+
+def test_jitter_has_its_size_and_is_the_same_in_every_run(tmp_path: Path) -> None:
+    made = load(tmp_path, {"data_parallel_shard_degree": 8, "compute_jitter": "5 %"})
+    plan = made.plan
+    places = [
+        place for place, own in enumerate(plan.ranks[0]) if isinstance(own, Computing) and own.duration_s
+    ]
+    ratios = [
+        jittered_s(plan, rank, place, step) / plan.ranks[rank][place].duration_s  # type: ignore[attr-defined]
+        for rank in range(8)
+        for place in places
+        for step in range(3)
+    ]
+    assert statistics.stdev(ratios) == pytest.approx(0.05, rel=0.1)
+    assert statistics.mean(ratios) == pytest.approx(1.0, abs=0.01)
+    again = JobPlan.from_document(json.loads(json.dumps(plan.to_document())))
+    assert again == plan
+    assert jittered_s(again, 3, places[0], 1) == jittered_s(plan, 3, places[0], 1)
+    assert jittered_s(plan, 3, places[0], 1) != jittered_s(plan, 3, places[0], 2)
+
+
 # ---- meshes
 
 
@@ -219,6 +272,11 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {"pipeline_parallel_degree": 8},
             {"schedule": {"file": "none.csv"}},
             "a CSV file with a line per rank",
+        ),
+        (
+            {"data_parallel_replicate_degree": 8, "stragglers": [{"rank": 8, "slowdown": 1.5}]},
+            {},
+            "workload.parallelism.stragglers.0.rank: got 8, expected a rank from 0 to 7",
         ),
         (
             {"data_parallel_replicate_degree": 8},
