@@ -18,7 +18,8 @@ DIMENSIONS = (
     *("context_parallel", "tensor_parallel"),
 )
 PLACEMENTS = tuple(placements())
-MAPPINGS = ("consecutive", "scattered")
+TOPOLOGY_AWARE = "topology_aware"
+MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
 SCHEDULES = (
@@ -42,7 +43,7 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
         return str(value)
     if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
         return tuple(value)
-    raise ValueError(f"{' or '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
+    raise ValueError(f"{', '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
 def _parse_memory(value: object) -> float:
@@ -112,8 +113,8 @@ class ParallelismSpec(Strict):
     )
     mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
         default="consecutive",
-        description="Which rank is at each place: consecutive, scattered (places dealt out to buildings in turn), or a "
-        "list of ranks.",
+        description="Which rank is at each place: consecutive, scattered (places dealt out to buildings in turn), "
+        "topology_aware (places change over as long as that lets fewer bytes cross), or a list of ranks.",
     )
 
     compute_jitter: Fraction = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from testbed.collectives import traffic
@@ -14,6 +14,7 @@ from testbed.harness.training import Training, training_of
 from testbed.scale import Scale
 from testbed.workload import Action, Collective, Compute, Exchange, step_program
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
+from testbed.workload.plan_traffic import plan_traffic
 
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
@@ -108,24 +109,3 @@ def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:
                 [replace(problem, file=f"variant {name}") for problem in error.problems]
             ) from None
     return found
-
-
-def plan_traffic(plan: JobPlan, itemsize: int) -> Pairs:
-    """Payload bytes per ordered pair of ranks in a step."""
-    parts: list[Pairs] = []
-    for rank, operations in enumerate(plan.ranks):
-        for operation in operations:
-            if isinstance(operation, Message) and operation.sends:
-                parts.append({(rank, operation.peer): operation.numel * itemsize})
-            elif isinstance(operation, GroupCollective):
-                members = plan.groups[operation.group][1]
-                if rank == members[0]:
-                    parts.append(_in_group(operation, members, itemsize))
-    return total(parts)
-
-
-def _in_group(operation: GroupCollective, members: Sequence[int], itemsize: int) -> Pairs:
-    numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
-    groups = [0] * len(members)
-    found = traffic(operation.collective, operation.algorithm, numel, itemsize, groups)
-    return {(members[here], members[there]): count for (here, there), count in found.items()}

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
-from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
+from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
 from testbed.config.units import format_size
 from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
@@ -16,7 +16,9 @@ from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
 from testbed.timeline import peak_alive
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim
 from testbed.workload.parallelism import PIPELINE, Mesh, ParallelismError, make_mesh
+from testbed.workload.placing import least_crossing
 from testbed.workload.plan import JobPlan
+from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.planning import Options, plan_job
 from testbed.workload.schedules import (
     SCHEDULES,
@@ -51,39 +53,14 @@ def training_of(
     workload = scenario.workload
     assert workload.parallelism is not None
     asked = workload.schedule or ScheduleSpec()
-    mesh = _mesh(workload.parallelism, hosts)
-    ranks = mesh.outside[PIPELINE]
-    if mesh.inside[PIPELINE] > 1:
-        raise _wrong(
-            "parallelism", f"{mesh.inside[PIPELINE]} stages in one rank", "stages of ranks of their own"
-        )
     network = network_of(topology, hosts)
-    if asked.file is not None:
-        schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
-        count = len(schedule.owners)
-        stages = _stages(scenario, mesh, count)
-    else:
-        chunks = SCHEDULES[asked.name].chunks or asked.chunks
-        count = ranks * chunks
-        stages = _stages(scenario, mesh, count)
-        schedule = _by_name(asked, mesh, stages, network, hosts, scale)
-    plan = plan_job(
-        mesh,
-        schedule,
-        stages,
-        Options(
-            itemsize,
-            workload.bucket_cap_bytes,
-            asked.prefetch,
-            _algorithm(scenario),
-            asked.receives == "early",
-            workload.parallelism.tensor_communication == "sequence_parallel",
-            _slowdowns(workload.parallelism.stragglers, mesh.size),
-            workload.parallelism.compute_jitter,
-            scenario.seed,
-            scale,
-        ),
-    )
+    planner = _Planner(scenario, network, hosts, scale, itemsize)
+    mapping = _mapping(workload.parallelism.mapping, hosts)
+    if workload.parallelism.mapping == TOPOLOGY_AWARE:
+        mesh, *_, plan = planner.plan(())
+        buildings = [topology.building(host.building).index for host in hosts]
+        mapping = least_crossing(plan_traffic(plan, itemsize), buildings, mesh.mappings())
+    mesh, schedule, stages, plan = planner.plan(mapping)
     try:
         predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale))
     except Stuck as error:
@@ -94,6 +71,43 @@ def training_of(
         found = f"{schedule.name}, which keeps {format_size(round(max(peaks)))} alive on rank {rank}"
         raise _wrong("schedule", found, f"at most memory_limit, {format_size(asked.memory_limit_bytes)}")
     return Training(mesh, schedule, tuple(stages), plan, network, predicted)
+
+
+class _Planner:
+    """Plans a scenario's step, with one or another mapping of ranks."""
+
+    def __init__(
+        self, scenario: Scenario, network: Network, hosts: Sequence[Host], scale: Scale, itemsize: int
+    ) -> None:
+        self.scenario, self.network, self.hosts = scenario, network, hosts
+        self.scale, self.itemsize = scale, itemsize
+
+    def plan(self, mapping: Sequence[int]) -> tuple[Mesh, Schedule, list[Stage], JobPlan]:
+        """ConfigError for what does not fit."""
+        workload = self.scenario.workload
+        spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
+        assert spec is not None
+        mesh = _mesh(spec, len(self.hosts), mapping)
+        ranks = mesh.outside[PIPELINE]
+        if asked.file is not None:
+            schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
+            stages = _stages(self.scenario, mesh, len(schedule.owners))
+        else:
+            stages = _stages(self.scenario, mesh, ranks * (SCHEDULES[asked.name].chunks or asked.chunks))
+            schedule = _by_name(asked, mesh, stages, self.network, self.hosts, self.scale)
+        options = Options(
+            self.itemsize,
+            workload.bucket_cap_bytes,
+            asked.prefetch,
+            _algorithm(self.scenario),
+            asked.receives == "early",
+            spec.tensor_communication == "sequence_parallel",
+            _slowdowns(spec.stragglers, mesh.size),
+            spec.compute_jitter,
+            self.scenario.seed,
+            self.scale,
+        )
+        return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)
 
 
 def _wrong(field: str, found: str, expected: str) -> ConfigError:
@@ -119,12 +133,15 @@ def _slowdowns(stragglers: Sequence[StragglerSpec], ranks: int) -> dict[int, flo
     return {straggler.rank: straggler.slowdown for straggler in stragglers}
 
 
-def _mesh(spec: ParallelismSpec, hosts: Sequence[Host]) -> Mesh:
+def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
     try:
-        mapping = _mapping(spec.mapping, hosts)
-        return make_mesh(spec.degrees, len(hosts), spec.accelerators_per_rank, spec.order, mapping)
+        mesh = make_mesh(spec.degrees, ranks, spec.accelerators_per_rank, spec.order, mapping)
     except ParallelismError as error:
         raise _wrong("parallelism", *str(error).split(", expected ", 1)) from None
+    if mesh.inside[PIPELINE] > 1:
+        found = f"{mesh.inside[PIPELINE]} stages in one rank"
+        raise _wrong("parallelism", found, "stages of ranks of their own")
+    return mesh
 
 
 def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host]) -> Sequence[int]:

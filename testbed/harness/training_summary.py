@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from testbed.harness.loads import Load, plan_traffic
+from testbed.harness.loads import Load
 from testbed.harness.summary import StepResult
 from testbed.harness.training import Training
 from testbed.scale import Scale
 from testbed.timeline import Split, critical_path, peak_alive, split_step
 from testbed.timeline.split import Spans
+from testbed.workload.plan_traffic import plan_traffic
 
 TIERS = (("building", False), ("wan", True))
 

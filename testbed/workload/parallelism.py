@@ -61,6 +61,18 @@ class Mesh:
             found[self.rank(place)] = place
         return [found[rank] for rank in range(self.size)]
 
+    def mappings(self) -> list[list[int]]:
+        """Ranks of places as they are, and as they would be with one or another dimension outermost."""
+        places = self.places()
+        found = []
+        for name in self.order:
+            turned = sorted(range(self.size), key=lambda number: (places[number][name], number))
+            ranks = [0] * self.size
+            for rank, place in enumerate(turned):
+                ranks[place] = rank
+            found.append(ranks)
+        return found
+
     def groups(self, *names: str) -> list[tuple[int, ...]]:
         """Ranks that differ in these dimensions alone, in the order of the mesh; none if they are in one rank."""
         if math.prod(self.outside[name] for name in names) == 1:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.config.workload import ModelSpec
@@ -28,6 +32,7 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
+from testbed.workload.placing import least_crossing
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, jittered_s
 
 SCALE = Scale(100.0, 1.0)
@@ -242,6 +247,32 @@ def test_the_outermost_dimension_is_the_one_of_distant_ranks() -> None:
     moved = make_mesh(given, 8, 1, mapping=(0, 4, 1, 5, 2, 6, 3, 7))
     assert moved.groups(REPLICATE) == [(0, 2), (4, 6), (1, 3), (5, 7)]
     assert moved.rank(moved.places()[5]) == 5
+
+
+def test_a_mapping_that_knows_buildings_lets_less_cross(tmp_path: Path) -> None:
+    # stages outermost, so that with consecutive ranks all replicas are together; scattered they are not
+    parallelism = {"data_parallel_shard_degree": 4, "pipeline_parallel_degree": 2, "placement": "sharded"}
+    crossing = {
+        mapping: sent_bytes(load(tmp_path, {**parallelism, "mapping": mapping}), crossing=True)
+        for mapping in ("consecutive", "scattered", "topology_aware")
+    }
+    assert crossing["topology_aware"] < 0.2 * crossing["consecutive"]
+    assert crossing["topology_aware"] <= crossing["scattered"]
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_places_that_change_over_never_let_more_cross(each: int, buildings: int, rng: Random) -> None:
+    size = each * buildings
+    where = [number % buildings for number in range(size)]
+    pairs = {(a, b): rng.random() for a in range(size) for b in range(size) if a != b}
+    ranks = least_crossing(pairs, where, [range(size)])
+    assert sorted(ranks) == list(range(size))
+
+    def crossing(mapping: Sequence[int]) -> float:
+        return sum(count for (a, b), count in pairs.items() if where[mapping[a]] != where[mapping[b]])
+
+    assert crossing(ranks) <= crossing(range(size)) + 1e-9
 
 
 def test_a_rank_takes_the_innermost_accelerators() -> None:
