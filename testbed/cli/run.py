@@ -98,24 +98,26 @@ def run(
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
+    loads = loads_of(loaded, Scale())  # a plan that does not fit is refused before anything is built
     make: Callable[[RunProgress, Scale], Run | PartedRun | VirtualRun]
     if clock == "virtual":
         if link_engine not in (None, "netem") or datapath not in (None, "system"):
             asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
             raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
         image = find_image()
-        scale = choose_virtual_scale(loaded)
+        rank_bytes = max(load.rank_bytes for load in loads.values())
+        scale = choose_virtual_scale(loaded, rank_bytes)
         jobs = min(jobs or len(os.sched_getaffinity(0)), len(cut(loaded)))
         settings = guest_settings(memory, cpu_time, loaded.seed, stall_timeout, None, [])
         asked_bytes = settings.memory_bytes if memory else None
-        settings = replace(settings, memory_bytes=choose_guest_memory(loaded, scale, jobs, asked_bytes))
+        memory_bytes = choose_guest_memory(loaded, scale, rank_bytes, jobs, asked_bytes)
+        settings = replace(settings, memory_bytes=memory_bytes)
         parts = f"virtual clock, {jobs} at once, {format_size(settings.memory_bytes)} each"
 
         def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
             return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
 
     else:
-        loads_of(loaded, Scale())  # what does not fit is said before anything is built
         stack = choose_stack(link_engine, datapath)
         scale = choose_scale(
             loaded.topology.resolve,

@@ -21,7 +21,6 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.harness.loads import loads_of
 from testbed.harness.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
@@ -92,31 +91,29 @@ def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
         raise ConfigError([Problem("command line", None, where, text, str(error))]) from None
 
 
-def choose_virtual_scale(scenario: Scenario) -> Scale:
-    """The scale to use under the virtual clock, which carries anything: what was asked for, or by the wait."""
+def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
+    """The scale to use under the virtual clock, which carries anything: what was asked for, or by the wait.
+
+    rank_bytes: real bytes that the busiest rank of any variant reduces or sends in a step.
+    """
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     steps = scenario.trials + scenario.warmup
-    by_the_wait = virtual_scale(2 * (scenario.ranks - 1) * gradient_bytes(scenario) * steps)
+    by_the_wait = virtual_scale(2 * (scenario.ranks - 1) * rank_bytes * steps)
     return Scale(by_the_wait if size == "auto" else size, 1.0 if dilation == "auto" else dilation)
 
 
-def choose_guest_memory(scenario: Scenario, scale: Scale, guests: int, asked_bytes: int | None) -> int:
+def choose_guest_memory(
+    scenario: Scenario, scale: Scale, rank_bytes: float, guests: int, asked_bytes: int | None
+) -> int:
     """Memory of each guest; ConfigError when so many at once do not fit this machine."""
     topology = scenario.topology.resolve(scale)
-    needed = asked_bytes or guest_memory(
-        topology, scenario.ranks, scale.emulated_bytes(gradient_bytes(scenario))
-    )
+    needed = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
     free = doctor.host_facts().memory_available_bytes >> 20 << 20  # a readable figure
     if guests * needed > free:
         found = f"{guests} guests of {format_size(needed)} each, {format_size(free)} are free"
         advice = "fewer --jobs, a larger scale.size_scale, or --memory where you know better"
         raise ConfigError([Problem("command line", None, "memory", found, advice)])
     return needed
-
-
-def gradient_bytes(scenario: Scenario) -> float:
-    """Real bytes that the busiest rank of any variant reduces or sends in a step. ConfigError for a bad plan."""
-    return max(load.rank_bytes for load in loads_of(scenario, Scale()).values())
 
 
 def choose_scale(

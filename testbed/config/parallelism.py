@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -199,11 +199,4 @@ class StageSpec(Strict):
     )
     gradient_bytes: Size = Field(
         default=1, alias="gradients", description="Of its gradients, where there are replicas."
-    )
-
-
-def placement_words(spec: ParallelismSpec) -> Mapping[str, Any]:
-    """The placement's name and source, where it has them."""
-    return (
-        dict(placements()[spec.placement]) if isinstance(spec.placement, str) else {"order": spec.placement}
     )

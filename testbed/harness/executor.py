@@ -11,7 +11,6 @@ import numpy as np
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.posted import Posted
-from testbed.transport import TransportError
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker, jittered_s
 
 FIRST = 0  # of what rank's data a message holds the pattern
@@ -155,10 +154,7 @@ class Executor:
         salt = self._salt + self._sequence[operation.group]
         arrays.fill(salt)
         started = arrays.start(self.groups[operation.group], operation.algorithm, async_op=True)
-        if started is None:
-            raise TransportError(
-                f"{operation.name}: {operation.collective} cannot be under way beside others"
-            )
+        assert started is not None, f"{operation.collective} cannot be under way beside others"
 
         def check() -> None:
             done.wrong += arrays.count_wrong(salt)

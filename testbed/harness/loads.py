@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from testbed.collectives import traffic
 from testbed.config import ConfigError, Scenario, Topology
@@ -27,7 +27,11 @@ class Load:
     buildings: tuple[int, ...]
     program: tuple[Action, ...] = ()
     training: Training | None = None
-    plan: JobPlan = field(default_factory=JobPlan)
+
+    @property
+    def plan(self) -> JobPlan:
+        """Of the ranks; empty where one program is for all."""
+        return JobPlan() if self.training is None else self.training.plan
 
     @property
     def message_bytes(self) -> float:
@@ -92,7 +96,7 @@ def load_of(scenario: Scenario, topology: Topology, scale: Scale) -> Load:
     if scenario.workload.parallelism is None:
         return Load(itemsize, buildings, step_program(scenario.workload, scenario.ranks, scale))
     training = training_of(scenario, topology, hosts, scale, itemsize)
-    return Load(itemsize, buildings, (), training, training.plan)
+    return Load(itemsize, buildings, training=training)
 
 
 def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:

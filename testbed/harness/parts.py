@@ -15,7 +15,7 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.harness.socket_use import socket_use
-from testbed.harness.summary import LinkSeries, StepResult, gather_steps, summarise_variant
+from testbed.harness.summary import LinkSeries, StepResult, gather_steps, middle_step, summarise_variant
 from testbed.harness.training_summary import limited_words
 from testbed.scale import Scale
 
@@ -185,12 +185,12 @@ def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
     entries = [result.summary["variants"][0] for result in own]
     if "training" not in entries[0]:
         return {}
-    entry = sorted(entries, key=lambda entry: entry["step_time_s"]["median"])[len(entries) // 2]
+    entry = sorted(entries, key=lambda entry: entry["step_time_s"]["median"])[(len(entries) - 1) // 2]
     training: Record = dict(entry["training"])
     measured_s = statistics.median(value for one in entries for value in one["step_time_s"]["samples"])
     predicted = training["predicted"]
     training["predicted"] = {**predicted, "error": predicted["step_time_s"] / measured_s - 1}
-    training["median_step"] = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2].index
+    training["median_step"] = middle_step(steps).index
     return {"training": training, "limited_by": limited_words(training["measured"])}
 
 

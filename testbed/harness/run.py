@@ -37,7 +37,6 @@ from testbed.harness.summary import (
     StepResult,
     gather_steps,
     summarise_variant,
-    wan_payload,
 )
 from testbed.harness.training_summary import limited_words, training_summary
 from testbed.harness.wiring import (
@@ -304,7 +303,7 @@ class Run:
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self._expected_wan_bytes(algorithm)
-        observed = [wan_payload(step.sent_bytes, self.load.buildings) for step in steps]
+        observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
             self.scale,

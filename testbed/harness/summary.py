@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.collectives import between_groups
 from testbed.config import Host, Topology
 from testbed.scale import Scale
 
@@ -87,9 +88,9 @@ def distribution(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def wan_payload(sent_bytes: Mapping[tuple[int, int], int], buildings: Sequence[int]) -> int:
-    """Payload bytes between ranks of different buildings."""
-    return sum(count for (here, there), count in sent_bytes.items() if buildings[here] != buildings[there])
+def middle_step(steps: Sequence[StepResult]) -> StepResult:
+    """The one of middle duration; the shorter of the two middle ones when their number is even."""
+    return sorted(steps, key=lambda step: (step.step_time_s, step.index))[(len(steps) - 1) // 2]
 
 
 class _Readings:
@@ -291,7 +292,7 @@ def summarise_variant(
     exposed_s = distribution([scale.real_s(step.step_time_s - step.compute_s) for step in steps])["median"]
     wan = wan_use(topology, series, steps, scale)
     nic = nic_use(topology, steps, [host.name for host in hosts])
-    observed = [wan_payload(step.sent_bytes, buildings) for step in steps]
+    observed = [between_groups(step.sent_bytes, buildings) for step in steps]
     return {
         "name": name,
         "algorithm": algorithm,

@@ -91,21 +91,22 @@ class _Planner:
         ranks = mesh.outside[PIPELINE]
         if asked.file is not None:
             schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
-            stages = _stages(self.scenario, mesh, len(schedule.owners))
+            stages = _stages(self.scenario, mesh, len(schedule.owners), self.itemsize)
         else:
-            stages = _stages(self.scenario, mesh, ranks * (SCHEDULES[asked.name].chunks or asked.chunks))
+            count = ranks * (SCHEDULES[asked.name].chunks or asked.chunks)
+            stages = _stages(self.scenario, mesh, count, self.itemsize)
             schedule = _by_name(asked, mesh, stages, self.network, self.hosts, self.scale)
         options = Options(
             self.itemsize,
             workload.bucket_cap_bytes,
-            asked.prefetch,
-            _algorithm(self.scenario),
-            asked.receives == "early",
-            spec.tensor_communication == "sequence_parallel",
-            _slowdowns(spec.stragglers, mesh.size),
-            spec.compute_jitter,
-            self.scenario.seed,
-            self.scale,
+            prefetch=asked.prefetch,
+            algorithm=_algorithm(self.scenario),
+            early_receives=asked.receives == "early",
+            sequence_parallel=spec.tensor_communication == "sequence_parallel",
+            slowdowns=_slowdowns(spec.stragglers, mesh.size),
+            jitter=spec.compute_jitter,
+            seed=self.scenario.seed,
+            scale=self.scale,
         )
         return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)
 
@@ -199,7 +200,7 @@ def _seconds(stage: Stage) -> tuple[float, float, float]:
     )
 
 
-def _stages(scenario: Scenario, mesh: Mesh, count: int) -> list[Stage]:
+def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[Stage]:
     workload = scenario.workload
     if workload.stage is not None:
         return _given(workload.stage, mesh.outside[PIPELINE], count)
@@ -211,7 +212,7 @@ def _stages(scenario: Scenario, mesh: Mesh, count: int) -> list[Stage]:
         workload.sequence_length,
         workload.local_batch_size,
         workload.flops,
-        {"float32": 4, "float64": 8}[workload.gradient_dtype],
+        itemsize,
     )
     try:
         return model_stages(workload.model, count, mesh, sizes)

@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from testbed.collectives import between_groups
+from testbed.harness.declared import Pairs
 from testbed.harness.loads import Load
-from testbed.harness.summary import StepResult
+from testbed.harness.summary import StepResult, middle_step
 from testbed.harness.training import Training
 from testbed.scale import Scale
 from testbed.timeline import Split, critical_path, peak_alive, split_step
 from testbed.timeline.split import Spans
 from testbed.workload.plan_traffic import plan_traffic
-
-TIERS = (("building", False), ("wan", True))
 
 
 def spans_of(
@@ -35,7 +35,7 @@ def training_summary(
     """Of one variant, in real units; times of the step of median duration."""
     training = load.training
     assert training is not None
-    median = sorted(steps, key=lambda step: step.step_time_s)[len(steps) // 2]
+    median = middle_step(steps)
     spans = spans_of(samples, median, training)
     predicted = training.predicted
     predicted_s = scale.real_s(predicted.step_time_s)
@@ -86,28 +86,19 @@ def _by_kind(
 
 def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
-
-    planned = plan_traffic(load.plan, load.itemsize)
+    expected = _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale)
+    observed = [_by_tier(step.sent_bytes, load.buildings, scale) for step in steps]
     return {
-        tier: {
-            "expected": round(scale.real_bytes(_between(load, planned, crossing))),
-            "observed": round(
-                scale.real_bytes(
-                    statistics.median(_between(load, step.sent_bytes, crossing) for step in steps)
-                )
-            ),
-        }
-        for tier, crossing in TIERS
+        tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
+        for tier, count in expected.items()
     }
 
 
-def _between(load: Load, pairs: Mapping[tuple[int, int], float], crossing: bool) -> float:
-    """Bytes between buildings, or inside them."""
-    return sum(
-        count
-        for (here, there), count in pairs.items()
-        if (load.buildings[here] != load.buildings[there]) == crossing
-    )
+def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
+    """Real bytes inside buildings and between them, of emulated ones."""
+    crossing = between_groups(pairs, buildings)
+    inside = sum(pairs.values()) - crossing
+    return {"building": round(scale.real_bytes(inside)), "wan": round(scale.real_bytes(crossing))}
 
 
 def prediction(load: Load, scale: Scale) -> dict[str, Any]:
@@ -115,15 +106,12 @@ def prediction(load: Load, scale: Scale) -> dict[str, Any]:
     training = load.training
     assert training is not None
     spans = training.predicted.spans
-    planned = plan_traffic(load.plan, load.itemsize)
     return {
         "schedule": training.schedule.name,
         "step_time_s": scale.real_s(training.predicted.step_time_s),
         **_split(split_step(training.plan, spans, load.buildings), scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": {
-            tier: round(scale.real_bytes(_between(load, planned, crossing))) for tier, crossing in TIERS
-        },
+        "bytes": _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale),
     }
 
 

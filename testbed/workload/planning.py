@@ -64,7 +64,7 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     plans = []
     for rank, place in enumerate(mesh.places()):
         line = [mesh.rank({**place, PIPELINE: number}) for number in range(mesh.outside[PIPELINE])]
-        plans.append(_RankPlanner(rank, place, line, of_rank[rank], mesh, schedule, stages, options).run())
+        plans.append(_RankPlanner(rank, place, line, of_rank[rank], schedule, stages, options).run())
     return JobPlan(tuple(plans), tuple(groups), not options.early_receives, options.jitter, options.seed)
 
 
@@ -90,12 +90,11 @@ class _RankPlanner:
         place: dict[str, int],
         line: Sequence[int],
         groups: dict[str, Group],
-        mesh: Mesh,
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        self.rank, self.groups, self.mesh, self.options = rank, groups, mesh, options
+        self.rank, self.groups, self.options = rank, groups, options
         self.line, self.schedule, self.stages = line, schedule, stages
         self.order = schedule.orders[place[PIPELINE]]
         self.own = place[PIPELINE]

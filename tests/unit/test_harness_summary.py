@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from testbed.collectives import between_groups
 from testbed.harness.summary import (
     CounterSeries,
     Gauge,
@@ -14,7 +15,6 @@ from testbed.harness.summary import (
     jain_index,
     limited_by,
     plane_balance,
-    wan_payload,
 )
 
 
@@ -54,7 +54,7 @@ def test_a_step_lasts_until_its_last_rank_and_computes_as_long_as_its_slowest() 
     assert step.compute_s == pytest.approx(1.5)
     assert step.sent_bytes == {(0, 1): 50, (0, 2): 20, (1, 0): 50, (1, 2): 20}
     assert (step.wrong, step.checked) == (1, 20)
-    assert wan_payload(step.sent_bytes, [0, 0, 1]) == 40
+    assert between_groups(step.sent_bytes, [0, 0, 1]) == 40
 
 
 def test_a_missing_rank_is_not_passed_over() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.config import parallelism
 from testbed.simulate import Network, Path, Stuck, Timeline, simulate
 from testbed.timeline import peak_alive
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
@@ -197,3 +198,8 @@ def test_microbatches_that_interleaving_cannot_share_out_are_refused() -> None:
         make_schedule("Interleaved1F1B", 4, 9, Costs(1.0, 1.0, 1.0), 2)
     with pytest.raises(ScheduleError, match="ZBVZeroBubble: 3 chunks: expected 2"):
         make_schedule("ZBVZeroBubble", 4, 8, Costs(1.0, 1.0, 1.0), 3)
+
+
+def test_scenarios_name_the_schedules_and_dimensions_that_there_are() -> None:
+    assert tuple(SCHEDULES) == parallelism.SCHEDULES
+    assert sorted(DIMENSIONS) == sorted(parallelism.DIMENSIONS)

@@ -64,20 +64,16 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order,
         count = microbatches * chunks
         ahead = min(count, (chunks - 1) * together + 2 * (ranks - 1 - rank))
 
-        def forward(step: int, rank: int = rank) -> Action:
-            chunk = step // together % chunks
+        def action(kind: Kind, step: int, rank: int = rank) -> Action:
+            turn = step // together % chunks
+            chunk = turn if kind is FORWARD else chunks - 1 - turn
             number = step // (together * chunks) * together + step % together
-            return Action(chunk * ranks + rank, FORWARD, number)
+            return Action(chunk * ranks + rank, kind, number)
 
-        def backward(step: int, rank: int = rank) -> Action:
-            chunk = chunks - 1 - step // together % chunks
-            number = step // (together * chunks) * together + step % together
-            return Action(chunk * ranks + rank, FULL, number)
-
-        order = [forward(step) for step in range(ahead)]
+        order = [action(FORWARD, step) for step in range(ahead)]
         for step in range(ahead, count):
-            order += [forward(step), backward(step - ahead)]
-        order += [backward(step) for step in range(count - ahead, count)]
+            order += [action(FORWARD, step), action(FULL, step - ahead)]
+        order += [action(FULL, step) for step in range(count - ahead, count)]
         orders.append(tuple(order))
     return tuple(orders)
 
@@ -95,9 +91,7 @@ def zb_v(ranks: int, microbatches: int) -> tuple[Order, ...]:
         done: Counts = {}
         order: list[Action] = []
 
-        def add(
-            stage: int, *kinds: Kind, done: dict[tuple[int, Kind], int] = done, order: list[Action] = order
-        ) -> None:
+        def add(stage: int, *kinds: Kind, done: Counts = done, order: list[Action] = order) -> None:
             for kind in kinds:
                 number = done.get((stage, kind), 0)
                 done[stage, kind] = number + 1
