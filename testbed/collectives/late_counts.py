@@ -20,6 +20,18 @@ ALGORITHMS = ("late_counts", "padded")
 COUNT_BYTES = 8
 
 
+def rows_traffic(
+    rows: Sequence[Sequence[int]], itemsize: int, padded_to: int | None = None
+) -> dict[tuple[int, int], int]:
+    """Bytes per ordered pair of ranks, counts included. rows[s][d]: elements from s to d, or padded to so many."""
+    return {
+        (here, there): COUNT_BYTES + itemsize * (count if padded_to is None else padded_to)
+        for here, row in enumerate(rows)
+        for there, count in enumerate(row)
+        if here != there
+    }
+
+
 class Exchange:
     """Each rank's `rows[d]` to rank d, into `room[s]` of it, which has space for M rows.
 

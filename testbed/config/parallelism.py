@@ -46,10 +46,15 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
     raise ValueError(f"{', '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
-def _parse_memory(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1000:
-        raise ValueError("a number above 0, such as 1.0")
-    return float(value)
+def _number(least: float, most: float, example: float) -> Form:
+    """A number in a range, both ends in it."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ValueError(f"a number from {least:g} to {most:g}, such as {example:g}")
+        return float(value)
+
+    return Form(parse, {"type": "number", "minimum": least, "maximum": most})
 
 
 _ORDER = Form(
@@ -64,21 +69,13 @@ _MAPPING = Form(
 )
 
 
-def _parse_slowdown(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 1000:
-        raise ValueError("a number from 1 to 1000, such as 1.2")
-    return float(value)
-
-
-_SLOWDOWN = Form(_parse_slowdown, {"type": "number", "minimum": 1, "maximum": 1000})
-_MEMORY = Form(_parse_memory, {"type": "number", "exclusiveMinimum": 0})
-
-
 class StragglerSpec(Strict):
     """A rank that computes slowly."""
 
     rank: CountOrZero = Field(description="Which rank.")
-    slowdown: Annotated[float, _SLOWDOWN] = Field(description="By which factor its computing takes longer.")
+    slowdown: Annotated[float, _number(1, 1000, 1.2)] = Field(
+        description="By which factor its computing takes longer."
+    )
 
 
 class ParallelismSpec(Strict):
@@ -105,6 +102,12 @@ class ParallelismSpec(Strict):
         default="all_reduce",
         description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
         "share out the sequence, a reduce-scatter and an all-gather, of as many bytes.",
+    )
+    routing_skew: Annotated[float, _number(0, 10, 0.5)] = Field(
+        default=0.0,
+        description="How unevenly routers send tokens: standard deviation of what a rank of experts gets, as a share "
+        "of the even part, drawn for each layer and microbatch by the scenario's seed. Experts that get more compute "
+        "longer.",
     )
     placement: Annotated[str | tuple[str, ...], _ORDER] = Field(
         default="production",
@@ -156,7 +159,7 @@ class ScheduleSpec(Strict):
     )
     microbatches: Count = Field(default=8, description="Microbatches of a step.")
     chunks: Count = Field(default=1, description="Stages per rank, for Interleaved1F1B and LoopedBFS.")
-    memory: Annotated[float, _MEMORY] = Field(
+    memory: Annotated[float, _number(0.001, 1000, 1.5)] = Field(
         default=1.0,
         description="What CrossUD, CrossUDSub and CrossWave may keep alive of activations, in multiples of what 1F1B "
         "keeps at the most.",
@@ -175,6 +178,12 @@ class ScheduleSpec(Strict):
         default=1, description="How many layers ahead sharded parameters are gathered."
     )
 
+    wan_turns: bool = Field(
+        default=False,
+        description="Replicas of a pipeline send to another building one after the other, each with the whole link, "
+        "in place of all at once (Atlas, arXiv:2411.14458).",
+    )
+
     @staticmethod
     def rooted(data: Any, key: str, folder: Path) -> None:
         """Make a file's path absolute, in data that is not validated yet."""
@@ -182,7 +191,9 @@ class ScheduleSpec(Strict):
             data[key] = str((folder / data[key]).resolve())
 
     def checks(self) -> Iterator[Finding]:
-        """The file is there."""
+        """The file is there; turns are those of messages that leave when their turn comes."""
+        if self.wan_turns and self.receives != "early":
+            yield Finding(("wan_turns",), "true", "receives: early")
         if self.file is not None and not Path(self.file).is_file():
             yield Finding(("file",), show(self.file), "a CSV file with a line per rank")
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from testbed.catalogue import accelerators, models
 from testbed.config.forms import (
     Count,
+    CountOrZero,
     Dscp,
     Duration,
     DurationOrNone,
@@ -51,7 +52,7 @@ DTYPES = ("float32", "float64")
 
 
 class ModelSpec(Strict):
-    """A decoder-only transformer of the Llama 3 kind, by its dimensions."""
+    """A decoder-only transformer of the Llama 3 kind, or with experts of the Mixtral kind, by its dimensions."""
 
     dim: Count = Field(description="Width of the residual stream.")
     n_layers: Count = Field(description="Transformer blocks.")
@@ -59,9 +60,19 @@ class ModelSpec(Strict):
     n_kv_heads: Count = Field(description="Key and value heads; must divide `n_heads`.")
     ffn_dim: Count = Field(description="Width of the feed-forward layer.")
     vocab_size: Count = Field(description="Tokens in the vocabulary.")
+    experts: CountOrZero = Field(
+        default=0,
+        description="Experts of each feed-forward layer, which has `ffn_dim` then; none in dense models.",
+    )
+    experts_per_token: CountOrZero = Field(default=0, description="Experts that work on a token.")
 
     def checks(self) -> Iterator[Finding]:
-        """Heads have whole sizes and share keys evenly."""
+        """Heads have whole sizes and share keys evenly; tokens go to experts that there are."""
+        if not min(1, self.experts) <= self.experts_per_token <= self.experts:
+            expected = (
+                f"1 to {self.experts}, as there are experts" if self.experts else "0, as there are no experts"
+            )
+            yield Finding(("experts_per_token",), str(self.experts_per_token), expected)
         if self.dim % self.n_heads:
             yield Finding(("n_heads",), str(self.n_heads), f"a divisor of dim ({self.dim})")
         if self.n_heads % self.n_kv_heads:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
 from testbed.collectives import Array, Communicator, Work, count_wrong, dtype_named, expect, fill
-from testbed.collectives.late_counts import COUNT_BYTES
+from testbed.collectives.late_counts import rows_traffic
 from testbed.virtual.memory import private_memory
 
 
-def split_counts(source: int, ranks: int, most: int) -> list[int]:
-    """What a rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
-    rng = random.Random(f"{source}/{ranks}/{most}")
-    return [rng.randint(0, most) for _ in range(ranks)]
+def uneven_rows(ranks: int, most: int) -> list[list[int]]:
+    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
+    rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
+    return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
 
 
 def uneven_traffic(numel: int, ranks: int, itemsize: int, padded: bool) -> dict[tuple[int, int], int]:
-    """What an all_to_all_v sends, in bytes per ordered pair of ranks; numel: of a rank's larger array."""
+    """What an all_to_all_v of these rows sends, in bytes per ordered pair of ranks; numel: of a rank's larger array."""
     most = numel // ranks
-    rows = [split_counts(rank, ranks, most) for rank in range(ranks)]
-    return {
-        (a, b): COUNT_BYTES + itemsize * (most if padded else rows[a][b])
-        for a in range(ranks)
-        for b in range(ranks)
-        if a != b
-    }
+    return rows_traffic(uneven_rows(ranks, most), itemsize, most if padded else None)
 
 
 class CollectiveArrays:
@@ -52,12 +47,17 @@ class CollectiveArrays:
         elif collective == "reduce_scatter":
             self.output = self._room(part)
         elif collective == "all_to_all_v":
-            self.counts = split_counts(rank, size, part)
-            self.input = self._room(sum(self.counts))
+            self._most = self.input
             self.output = self._room(numel).reshape(size, part)
+            self.use_rows(uneven_rows(size, part))
 
     def _room(self, numel: int) -> Array:
         return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
+
+    def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
+        """Of an all_to_all_v: elements from each rank, in rows, to each; none more than the larger array's part."""
+        self.rows = rows
+        self.input = self._most[: sum(rows[self.rank])]
 
     @property
     def nbytes(self) -> int:
@@ -79,7 +79,7 @@ class CollectiveArrays:
             )
         if collective == "all_to_all_v":
             self._exchange = communicator.all_to_all_v_dynamic(
-                self.output, self.input, self.counts, algorithm, async_op
+                self.output, self.input, self.rows[self.rank], algorithm, async_op
             )
             return self._exchange if async_op else None
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -113,7 +113,7 @@ class CollectiveArrays:
             elif collective == "all_to_all":
                 expected = self._filled(self.numel, peer, salt)[self.rank * part : (self.rank + 1) * part]
             else:
-                counts = split_counts(peer, size, part)
+                counts = self.rows[peer]
                 first = sum(counts[: self.rank])
                 expected = self._filled(sum(counts), peer, salt)[first : first + counts[self.rank]]
                 wrong += abs(self._exchange.result[peer] - counts[self.rank])

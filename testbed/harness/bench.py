@@ -17,7 +17,7 @@ from testbed.collectives import (
 )
 from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
 from testbed.collectives.tuning import Entry
-from testbed.harness.arrays import CollectiveArrays, split_counts
+from testbed.harness.arrays import CollectiveArrays, uneven_rows
 from testbed.harness.wiring import Wiring, join
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
@@ -77,7 +77,7 @@ def sent_elements(collective: str, numel: int, ranks: int) -> float:
     if collective != "all_to_all_v":
         return numel
     most = numel // ranks
-    return sum(sum(split_counts(rank, ranks, most)) for rank in range(ranks)) / ranks
+    return sum(map(sum, uneven_rows(ranks, most))) / ranks
 
 
 class BenchRank:

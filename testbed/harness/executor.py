@@ -11,7 +11,16 @@ import numpy as np
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.posted import Posted
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker, jittered_s
+from testbed.workload.plan import (
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+    Tracker,
+    jittered_s,
+)
 
 FIRST = 0  # of what rank's data a message holds the pattern
 
@@ -50,13 +59,16 @@ class Executor:
                 room = self._rooms.get(operation.stream)
                 if room is None or room.size < operation.numel:
                     self._rooms[operation.stream] = np.zeros(operation.numel, dtype)
+        collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
+        self._room: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
+        for operation in collectives:
+            if operation.counts:
+                self._room[operation.group] = max(self._room.get(operation.group, 0), operation.numel)
         self._arrays: dict[tuple[int, str, int], CollectiveArrays] = {}
-        for operation in self.operations:
-            if isinstance(operation, GroupCollective):
-                own = groups[operation.group]
-                key = _key(operation)
-                if key not in self._arrays:
-                    self._arrays[key] = CollectiveArrays(*key[1:], dtype, own.rank, own.size)
+        for operation in collectives:
+            own, key = groups[operation.group], self._key(operation)
+            if key not in self._arrays:
+                self._arrays[key] = CollectiveArrays(*key[1:], dtype, own.rank, own.size)
 
     def prepare(self, salt: int) -> None:
         """Fill what is going to be sent; outside of the time that is measured."""
@@ -88,6 +100,8 @@ class Executor:
                 if isinstance(operation, Computing):
                     duration_s = jittered_s(self.plan, self.communicator.rank, place, self._salt)
                     computing[place] = begun_s + duration_s
+                elif isinstance(operation, Pause):
+                    computing[place] = begun_s + operation.duration_s
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(place)
                 else:
@@ -149,7 +163,9 @@ class Executor:
             work = self.communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
             return work, lambda: self._check_message(room, operation.tag, done)
         assert isinstance(operation, GroupCollective)
-        arrays = self._arrays[_key(operation)]
+        arrays = self._arrays[self._key(operation)]
+        if operation.counts:
+            arrays.use_rows(operation.rows())
         self._sequence[operation.group] += 1
         salt = self._salt + self._sequence[operation.group]
         arrays.fill(salt)
@@ -173,6 +189,7 @@ class Executor:
             room[0] = expected[0]
             done.wrong += count_wrong(room, 1, self._salt)
 
-
-def _key(operation: GroupCollective) -> tuple[int, str, int]:
-    return operation.group, operation.collective, operation.numel
+    def _key(self, operation: GroupCollective) -> tuple[int, str, int]:
+        """Of the arrays that an operation uses."""
+        numel = self._room[operation.group] if operation.counts else operation.numel
+        return operation.group, operation.collective, numel

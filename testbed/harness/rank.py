@@ -24,7 +24,7 @@ from testbed.harness.wiring import join
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload import Collective, Compute, Exchange, WaitAll
-from testbed.workload.plan import Computing, GroupCollective, Message, Operation
+from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
 Span = tuple[str, str, float, float, int, str]
@@ -255,7 +255,7 @@ class Rank:
 
 def _word(operation: Operation) -> str:
     """An operation's kind in records."""
-    if isinstance(operation, Computing):
+    if isinstance(operation, Computing | Pause):
         return operation.kind
     if isinstance(operation, Message):
         return "send" if operation.sends else "recv"

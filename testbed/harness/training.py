@@ -14,12 +14,13 @@ from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
 from testbed.timeline import peak_alive
+from testbed.workload.layers import Options, Turn
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim
-from testbed.workload.parallelism import PIPELINE, Mesh, ParallelismError, make_mesh
+from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
 from testbed.workload.placing import least_crossing
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.planning import Options, plan_job
+from testbed.workload.planning import plan_job
 from testbed.workload.schedules import (
     SCHEDULES,
     Costs,
@@ -103,12 +104,24 @@ class _Planner:
             algorithm=_algorithm(self.scenario),
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
+            routing_skew=spec.routing_skew,
+            turns=_turns(self.network, self.hosts) if asked.wan_turns else {},
             slowdowns=_slowdowns(spec.stragglers, mesh.size),
             jitter=spec.compute_jitter,
             seed=self.scenario.seed,
             scale=self.scale,
         )
         return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)
+
+
+def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Turn]:
+    """Of all pairs of ranks in different buildings."""
+    found = {}
+    for (here, there), path in network.paths.items():
+        way = hosts[here].building, hosts[there].building
+        if way[0] != way[1]:
+            found[here, there] = Turn(way, min(network.capacities[part] for part in path.parts))
+    return found
 
 
 def _wrong(field: str, found: str, expected: str) -> ConfigError:
@@ -205,6 +218,12 @@ def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[S
     if workload.stage is not None:
         return _given(workload.stage, mesh.outside[PIPELINE], count)
     assert workload.model is not None
+    experts, shared_by = dimensions(workload.model).experts, mesh.degrees[EXPERT]
+    if shared_by > 1 and (not experts or experts % shared_by):
+        expected = (
+            f"a divisor of the model's experts ({experts})" if experts else "1, as the model has no experts"
+        )
+        raise _wrong("parallelism.expert_parallel_degree", str(shared_by), expected)
     sizes = Sizes(
         dimensions(workload.model).dim,
         key_value_dim(workload.model),

@@ -151,7 +151,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     origin = steps_of(own)[step][0]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in _until_received([sample for sample in own if (sample.trial, sample.step) == step]):
-        if sample.operation not in (WHOLE_STEP, "recv"):
+        if sample.operation not in (WHOLE_STEP, "recv", "turn"):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]

@@ -18,7 +18,16 @@ from testbed.scale import Scale
 
 JsonObject = dict[str, Any]
 
-COMMUNICATION = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "send", "recv")
+COMMUNICATION = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "all_to_all_v",
+    "send",
+    "recv",
+    "turn",
+)
 WHOLE_STEP = "step"
 
 

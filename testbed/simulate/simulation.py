@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from testbed.collectives.catalogue import Ask, pieces_for, plan_of
+from testbed.collectives.exchanging import CONCURRENCY
+from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
 from testbed.simulate.network import Fluid, Network
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Tracker
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
 Key = tuple[object, ...]
 Members = tuple[int, ...]
@@ -139,7 +141,7 @@ class _Simulation:
             self.trackers[rank].done(place)
             self._start_ready(rank)
 
-        if isinstance(operation, Computing):
+        if isinstance(operation, Computing | Pause):
             self._later(operation.duration_s, over)
         elif isinstance(operation, Message):
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
@@ -231,6 +233,9 @@ class _Simulation:
         self.sequence[rank, operation.group] = number + 1
         key = ("collective", operation.group, number)
         size = len(members)
+        if operation.counts:
+            yield from self._exchange(members, own, key, operation.rows())
+            return
         numel = operation.numel if operation.collective == "all_reduce" else operation.numel // size
         pieces = pieces_for(operation.collective, operation.algorithm, numel * self.itemsize, size)
         plan = plan_of(operation.collective, operation.algorithm, Ask(own, (0,) * size, 0, pieces))
@@ -241,6 +246,33 @@ class _Simulation:
             self._drive(strands, event.happen)
             lanes.append(event)
         yield lanes
+
+    def _exchange(self, members: Members, own: int, key: Key, rows: list[list[int]]) -> Events:
+        """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
+        size = len(members)
+        strands = min(CONCURRENCY, size - 1)
+        events = []
+        for first in range(strands):
+            event = _Event()
+            distances = range(1 + first, size, strands)
+            self._drive(self._exchange_strand(members, own, key, rows, distances), event.happen)
+            events.append(event)
+        yield events
+
+    def _exchange_strand(
+        self, members: Members, own: int, key: Key, rows: list[list[int]], distances: range
+    ) -> Events:
+        sends = []
+        for distance in distances:
+            target, source = (own + distance) % len(members), (own - distance) % len(members)
+            to, back = (members[own], members[target]), (members[source], members[own])
+            sends.append(self._send((*key, "count", *to), to, COUNT_BYTES))
+            if rows[own][target]:
+                sends.append(self._send((*key, *to), to, rows[own][target] * self.itemsize))
+            yield [self._receive((*key, "count", *back))]
+            if rows[source][own]:
+                yield [self._receive((*key, *back))]
+        yield sends
 
     def _lane(
         self,

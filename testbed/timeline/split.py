@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, waits
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, Pause, waits
 
 Spans = Sequence[Sequence[tuple[float, float]]]
 """[rank][place in its plan]: when it began and ended, in seconds from the step's start."""
@@ -98,7 +98,8 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
             compute_s += end_s - begun_s
             free_s = max(free_s, end_s)
-        tail = [place for place, operation in enumerate(operations) if not isinstance(operation, Computing)]
+        timed = (Computing, Pause)
+        tail = [place for place, operation in enumerate(operations) if not isinstance(operation, timed)]
         bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
     return Split(
         step_time_s,

@@ -71,10 +71,11 @@ class Parameter:
 
 def parameters(model: str | Architecture | ModelSpec) -> tuple[Parameter, ...]:
     """All parameters in the order of registration. KeyError for a model that is not known."""
-    family = "llama"
     if isinstance(model, str):
         entry = models()[model]
         family, model = entry["family"], Architecture(**entry["dimensions"])
+    else:
+        family = "mixtral" if model.experts else "llama"
     return tuple(_FAMILIES[family](model))
 
 
@@ -93,8 +94,7 @@ def key_value_dim(model: str | ModelSpec) -> int:
 
 def experts_per_token(model: str | ModelSpec) -> int:
     """Routed experts that work on a token, 0 where there are none."""
-    spec = dimensions(model)
-    return spec.experts_per_token if isinstance(spec, Architecture) else 0
+    return dimensions(model).experts_per_token
 
 
 def _matrix(name: str, *shape: int, share: float = 1.0) -> Parameter:
@@ -156,7 +156,9 @@ def _gpt2(spec: Architecture) -> Iterator[Parameter]:
     yield from _norm("ln_f", dim)
 
 
-def _experts(place: str, spec: Architecture, width: int, names: tuple[str, str, str]) -> Iterator[Parameter]:
+def _experts(
+    place: str, spec: Architecture | ModelSpec, width: int, names: tuple[str, str, str]
+) -> Iterator[Parameter]:
     """The routed experts of a layer: `names` of the matrices into, out of and beside the hidden layer."""
     share = spec.experts_per_token / spec.experts
     into, out, beside = names
@@ -166,7 +168,7 @@ def _experts(place: str, spec: Architecture, width: int, names: tuple[str, str, 
         yield _matrix(f"{place}.experts.{number}.{beside}", width, spec.dim, share=share)
 
 
-def _mixtral(spec: Architecture) -> Iterator[Parameter]:
+def _mixtral(spec: Architecture | ModelSpec) -> Iterator[Parameter]:
     dim = spec.dim
     yield _vector("embed_tokens.weight", spec.vocab_size, dim)
     for number in range(spec.n_layers):

@@ -37,6 +37,13 @@ class Computing(Operation):
 
 
 @dataclass(frozen=True)
+class Pause(Operation):
+    """Time that passes on a stream, whatever the rank does: duration_s, emulated."""
+
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class Message(Operation):
     """One end of a message of `numel` elements; `sends`: which one. tag: tells messages of a pair apart."""
 
@@ -50,18 +57,28 @@ class Message(Operation):
 class GroupCollective(Operation):
     """A collective of one of the plan's groups; numel: elements of a rank's larger array.
 
-    Members start a group's collectives in one and the same order.
+    Members start a group's collectives in one and the same order. counts: of an all_to_all_v, by member: elements that
+    it gets from each, or, where the operation `returns` them, gives to each.
     """
 
     group: int = 0
     collective: str = "all_reduce"
     numel: int = 0
     algorithm: str = "ring"
+    counts: tuple[int, ...] = ()
+    returns: bool = False
+
+    def rows(self) -> list[list[int]]:
+        """Elements of an all_to_all_v from each member, in rows, to each."""
+        if self.returns:
+            return [[count] * len(self.counts) for count in self.counts]
+        return [list(self.counts)] * len(self.counts)
 
 
 RankPlan = tuple[Operation, ...]
 _TYPES: dict[str, type[Operation]] = {
     "compute": Computing,
+    "pause": Pause,
     "message": Message,
     "collective": GroupCollective,
 }
@@ -106,7 +123,10 @@ class JobPlan:
 
 def _operation(entry: dict[str, Any]) -> Operation:
     made = _TYPES[entry.pop("type")]
-    return made(**{**entry, "after": tuple(entry["after"])})
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
+    return made(**values)
 
 
 def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:

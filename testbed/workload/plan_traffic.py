@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from testbed.collectives import traffic
+from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
 
@@ -26,6 +27,9 @@ def plan_traffic(plan: JobPlan, itemsize: int) -> Mapping[tuple[int, int], int]:
 def _in_group(
     operation: GroupCollective, members: Sequence[int], itemsize: int
 ) -> dict[tuple[int, int], int]:
+    if operation.counts:
+        found = rows_traffic(operation.rows(), itemsize)
+        return {(members[here], members[there]): count for (here, there), count in found.items()}
     numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
     groups = [0] * len(members)
     found = traffic(operation.collective, operation.algorithm, numel, itemsize, groups)

@@ -11,46 +11,13 @@ step, as in torchtitan. data_parallel_replicate: gradients, or this rank's shard
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
-from testbed.scale import UNSCALED, Scale
+from testbed.workload.layers import EXPERT_SHARD, FSDP, Group, LayerPlanner, Options, computing_s
 from testbed.workload.parallelism import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR, Mesh
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, Operation
+from testbed.workload.plan import Computing, JobPlan, Message, Operation, Pause
 from testbed.workload.schedules import Action, Kind, Schedule
-from testbed.workload.stages import Part, Stage
-
-EXPERT_SHARD = "expert_shard"
-FSDP = "fsdp"
-
-
-class Group(NamedTuple):
-    """Ranks that do collectives together: their number in the plan, and who they are."""
-
-    number: int
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Options:
-    """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
-
-    prefetch: how many layers ahead parameters are gathered. algorithm: of replicas' all-reduces. early_receives: if
-    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
-    when its action is next, and its message leaves then. sequence_parallel: tensor ranks share out the sequence.
-    slowdowns: factor of a rank's computing. jitter, seed: of computing, see JobPlan.
-    """
-
-    itemsize: int
-    bucket_cap: float
-    prefetch: int = 1
-    algorithm: str = "ring"
-    early_receives: bool = True
-    sequence_parallel: bool = False
-    slowdowns: Mapping[int, float] = field(default_factory=dict)
-    jitter: float = 0.0
-    seed: int = 0
-    scale: Scale = UNSCALED
+from testbed.workload.stages import Stage
 
 
 def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: Options) -> JobPlan:
@@ -63,9 +30,22 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
         groups.append((name, members))
     plans = []
     for rank, place in enumerate(mesh.places()):
-        line = [mesh.rank({**place, PIPELINE: number}) for number in range(mesh.outside[PIPELINE])]
-        plans.append(_RankPlanner(rank, place, line, of_rank[rank], schedule, stages, options).run())
+        lines = _lines(mesh, place)
+        plans.append(_RankPlanner(rank, place, lines, of_rank[rank], schedule, stages, options).run())
     return JobPlan(tuple(plans), tuple(groups), not options.early_receives, options.jitter, options.seed)
+
+
+def _lines(mesh: Mesh, place: Mapping[str, int]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Ranks of the pipelines that a place of the mesh could be in, by their number among replicas and shards."""
+    outside = mesh.outside
+    return {
+        (replica, shard): tuple(
+            mesh.rank({**place, REPLICATE: replica, SHARD: shard, PIPELINE: number})
+            for number in range(outside[PIPELINE])
+        )
+        for replica in range(outside[REPLICATE])
+        for shard in range(outside[SHARD])
+    }
 
 
 def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
@@ -81,37 +61,34 @@ def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
-class _RankPlanner:
-    """One rank's plan on its way."""
+class _RankPlanner(LayerPlanner):
+    """One rank's plan: the pipeline, action by action. lines: ranks of its own pipeline and of its replicas."""
 
     def __init__(
         self,
         rank: int,
         place: dict[str, int],
-        line: Sequence[int],
+        lines: Mapping[tuple[int, int], Sequence[int]],
         groups: dict[str, Group],
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        self.rank, self.groups, self.options = rank, groups, options
-        self.line, self.schedule, self.stages = line, schedule, stages
-        self.order = schedule.orders[place[PIPELINE]]
+        self.line, self.lines = lines[place[REPLICATE], place[SHARD]], tuple(lines.values())
+        super().__init__(
+            rank, groups, schedule.orders[place[PIPELINE]], options, pipelined=len(self.line) > 1
+        )
+        self.schedule, self.stages = schedule, stages
         self.own = place[PIPELINE]
-        self.plan: list[Operation] = []
-        self.gate: list[int] = []  # what the next computing waits for
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self.computed: list[int] = []  # computing so far, in its order
-        self.gathered: dict[tuple[int, int], int] = {}
-        self.bucket, self.bucket_after = 0.0, 0
-        self.last = self._last_microbatches()
+        self.turns = {peer: iter(range(self._messages_to(peer))) for peer in self.line}
 
     def run(self) -> tuple[Operation, ...]:
         if self.options.early_receives:
             self._post_all()
         for action in self.order:
             self._act(action)
-        self._close_bucket()
+        self.close_bucket()
         return tuple(self.plan)
 
     # ---- the pipeline
@@ -136,14 +113,14 @@ class _RankPlanner:
         what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
         shown = source.stage if sends else stage
         size = self.stages[min(stage, source.stage)].activation
-        return self._add(
+        return self.add(
             Message(
                 f"{shown}{what}{source.microbatch}",
                 f"{what} {peer}",
                 PIPELINE,
                 after,
                 peer=peer,
-                numel=self._numel(size),
+                numel=self.numel(size),
                 tag=(stage * self.schedule.microbatches + source.microbatch) * 2 + (not forward),
                 sends=sends,
             )
@@ -160,22 +137,73 @@ class _RankPlanner:
             self.gate.append(self.received[action.stage, kind, action.microbatch])
         first = len(self.plan)
         if self._whole(action):
-            seconds = sum(_seconds(part, action.kind) for part in stage.parts) / action.parts
-            self._compute(str(action), action.kind, seconds)
-            if self._gives_weights(action):
+            seconds = sum(computing_s(part, action.kind) for part in stage.parts) / action.parts
+            self.compute(str(action), action.kind, seconds)
+            if self.gives_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
-                    self._reduce(action, number, part)
+                    self.reduce(action, number, part)
         elif action.kind is Kind.FORWARD:
             for number, part in enumerate(stage.parts):
-                self._layer(action, number, part)
+                self.layer(action, number, part)
         else:
             for number in reversed(range(len(stage.parts))):
-                self._layer(action, number, stage.parts[number])
+                self.layer(action, number, stage.parts[number])
         self._account(action, first, stage.kept)
         target = _next_stage(action, len(self.stages))
         if target is not None and self.schedule.owners[target] != self.own:
-            after = tuple({*self.gate, self.computed[-1]})
-            self._message(target, action, self.line[self.schedule.owners[target]], after, sends=True)
+            peer = self.line[self.schedule.owners[target]]
+            self._send(target, action, peer, tuple({*self.gate, self.computed[-1]}))
+
+    # ---- turns of replicas: each sends for as long as its message takes, then tells the next one
+
+    def _messages_to(self, peer: int) -> int:
+        """How many messages of its schedule this rank sends to another stage's."""
+        targets = (_next_stage(action, len(self.stages)) for action in self.order)
+        return sum(
+            target is not None and self.line[self.schedule.owners[target]] == peer for target in targets
+        )
+
+    def _send(self, target: int, action: Action, peer: int, after: tuple[int, ...]) -> None:
+        turn, others = next(self.turns[peer]), self._sharing(peer)
+        if len(others) <= 1:
+            self._message(target, action, peer, after, sends=True)
+            return
+        own = others.index(self.rank)
+        if turn or own:
+            after = (*after, self._turn_of(peer, turn, others[own - 1], (), sends=False))
+        place = self._message(target, action, peer, after, sends=True)
+        message = self.plan[place]
+        assert isinstance(message, Message)
+        seconds = message.numel * self.options.itemsize / self.options.turns[self.rank, peer].rate
+        over = self.add(Pause(f"turn of {message.name}", f"turn {peer}", "turn", after, seconds))
+        if own < len(others) - 1:
+            self._turn_of(peer, turn, others[own + 1], (over,), sends=True)
+        elif turn < self._messages_to(peer) - 1:
+            self._turn_of(peer, turn + 1, others[0], (over,), sends=True)
+
+    def _sharing(self, peer: int) -> list[int]:
+        """Ranks of replicas that send what this rank sends to `peer`, from the same building to the same other one."""
+        own = self.options.turns.get((self.rank, peer))
+        if own is None:
+            return []
+        there = self.line.index(peer)
+        pairs = [(line[self.own], line[there]) for line in self.lines]
+        return [
+            pair[0]
+            for pair in pairs
+            if pair in self.options.turns and self.options.turns[pair].way == own.way
+        ]
+
+    def _turn_of(self, peer: int, turn: int, replica: int, after: tuple[int, ...], *, sends: bool) -> int:
+        """One end of the word that a replica may send its message number `turn` to its `peer`."""
+        tag = 2 * turn + (self.line.index(peer) > self.own)
+        return self.add(
+            Message(
+                f"turn {turn}", f"turn {peer}", "turn", after, peer=replica, numel=1, tag=tag, sends=sends
+            )
+        )
+
+    # ---- actions
 
     def _account(self, action: Action, first: int, kept: float) -> None:
         """Note memory with the action's computing."""
@@ -195,152 +223,7 @@ class _RankPlanner:
         within = {TENSOR, CONTEXT, EXPERT, FSDP} & set(self.groups)
         if action.kind is Kind.BACKWARD_WEIGHT:
             within = set()
-        return action.parts > 1 or not (within or (self.groups and self._gives_weights(action)))
-
-    def _gives_weights(self, action: Action) -> bool:
-        """Whether this action ends the gradients of its stage's weights."""
-        return self.last.get(action.stage) == action
-
-    def _last_microbatches(self) -> dict[int, Action]:
-        kinds = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
-        return {action.stage: action for action in self.order if action.kind in kinds}
-
-    # ---- a layer
-
-    def _layer(self, action: Action, number: int, part: Part) -> None:
-        self._gather(action, number, part)
-        name = f"{action} layer {number}"
-        seconds = _seconds(part, action.kind)
-        if action.kind is Kind.BACKWARD_WEIGHT or not (part.tensor or part.context or part.expert):
-            self._compute(name, action.kind, seconds)
-        else:
-            # attention, then what comes after it
-            self._attention(name, action.kind, seconds / 2, part)
-            self._tensor(f"{name} attention", part.tensor)
-            self._collective(f"{name} dispatch", EXPERT, "all_to_all", part.expert)
-            self._compute(name, action.kind, seconds / 2)
-            self._collective(f"{name} combine", EXPERT, "all_to_all", part.expert)
-            self._tensor(f"{name} feed-forward", part.tensor)
-        if self._gives_weights(action):
-            self._reduce(action, number, part)
-
-    def _tensor(self, name: str, size: float) -> None:
-        """Partial sums of all tensor ranks put together."""
-        ways = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
-        for collective in ways:
-            self._collective(name, TENSOR, collective, size)
-
-    def _attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
-        """Own keys and values first; then, while they are worked on, those of one rank after the other."""
-        if not part.context:
-            self._compute(name, kind, seconds)
-            return
-        members = self.groups[CONTEXT].members
-        own, size = members.index(self.rank), len(members)
-        to, source = members[(own + 1) % size], members[own - 1]
-        numel = self._numel(part.context * (1 if kind is Kind.FORWARD else 2))
-        begins = tuple({*self.gate, *self.computed[-1:]})
-        arrived: tuple[int, ...] = begins
-        for turn in range(size - 1):
-            after = begins if not turn else arrived
-            self._add(Message(f"{name} keys to {to}", "context send", CONTEXT, after, to, numel, turn, True))
-            got = Message(f"{name} keys of {source}", "context receive", CONTEXT, after, source, numel, turn)
-            arrived = (self._add(got),)
-            self._compute(f"{name} {turn}", kind, seconds / size)
-            self.gate += arrived
-        self._compute(f"{name} {size - 1}", kind, seconds / size)
-
-    def _gather(self, action: Action, number: int, part: Part) -> None:
-        """A layer's parameters, if they are not there: needed anew for each microbatch where there is no pipeline."""
-        if FSDP not in self.groups or action.kind is Kind.BACKWARD_WEIGHT:
-            return
-        key = (action.stage, number)
-        if len(self.line) > 1 and key in self.gathered:
-            return
-        ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
-        for group, size, _ in self._shares(part):
-            place = self._start(
-                f"{action} layer {number} parameters", group, "all_gather", size, tuple(ahead)
-            )
-            if place is not None:
-                self.gate.append(place)
-                self.gathered[key] = place
-
-    def _reduce(self, action: Action, number: int, part: Part) -> None:
-        """A layer's gradients, which are whole now."""
-        computed = self.computed[-1]
-        left, last = 0.0, computed
-        for group, _, size in self._shares(part):
-            name = f"{action} layer {number} gradients"
-            place = self._start(name, group, "reduce_scatter", size, (computed,))
-            if place is None:
-                left += size
-            else:
-                left, last = left + size / len(self.groups[group].members), place
-        if REPLICATE in self.groups:
-            self.bucket += left
-            self.bucket_after = last
-            if self.bucket >= self.options.bucket_cap:
-                self._close_bucket()
-
-    def _shares(self, part: Part) -> list[tuple[str, float, float]]:
-        """Who shares parameters of a layer, bytes of those and of their gradients; experts may be shared by others."""
-        if EXPERT not in self.groups:
-            gathered, reduced = part.gathered + part.expert_gathered, part.reduced + part.expert_reduced
-            return [(FSDP, gathered, reduced)]
-        experts = (EXPERT_SHARD, part.expert_gathered, part.expert_reduced)
-        return [(FSDP, part.gathered, part.reduced), experts]
-
-    def _close_bucket(self) -> None:
-        if self.bucket:
-            self._start("gradients", REPLICATE, "all_reduce", self.bucket, (self.bucket_after,))
-            self.bucket = 0.0
-
-    # ---- operations
-
-    def _add(self, operation: Operation) -> int:
-        self.plan.append(operation)
-        return len(self.plan) - 1
-
-    def _compute(self, name: str, kind: Kind, seconds: float) -> None:
-        after, self.gate = tuple(self.gate), []
-        duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
-        self.computed.append(
-            self._add(Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s))
-        )
-
-    def _collective(self, name: str, group: str, collective: str, size: float) -> None:
-        """One that the next computing waits for, of what was computed last."""
-        place = self._start(name, group, collective, size, tuple({*self.gate, *self.computed[-1:]}))
-        if place is not None:
-            self.gate = [place]
-
-    def _start(
-        self, name: str, group: str, collective: str, size: float, after: tuple[int, ...]
-    ) -> int | None:
-        """None where the rank is in no such group, or there is nothing to send."""
-        if group not in self.groups or not size:
-            return None
-        own = self.groups[group]
-        parts = 1 if collective == "all_reduce" else len(own.members)
-        numel = self._numel(size / parts) * parts
-        algorithm = "direct" if collective == "all_to_all" else "ring"
-        if group == REPLICATE:
-            algorithm = self.options.algorithm
-        kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
-        return self._add(GroupCollective(name, group, kind, after, own.number, collective, numel, algorithm))
-
-    def _numel(self, size_bytes: float) -> int:
-        return max(1, round(self.options.scale.emulated_bytes(size_bytes) / self.options.itemsize))
-
-
-def _seconds(part: Part, kind: Kind) -> float:
-    return {
-        Kind.FORWARD: part.forward_s,
-        Kind.BACKWARD_INPUT: part.input_s,
-        Kind.BACKWARD_WEIGHT: part.weight_s,
-        Kind.FULL_BACKWARD: part.input_s + part.weight_s,
-    }[kind]
+        return action.parts > 1 or not (within or (self.groups and self.gives_weights(action)))
 
 
 def _next_stage(action: Action, stages: int) -> int | None:

@@ -26,12 +26,13 @@ _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 class Layer:
     """A block of the model, or what stands before and after all blocks: parameters, and those at work on a token.
 
-    experts: of the parameters, those of routed experts.
+    experts: of the parameters, those of routed experts; active_experts: of those at work, likewise.
     """
 
     parameters: int
     active: float
     experts: int = 0
+    active_experts: float = 0.0
     block: bool = True
 
 
@@ -41,7 +42,8 @@ class Part:
 
     gathered: of parameters that are sharded, once they are together; reduced: of their gradients. expert_gathered,
     expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
-    context: of one rank's keys and values. expert: of tokens on their way to all experts together.
+    context: of one rank's keys and values. expert: of tokens on their way to all experts together. routed: part of the
+    computing that experts do once tokens are there.
     """
 
     forward_s: float
@@ -54,6 +56,7 @@ class Part:
     tensor: float = 0.0
     context: float = 0.0
     expert: float = 0.0
+    routed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
         sum(p.numel for p in own),
         sum(p.active for p in own if p.matmul),
         sum(p.numel for p in own if p.share < 1),
+        sum(p.active for p in own if p.share < 1),
         block,
     )
 
@@ -155,6 +159,7 @@ def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) 
             expert=VALUE_BYTES * values * sizes.experts_per_token
             if layer.experts and expert_ranks > 1
             else 0.0,
+            routed=layer.active_experts / layer.active if layer.experts else 0.0,
         )
 
     return [

@@ -10,7 +10,7 @@ import pytest
 from testbed.collectives import CollectiveTimeout, Communicator
 from testbed.harness.executor import Done, Executor
 from testbed.harness.posted import Posted, ears_for
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
 
 NUMEL = 1000
@@ -96,6 +96,37 @@ def test_collectives_go_on_while_ranks_compute() -> None:
     for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
         assert done.wrong == 0
         assert done.spans[2][1] < done.spans[1][1]
+
+
+def uneven(place: int, counts: tuple[int, ...], *, returns: bool) -> GroupCollective:
+    after = (place,) if place >= 0 else ()
+    numel = 3 * max(counts)
+    return GroupCollective(
+        "tokens", "g", "x", after, 0, "all_to_all_v", numel, "late_counts", counts, returns
+    )
+
+
+@pytest.mark.parametrize("run", [in_memory, over_tcp])
+def test_uneven_all_to_alls_share_their_memory_and_are_checked(run: Any) -> None:
+    most, least = (700, 20, 0), (1, 2, 3)
+    operations = tuple(
+        uneven(place - 1, counts, returns=returns)
+        for place, (counts, returns) in enumerate(
+            [(most, False), (most, True), (least, False), (least, True)]
+        )
+    )
+    plan = JobPlan((operations,) * 3, (("all", (0, 1, 2)),))
+    for done in run(3, lambda transport: carry_out(transport, plan)):
+        assert done.wrong == 0
+        assert done.checked == 4 * 3 * 700
+        assert [span[0] for span in done.spans] == sorted(span[0] for span in done.spans)
+
+
+def test_a_pause_takes_its_time_whatever_the_rank_does() -> None:
+    plan = JobPlan(((Pause("turn", "turn", "turn", (), 0.05), compute(0.02), compute(0.02)),))
+    (done,) = in_memory(1, lambda transport: carry_out(transport, plan))
+    assert done.spans[0][1] - done.spans[0][0] == pytest.approx(0.05, abs=1e-9)
+    assert done.spans[2][1] < done.spans[0][1]
 
 
 def test_what_comes_wrong_is_counted() -> None:

@@ -68,6 +68,26 @@ def test_held_messages_leave_when_their_receiver_waits_for_them() -> None:
     assert held.step_time_s == pytest.approx(4.0)
 
 
+def test_an_uneven_all_to_all_takes_what_its_busiest_card_does() -> None:
+    counts = (
+        0,
+        100,
+        25,
+    )  # of 4 bytes, from everybody to ranks 0, 1 and 2, whose cards take 200 bytes a second
+    capacities = {f"{rank} {way}": 200.0 for rank in range(3) for way in ("in", "out")}
+    pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+    network = Network(capacities, {(a, b): Path(0.5, (f"{a} out", f"{b} in")) for a, b in pairs})
+
+    def took(*, returns: bool) -> float:
+        tokens = GroupCollective(
+            "tokens", "tokens", "test", (), 0, "all_to_all_v", 300, "late_counts", counts, returns
+        )
+        return simulate(JobPlan(((tokens,),) * 3, (("all", (0, 1, 2)),)), network, BYTES).step_time_s
+
+    assert took(returns=False) == pytest.approx((2 * 400 + 2 * 8) / 200 + 0.5, rel=0.02)
+    assert took(returns=True) == pytest.approx((2 * 400 + 2 * 8) / 200 + 0.5, rel=0.02)
+
+
 @pytest.mark.parametrize("numel", [8_000, 8_000_000])
 def test_a_ring_takes_what_the_alpha_beta_model_says(tmp_path: object, numel: int) -> None:
     topology = load_topology(write_topology(tmp_path, hosts=4)).resolve()

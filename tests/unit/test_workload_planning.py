@@ -33,7 +33,7 @@ from testbed.workload.parallelism import (
     make_mesh,
 )
 from testbed.workload.placing import least_crossing
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, jittered_s
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, jittered_s
 
 SCALE = Scale(100.0, 1.0)
 LAYERS, DIM, SEQUENCE, MICROBATCHES = 4, 1024, 2048, 4
@@ -167,6 +167,94 @@ def test_experts_get_tokens_and_send_them_back(tmp_path: Path) -> None:
     exchanged = 8 * 4 * layers * MICROBATCHES * tokens * 3 / 4
     sharded = 2 * 3 * dense * (2 * MICROBATCHES * 2 + 4)
     assert sent_bytes(made, crossing=False) == pytest.approx(exchanged + sharded, rel=1e-3)
+
+
+EXPERTS = {**MODEL, "experts": 8, "experts_per_token": 2}
+
+
+def expert_load(folder: Path, **parallelism: Any) -> Load:
+    given = {
+        "data_parallel_replicate_degree": 2,
+        "data_parallel_shard_degree": 4,
+        "expert_parallel_degree": 4,
+    }
+    return load(folder, {**given, **parallelism}, model=EXPERTS)
+
+
+def test_uneven_routing_sends_as_many_tokens_and_the_counts(tmp_path: Path) -> None:
+    even, skewed = expert_load(tmp_path), expert_load(tmp_path, routing_skew=0.5)
+    exchanges = 8 * 4 * LAYERS * MICROBATCHES
+    counts = exchanges * 3 * 8 * SCALE.size_scale  # of 8 bytes each, which no scale makes smaller
+    assert sent_bytes(skewed) == pytest.approx(sent_bytes(even) + counts, rel=1e-3)
+
+
+def test_routing_is_as_uneven_as_asked_and_experts_compute_what_they_get(tmp_path: Path) -> None:
+    made = expert_load(tmp_path, routing_skew=0.5)
+    ratios = []
+    for rank in range(8):
+        own = made.plan.ranks[rank]
+        for place, operation in enumerate(own):
+            if isinstance(operation, GroupCollective) and operation.counts and not operation.returns:
+                mean = sum(operation.counts) / 4
+                ratios += [count / mean for count in operation.counts]
+                received = operation.counts[rank % 4] / mean
+                experts = next(op for op in own[place:] if isinstance(op, Computing))
+                assert experts.after == (place,)
+                before = next(op for op in reversed(own[:place]) if isinstance(op, Computing))
+                routed = 2 * 3 * 4096 * DIM
+                dense = (2 * DIM + 2 * DIM // 2) * DIM + 8 * DIM
+                ratio = experts.duration_s / before.duration_s
+                assert ratio == pytest.approx(received * routed / dense, rel=0.01)
+    assert len(ratios) == 8 * 4 * 2 * LAYERS * MICROBATCHES
+    assert statistics.pstdev(ratios) == pytest.approx(0.5, rel=0.2)
+    again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
+    assert again == made.plan
+
+
+def test_uneven_routing_takes_longer(tmp_path: Path) -> None:
+    even, skewed = expert_load(tmp_path), expert_load(tmp_path, routing_skew=0.8)
+    assert even.training is not None
+    assert skewed.training is not None
+    assert skewed.training.predicted.step_time_s > 1.1 * even.training.predicted.step_time_s
+
+
+# ---- replicas that take turns
+
+
+def between_buildings(made: Load) -> list[tuple[float, float]]:
+    """When messages of the pipeline from the first building to the other leave, by their order."""
+    assert made.training is not None
+    spans = made.training.predicted.spans
+    return sorted(
+        spans[rank][place]
+        for rank, own in enumerate(made.plan.ranks)
+        for place, op in enumerate(own)
+        if isinstance(op, Message) and op.sends and op.kind == PIPELINE and made.buildings[rank] == 0
+        if made.buildings[op.peer] == 1
+    )
+
+
+@pytest.mark.parametrize("mapping", ["consecutive", [0, 4, 1, 5, 2, 3, 6, 7]])
+def test_replicas_take_turns_on_the_way_between_buildings(tmp_path: Path, mapping: Any) -> None:
+    parallelism = {
+        "data_parallel_replicate_degree": 2,
+        "data_parallel_shard_degree": 2,
+        "pipeline_parallel_degree": 2,
+        "placement": "atlas",
+        "mapping": mapping,
+    }
+    together = load(tmp_path, parallelism)
+    turns = load(tmp_path, parallelism, schedule={"wan_turns": True})
+    words = sum(op.kind == "turn" for own in turns.plan.ranks for op in own)
+    assert 0 <= sent_bytes(turns) - sent_bytes(together) <= words * 4 * SCALE.size_scale
+    if mapping != "consecutive":  # in part beside each other, in part apart: it comes to its end all the same
+        return
+    messages = between_buildings(turns)
+    assert len(messages) == 4 * MICROBATCHES
+    for earlier, later in pairwise(messages):
+        assert later[0] >= earlier[1] - 1e-5  # ranks take a few microseconds for each message
+    at_once = between_buildings(together)
+    assert at_once[0][1] - at_once[0][0] > 3 * (messages[0][1] - messages[0][0])
 
 
 def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
@@ -308,6 +396,26 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {"data_parallel_replicate_degree": 8, "stragglers": [{"rank": 8, "slowdown": 1.5}]},
             {},
             "workload.parallelism.stragglers.0.rank: got 8, expected a rank from 0 to 7",
+        ),
+        (
+            {"data_parallel_shard_degree": 8, "expert_parallel_degree": 4},
+            {},
+            "workload.parallelism.expert_parallel_degree: got 4, expected 1, as the model has no experts",
+        ),
+        (
+            {"data_parallel_shard_degree": 8, "expert_parallel_degree": 8},
+            {"model": {**EXPERTS, "experts": 12}},
+            "workload.parallelism.expert_parallel_degree: got 8, expected a divisor of the model's experts (12)",
+        ),
+        (
+            {"data_parallel_shard_degree": 8},
+            {"model": {**EXPERTS, "experts_per_token": 9}},
+            "experts_per_token: got 9, expected 1 to 8, as there are experts",
+        ),
+        (
+            {"data_parallel_shard_degree": 8},
+            {"schedule": {"wan_turns": True, "receives": "in_order"}},
+            "workload.schedule.wan_turns: got true, expected receives: early",
         ),
         (
             {"data_parallel_replicate_degree": 8},

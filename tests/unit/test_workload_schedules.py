@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from testbed.config import parallelism
 from testbed.simulate import Network, Path, Stuck, Timeline, simulate
 from testbed.timeline import peak_alive
+from testbed.workload.layers import Options
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
 from testbed.workload.plan import JobPlan
-from testbed.workload.planning import Options, plan_job
+from testbed.workload.planning import plan_job
 from testbed.workload.schedules import (
     SCHEDULES,
     Costs,

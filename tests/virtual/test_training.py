@@ -44,11 +44,26 @@ variants:
   shards: {workload.parallelism: {data_parallel_shard_degree: 4, data_parallel_replicate_degree: 2}}
   tensor-context:
     workload.parallelism: {tensor_parallel_degree: 2, context_parallel_degree: 2, data_parallel_replicate_degree: 2}
+  experts-uneven:
+    workload.model: {dim: 2048, n_layers: 2, n_heads: 16, n_kv_heads: 8, ffn_dim: 4096, vocab_size: 8192, experts: 8, experts_per_token: 2}
+    workload.parallelism: {data_parallel_shard_degree: 8, expert_parallel_degree: 8, routing_skew: 0.5}
+  stages-in-turns:
+    workload.parallelism: {pipeline_parallel_degree: 2, data_parallel_replicate_degree: 4, placement: atlas}
+    workload.schedule.wan_turns: true
 trials: 1
 warmup: 1
 scale: {size_scale: 60}
 """
-VARIANTS = ("replicas-apart", "ideal", "stages-apart", "in-order", "shards", "tensor-context")
+VARIANTS = (
+    "replicas-apart",
+    "ideal",
+    "stages-apart",
+    "in-order",
+    "shards",
+    "tensor-context",
+    "experts-uneven",
+    "stages-in-turns",
+)
 
 
 @pytest.fixture(scope="module")

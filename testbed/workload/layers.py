@@ -1,0 +1,266 @@
+"""What one rank computes and sends for a layer, in its plan: tensor, context, expert and data parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+
+from testbed.scale import UNSCALED, Scale
+from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Message, Operation
+from testbed.workload.schedules import Action, Kind
+from testbed.workload.stages import Part
+
+EXPERT_SHARD = "expert_shard"
+FSDP = "fsdp"
+
+
+class Turn(NamedTuple):
+    """Between two buildings: which, and the bytes per second of a message that is alone on its way."""
+
+    way: tuple[str, str]
+    rate: float
+
+
+class Group(NamedTuple):
+    """Ranks that do collectives together: their number in the plan, and who they are."""
+
+    number: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
+
+    prefetch: how many layers ahead parameters are gathered. algorithm: of replicas' all-reduces. early_receives: if
+    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
+    when its action is next, and its message leaves then. sequence_parallel: tensor ranks share out the sequence.
+    routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
+    turns: pairs of ranks between which replicas send one after the other.
+    slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing.
+    """
+
+    itemsize: int
+    bucket_cap: float
+    prefetch: int = 1
+    algorithm: str = "ring"
+    early_receives: bool = True
+    sequence_parallel: bool = False
+    routing_skew: float = 0.0
+    turns: Mapping[tuple[int, int], Turn] = field(default_factory=dict)
+    slowdowns: Mapping[int, float] = field(default_factory=dict)
+    jitter: float = 0.0
+    seed: int = 0
+    scale: Scale = UNSCALED
+
+
+class LayerPlanner:
+    """One rank's plan on its way. order: its actions; pipelined: whether it has a part of the layers only."""
+
+    def __init__(
+        self,
+        rank: int,
+        groups: Mapping[str, Group],
+        order: Sequence[Action],
+        options: Options,
+        *,
+        pipelined: bool,
+    ) -> None:
+        self.rank, self.groups, self.order, self.options = rank, groups, order, options
+        self.pipelined = pipelined
+        self.plan: list[Operation] = []
+        self.gate: list[int] = []  # what the next computing waits for
+        self.computed: list[int] = []  # computing so far, in its order
+        self._gathered: dict[tuple[int, int], int] = {}
+        self._bucket, self._bucket_after = 0.0, 0
+        self._last = self._last_microbatches()
+
+    def layer(self, action: Action, number: int, part: Part) -> None:
+        """All of an action's work on its layer of that number."""
+        self._gather(action, number, part)
+        name = f"{action} layer {number}"
+        seconds = computing_s(part, action.kind)
+        if action.kind is Kind.BACKWARD_WEIGHT or not (part.tensor or part.context or part.expert):
+            self.compute(name, action.kind, seconds)
+        else:
+            # attention, then what comes after it
+            after_s = seconds * (part.routed or 0.5)
+            self._attention(name, action.kind, seconds - after_s, part)
+            self._tensor(f"{name} attention", part.tensor)
+            after_s *= self._route(name, action, number, part)
+            self.compute(name, action.kind, after_s)
+            self._route(name, action, number, part, returns=True)
+            self._tensor(f"{name} feed-forward", part.tensor)
+        if self.gives_weights(action):
+            self.reduce(action, number, part)
+
+    def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
+        """Tokens to their experts, or back. Returns how much this rank's experts have to do, even shares being 1."""
+        name = f"{name} {'combine' if returns else 'dispatch'}"
+        skew = self.options.routing_skew
+        if not skew or EXPERT not in self.groups:
+            self._collective(name, EXPERT, "all_to_all", part.expert)
+            return 1.0
+        group = self.groups[EXPERT]
+        rng = Random(f"{self.options.seed}/{group.number}/{action.stage}/{number}/{action.microbatch}")
+        width = math.sqrt(math.log(1 + skew**2))
+        weights = [rng.lognormvariate(0.0, width) for _ in group.members]
+        shares = [weight / sum(weights) for weight in weights]
+        counts = tuple(self.numel(part.expert * share) for share in shares)
+        self._collective(name, EXPERT, "all_to_all_v", part.expert, counts, returns)
+        return len(shares) * shares[group.members.index(self.rank)]
+
+    def _tensor(self, name: str, size: float) -> None:
+        """Partial sums of all tensor ranks put together."""
+        ways = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
+        for collective in ways:
+            self._collective(name, TENSOR, collective, size)
+
+    def _attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
+        """Own keys and values first; then, while they are worked on, those of one rank after the other."""
+        if not part.context:
+            self.compute(name, kind, seconds)
+            return
+        members = self.groups[CONTEXT].members
+        own, size = members.index(self.rank), len(members)
+        to, source = members[(own + 1) % size], members[own - 1]
+        numel = self.numel(part.context * (1 if kind is Kind.FORWARD else 2))
+        begins = tuple({*self.gate, *self.computed[-1:]})
+        arrived: tuple[int, ...] = begins
+        for turn in range(size - 1):
+            after = begins if not turn else arrived
+            self.add(Message(f"{name} keys to {to}", "context send", CONTEXT, after, to, numel, turn, True))
+            got = Message(f"{name} keys of {source}", "context receive", CONTEXT, after, source, numel, turn)
+            arrived = (self.add(got),)
+            self.compute(f"{name} {turn}", kind, seconds / size)
+            self.gate += arrived
+        self.compute(f"{name} {size - 1}", kind, seconds / size)
+
+    def _gather(self, action: Action, number: int, part: Part) -> None:
+        """A layer's parameters, if they are not there: needed anew for each microbatch where there is no pipeline."""
+        if FSDP not in self.groups or action.kind is Kind.BACKWARD_WEIGHT:
+            return
+        key = (action.stage, number)
+        if self.pipelined and key in self._gathered:
+            return
+        ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
+        for group, size, _ in self._shares(part):
+            place = self._start(
+                f"{action} layer {number} parameters", group, "all_gather", size, tuple(ahead)
+            )
+            if place is not None:
+                self.gate.append(place)
+                self._gathered[key] = place
+
+    def reduce(self, action: Action, number: int, part: Part) -> None:
+        """A layer's gradients, which are whole now."""
+        computed = self.computed[-1]
+        left, last = 0.0, computed
+        for group, _, size in self._shares(part):
+            name = f"{action} layer {number} gradients"
+            place = self._start(name, group, "reduce_scatter", size, (computed,))
+            if place is None:
+                left += size
+            else:
+                left, last = left + size / len(self.groups[group].members), place
+        if REPLICATE in self.groups:
+            self._bucket += left
+            self._bucket_after = last
+            if self._bucket >= self.options.bucket_cap:
+                self.close_bucket()
+
+    def _shares(self, part: Part) -> list[tuple[str, float, float]]:
+        """Who shares parameters of a layer, bytes of those and of their gradients; experts may be shared by others."""
+        if EXPERT not in self.groups:
+            gathered, reduced = part.gathered + part.expert_gathered, part.reduced + part.expert_reduced
+            return [(FSDP, gathered, reduced)]
+        experts = (EXPERT_SHARD, part.expert_gathered, part.expert_reduced)
+        return [(FSDP, part.gathered, part.reduced), experts]
+
+    def close_bucket(self) -> None:
+        """Have replicas reduce what gradients there are."""
+        if self._bucket:
+            self._start("gradients", REPLICATE, "all_reduce", self._bucket, (self._bucket_after,))
+            self._bucket = 0.0
+
+    def gives_weights(self, action: Action) -> bool:
+        """Whether this action ends the gradients of its stage's weights."""
+        return self._last.get(action.stage) == action
+
+    def _last_microbatches(self) -> dict[int, Action]:
+        kinds = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
+        return {action.stage: action for action in self.order if action.kind in kinds}
+
+    # ---- operations
+
+    def add(self, operation: Operation) -> int:
+        """Returns its place in the plan."""
+        self.plan.append(operation)
+        return len(self.plan) - 1
+
+    def compute(self, name: str, kind: Kind, seconds: float) -> None:
+        """Compute for so long, in real seconds, once the gate is open."""
+        after, self.gate = tuple(self.gate), []
+        duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
+        self.computed.append(
+            self.add(Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s))
+        )
+
+    def _collective(
+        self,
+        name: str,
+        group: str,
+        collective: str,
+        size: float,
+        counts: tuple[int, ...] = (),
+        returns: bool = False,
+    ) -> None:
+        """One that the next computing waits for, of what was computed last."""
+        after = tuple({*self.gate, *self.computed[-1:]})
+        place = self._start(name, group, collective, size, after, counts, returns)
+        if place is not None:
+            self.gate = [place]
+
+    def _start(
+        self,
+        name: str,
+        group: str,
+        collective: str,
+        size: float,
+        after: tuple[int, ...],
+        counts: tuple[int, ...] = (),
+        returns: bool = False,
+    ) -> int | None:
+        """None where the rank is in no such group, or there is nothing to send."""
+        if group not in self.groups or not size:
+            return None
+        own = self.groups[group]
+        parts = 1 if collective == "all_reduce" else len(own.members)
+        numel = (max(counts) if counts else self.numel(size / parts)) * parts
+        algorithm = {"all_to_all": "direct", "all_to_all_v": "late_counts"}.get(collective, "ring")
+        if group == REPLICATE:
+            algorithm = self.options.algorithm
+        kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
+        return self.add(
+            GroupCollective(
+                name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
+            )
+        )
+
+    def numel(self, size_bytes: float) -> int:
+        """Elements that travel for so many real bytes."""
+        return max(1, round(self.options.scale.emulated_bytes(size_bytes) / self.options.itemsize))
+
+
+def computing_s(part: Part, kind: Kind) -> float:
+    """What an action of this kind takes for a layer."""
+    return {
+        Kind.FORWARD: part.forward_s,
+        Kind.BACKWARD_INPUT: part.input_s,
+        Kind.BACKWARD_WEIGHT: part.weight_s,
+        Kind.FULL_BACKWARD: part.input_s + part.weight_s,
+    }[kind]
