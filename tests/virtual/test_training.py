@@ -45,7 +45,9 @@ variants:
   tensor-context:
     workload.parallelism: {tensor_parallel_degree: 2, context_parallel_degree: 2, data_parallel_replicate_degree: 2}
   experts-uneven:
-    workload.model: {dim: 2048, n_layers: 2, n_heads: 16, n_kv_heads: 8, ffn_dim: 4096, vocab_size: 8192, experts: 8, experts_per_token: 2}
+    workload.model:
+      {dim: 2048, n_layers: 2, n_heads: 16, n_kv_heads: 8, ffn_dim: 4096, vocab_size: 8192,
+       experts: 8, experts_per_token: 2}
     workload.parallelism: {data_parallel_shard_degree: 8, expert_parallel_degree: 8, routing_skew: 0.5}
   stages-in-turns:
     workload.parallelism: {pipeline_parallel_degree: 2, data_parallel_replicate_degree: 4, placement: atlas}
