@@ -15,6 +15,7 @@ from testbed.config import ConfigError, Problem, load_scenario
 from testbed.harness.loads import loads_of
 from testbed.harness.training_summary import limited_words, prediction
 from testbed.report.figures import size_text, time_text
+from testbed.report.terminal import print_not_emulated
 from testbed.scale import Scale
 from testbed.workload.schedules import write_csv
 
@@ -68,3 +69,4 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
     console.print(table)
     for name, entry in found.items():
         console.print(f"{name}: {limited_words(entry)}.")
+    print_not_emulated(list(found.values()), console)

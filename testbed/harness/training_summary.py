@@ -46,7 +46,7 @@ def training_summary(
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
         "mesh": {name: count for name, count in mesh.outside.items() if count > 1},
-        "inside_a_rank": {name: count for name, count in mesh.inside.items() if count > 1},
+        "not_emulated": mesh.within_ranks,
         "predicted": {
             "step_time_s": predicted_s,
             "error": predicted_s / measured_s - 1,
@@ -108,6 +108,7 @@ def prediction(load: Load, scale: Scale) -> dict[str, Any]:
     spans = training.predicted.spans
     return {
         "schedule": training.schedule.name,
+        "not_emulated": training.mesh.within_ranks,
         "step_time_s": scale.real_s(training.predicted.step_time_s),
         **_split(split_step(training.plan, spans, load.buildings), scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],

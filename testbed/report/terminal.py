@@ -28,6 +28,7 @@ def print_summary(summary: JsonObject, console: Console) -> None:
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
+    print_not_emulated([variant["training"] for variant in variants if "training" in variant], console)
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     _print_failing(variants, console)
@@ -37,6 +38,12 @@ def print_summary(summary: JsonObject, console: Console) -> None:
         )
     # No wrapping: a path has to survive being copied.
     console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+
+
+def print_not_emulated(trainings: Sequence[JsonObject], console: Console) -> None:
+    """Prints which traffic of training steps stays inside ranks; nothing where none does."""
+    for what in dict.fromkeys(what for training in trainings for what in training["not_emulated"]):
+        console.print(_sentence("Inside each rank, not emulated: ", what))
 
 
 def print_refusal(summary: JsonObject, console: Console) -> None:

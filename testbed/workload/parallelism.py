@@ -17,6 +17,14 @@ CONTEXT, TENSOR, PIPELINE, EXPERT = (
 DIMENSIONS = (REPLICATE, PIPELINE, SHARD, CONTEXT, TENSOR)
 """Those that ranks are numbered by, outermost first as usual. Experts are spread within `data_parallel_shard`."""
 
+_TRAFFIC = {
+    REPLICATE: "all-reduces of gradients",
+    SHARD: "all-gathers of parameters, reduce-scatters of gradients",
+    EXPERT: "all-to-alls of tokens",
+    CONTEXT: "keys and values round a ring",
+    TENSOR: "all-reduces in every block",
+}
+
 
 class ParallelismError(ValueError):
     """Degrees that do not fit; the message says which."""
@@ -45,6 +53,12 @@ class Mesh:
     def size(self) -> int:
         """How many ranks there are."""
         return math.prod(self.outside.values())
+
+    @property
+    def within_ranks(self) -> list[str]:
+        """What each rank's accelerators send each other, which no network carries: dimension, degree, traffic."""
+        inside = {**self.inside, EXPERT: math.gcd(self.degrees[EXPERT], self.inside[SHARD])}
+        return [f"{name} {inside[name]} ({what})" for name, what in _TRAFFIC.items() if inside[name] > 1]
 
     def rank(self, place: Mapping[str, int]) -> int:
         """The rank with these coordinates."""

@@ -266,6 +266,7 @@ def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
     made = load(tmp_path, parallelism)
     assert made.training is not None
     assert made.training.mesh.inside[TENSOR] == 8
+    assert made.training.mesh.within_ranks == ["tensor_parallel 8 (all-reduces in every block)"]
     assert sent_bytes(made) == pytest.approx(2 * 7 * 4 * numel(), rel=1e-3)
 
 
