@@ -52,11 +52,11 @@ thorough: environment ## what unit tests try by turns, all of it; two minutes
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough tests/unit
 
 net: setup ## tests on real namespaces and Open vSwitch, as root
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/net
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 tests/net
 
 ifeq ($(shell uname -m),x86_64)
 test-virtual: virtual ## tests under the virtual clock, as an ordinary user where that can be
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider tests/virtual
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 tests/virtual
 else
 test-virtual:
 	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.virtual.conftest import REPOSITORY, Person
+from tests.virtual.conftest import REPOSITORY, Person, ordinary_user
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -34,13 +35,19 @@ def load(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(person: Person) -> None:
-    done = run(person, "one")
-    assert done.returncode == 0, done.stderr
-    folder = person.home / "one"
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A finished run, one part after the other."""
+    with ordinary_user() as person:
+        done = run(person, "one", "--jobs", "1")
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in person.home.iterdir()] == ["one"]  # and no one.partial
+        yield person.home / "one"
+
+
+def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(folder: Path) -> None:
     names = {"summary.json", "manifest.json", "scenario.yaml", "samples.jsonl", "links.jsonl", "report.html"}
     assert names <= {path.name for path in folder.iterdir()}
-    assert not list(person.home.glob("*.partial"))
     summary, manifest = load(folder, "summary.json"), load(folder, "manifest.json")
     assert summary["clock"] == "virtual"
     assert summary["scale"]["size_scale"] == 1
@@ -71,12 +78,21 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(person: Pe
     assert "virtual clock" in (folder / "report.html").read_text()
 
 
-def test_the_same_seed_gives_the_same_nanoseconds_however_many_run_at_once(person: Person) -> None:
-    for name, jobs in (("one", "1"), ("two", "2")):
-        done = run(person, name, "--jobs", jobs)
+def test_the_same_seed_gives_the_same_nanoseconds_on_a_busy_machine_and_in_parallel(
+    folder: Path, person: Person
+) -> None:
+    """With twice as many spinning programs as there are cores, and two guests at once."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        time.sleep(0.5)
+        done = run(person, "busy", "--jobs", "2")
         assert done.returncode == 0, done.stderr
-    one, two = ((person.home / name / "samples.jsonl").read_bytes() for name in ("one", "two"))
-    assert one == two
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    idle, busy = ((run_dir / "samples.jsonl").read_bytes() for run_dir in (folder, person.home / "busy"))
+    assert idle == busy
 
 
 def test_small_messages_pay_for_software(person: Person) -> None:
@@ -152,22 +168,6 @@ def test_an_interrupted_run_leaves_nothing(person: Person) -> None:
     running.communicate(timeout=20)
     assert running.returncode == 130
     assert list(person.home.iterdir()) == []
-
-
-def test_a_busy_machine_changes_nothing(person: Person) -> None:
-    """Twice as many spinning programs as there are cores, and the same nanoseconds."""
-    options = ("--set", "algorithms=[hierarchical]", "--trials", "1")
-    assert run(person, "idle", *options).returncode == 0
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    try:
-        time.sleep(0.5)
-        assert run(person, "busy", *options).returncode == 0
-    finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
-    idle, busy = ((person.home / name / "samples.jsonl").read_bytes() for name in ("idle", "busy"))
-    assert idle == busy
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
