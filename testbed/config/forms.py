@@ -30,6 +30,23 @@ def whole(minimum: int, maximum: int | None = None) -> Form:
     return Form(parse, schema)
 
 
+def number(least: float, most: float, example: float) -> Form:
+    """A number in a range, both ends in it."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            raise ValueError(f"a number from {least:g} to {most:g}, such as {example:g}")
+        return float(value)
+
+    return Form(parse, {"type": "number", "minimum": least, "maximum": most})
+
+
+def _parse_flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
 def choice(kind: str, known: Sequence[str]) -> Form:
     """One of a few words."""
 
@@ -122,6 +139,7 @@ _SHARE = Form(
 _FLOP_RATE = Form(
     units.parse_flop_rate, _text("989 Tflop/s", units.FLOP_RATE_EXPECTED), units.format_flop_rate
 )
+_FLAG = Form(_parse_flag, {"type": "boolean"})
 _TIMEOUT = Form(
     _positive(units.parse_duration, "a duration above 0"), _DURATION.schema, units.format_duration
 )
@@ -145,6 +163,8 @@ Distribution = Annotated[str, _DISTRIBUTION]
 DistributionOrNone = Annotated[str | None, _DISTRIBUTION]
 Timeout = Annotated[float, _TIMEOUT]
 TimeoutOrNone = Annotated[float | None, _TIMEOUT]
+Flag = Annotated[bool, _FLAG]
+FlagOrNone = Annotated[bool | None, _FLAG]
 Size = Annotated[int, SIZE]
 SizeOrNone = Annotated[int | None, SIZE]
 Fraction = Annotated[float, _FRACTION]

@@ -9,7 +9,17 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import placements
-from testbed.config.forms import Count, CountOrZero, Duration, Fraction, Size, SizeOrNone, choice
+from testbed.config.forms import (
+    Count,
+    CountOrZero,
+    Duration,
+    Flag,
+    Fraction,
+    Size,
+    SizeOrNone,
+    choice,
+    number,
+)
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict
 
@@ -46,17 +56,6 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
     raise ValueError(f"{', '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
-def _number(least: float, most: float, example: float) -> Form:
-    """A number in a range, both ends in it."""
-
-    def parse(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
-            raise ValueError(f"a number from {least:g} to {most:g}, such as {example:g}")
-        return float(value)
-
-    return Form(parse, {"type": "number", "minimum": least, "maximum": most})
-
-
 _ORDER = Form(
     _parse_order,
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
@@ -73,7 +72,7 @@ class StragglerSpec(Strict):
     """A rank that computes slowly."""
 
     rank: CountOrZero = Field(description="Which rank.")
-    slowdown: Annotated[float, _number(1, 1000, 1.2)] = Field(
+    slowdown: Annotated[float, number(1, 1000, 1.2)] = Field(
         description="By which factor its computing takes longer."
     )
 
@@ -103,7 +102,7 @@ class ParallelismSpec(Strict):
         description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
         "share out the sequence, a reduce-scatter and an all-gather, of as many bytes.",
     )
-    routing_skew: Annotated[float, _number(0, 10, 0.5)] = Field(
+    routing_skew: Annotated[float, number(0, 10, 0.5)] = Field(
         default=0.0,
         description="How unevenly routers send tokens: standard deviation of what a rank of experts gets, as a share "
         "of the even part, drawn for each layer and microbatch by the scenario's seed. Experts that get more compute "
@@ -159,7 +158,7 @@ class ScheduleSpec(Strict):
     )
     microbatches: Count = Field(default=8, description="Microbatches of a step.")
     chunks: Count = Field(default=1, description="Stages per rank, for Interleaved1F1B and LoopedBFS.")
-    memory: Annotated[float, _number(0.001, 1000, 1.5)] = Field(
+    memory: Annotated[float, number(0.001, 1000, 1.5)] = Field(
         default=1.0,
         description="What CrossUD, CrossUDSub and CrossWave may keep alive of activations, in multiples of what 1F1B "
         "keeps at the most.",
@@ -178,7 +177,7 @@ class ScheduleSpec(Strict):
         default=1, description="How many layers ahead sharded parameters are gathered."
     )
 
-    wan_turns: bool = Field(
+    wan_turns: Flag = Field(
         default=False,
         description="Replicas of a pipeline send to another building one after the other, each with the whole link, "
         "in place of all at once (Atlas, arXiv:2411.14458).",

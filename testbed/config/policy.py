@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.config.forms import CountOrZero, Dscps, Fraction, Name, Share, choice, whole
+from testbed.config.forms import CountOrZero, Dscps, FlagOrNone, Fraction, Name, Share, choice, whole
 from testbed.config.loading import did_you_mean
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 
@@ -41,12 +41,6 @@ def _parse_name(value: object) -> str:
     raise ValueError(f"FILE.py:CLASS or a policy: {did_you_mean(value, POLICIES)}")
 
 
-def _parse_flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")
-    return value
-
-
 def _parse_options(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError("a mapping (keys and values)")
@@ -56,7 +50,6 @@ def _parse_options(value: object) -> Mapping[str, Any]:
 _NAME = Form(
     _parse_name, {"anyOf": [{"enum": list(POLICIES)}, {"type": "string", "pattern": OWN_POLICY.pattern}]}
 )
-_FLAG = Form(_parse_flag, {"type": "boolean"})
 _OPTIONS = Form(_parse_options, {"type": "object"})
 
 
@@ -119,7 +112,7 @@ class PolicySpec(Strict):
         description="Which policy the paths are left to, where the policy is about something else (ecmp; failover: "
         "shortest).",
     )
-    replan: Annotated[bool | None, _FLAG] = Field(
+    replan: FlagOrNone = Field(
         default=None,
         description="Whether paths are computed anew when a link dies; by default as the policy has it.",
     )

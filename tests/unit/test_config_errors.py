@@ -275,7 +275,7 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
             "llama3-8",
             "5: workload.model: got 'llama3-8', expected a model (gpt2-124m, llama3-8b, llama3-70b, llama3-405b, "
             "mixtral-8x7b, deepseek-v3; did you mean llama3-8b?) or its dimensions "
-            "(dim, n_layers, n_heads, n_kv_heads, ffn_dim, vocab_size)",
+            "(dim, n_layers, n_heads, n_kv_heads, ffn_dim, vocab_size, experts, experts_per_token)",
         ),
         (
             "llama3-8b",

@@ -143,7 +143,10 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
     assert shown["topology"]["wan"][2]["a_to_b"] == {"rate": "40 Mbit/s", "delay": "6 ms"}
     assert shown["topology"]["wan"][0]["jitter"] == "0 ms"
     assert shown["workload"] == {
-        "model": {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "vocab_size": 32},
+        "model": {
+            **{"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "vocab_size": 32},
+            **{"experts": 0, "experts_per_token": 0},
+        },
         "gradient_dtype": "float32",
         "bucket_cap": "25 MiB",
         "first_bucket_cap": "1 MiB",

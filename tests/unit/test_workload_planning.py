@@ -419,6 +419,12 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             "workload.schedule.wan_turns: got true, expected receives: early",
         ),
         (
+            {"data_parallel_shard_degree": 8, "routing_skew": -1},
+            {"schedule": {"wan_turns": "maybe"}},
+            "routing_skew: got -1, expected a number from 0 to 10, such as 0.5",
+        ),
+        ({"data_parallel_shard_degree": 8}, {"schedule": {"wan_turns": 2}}, "got 2, expected true or false"),
+        (
             {"data_parallel_replicate_degree": 8},
             {"algorithms": ("hierarchical",)},
             "algorithms: got [hierarchical] with workload.parallelism, expected one of ring",
