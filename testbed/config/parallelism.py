@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from testbed.catalogue import placements
 from testbed.config.forms import (
+    MAX_DSCP,
     Count,
     CountOrZero,
     Duration,
@@ -27,6 +28,7 @@ DIMENSIONS = (
     *("data_parallel_replicate", "pipeline_parallel", "data_parallel_shard"),
     *("context_parallel", "tensor_parallel"),
 )
+TRAFFIC = (*DIMENSIONS, "expert_parallel")
 PLACEMENTS = tuple(placements())
 TOPOLOGY_AWARE = "topology_aware"
 MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
@@ -56,6 +58,21 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
     raise ValueError(f"{', '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
+def _parse_classes(value: object) -> dict[str, int]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("a mapping of dimensions to DSCPs, such as {pipeline_parallel: 46}")
+    for name, dscp in value.items():
+        if name not in TRAFFIC:
+            raise ValueError(f"dimensions: {did_you_mean(str(name), TRAFFIC)}")
+        if isinstance(dscp, bool) or not isinstance(dscp, int) or not 0 <= dscp <= MAX_DSCP:
+            raise ValueError(f"of {name} a DSCP, a whole number from 0 to {MAX_DSCP}")
+    return {str(name): dscp for name, dscp in value.items()}
+
+
+_CLASSES = Form(
+    _parse_classes,
+    {"type": "object", "propertyNames": {"enum": list(TRAFFIC)}, "additionalProperties": {"type": "integer"}},
+)
 _ORDER = Form(
     _parse_order,
     {"anyOf": [{"enum": list(PLACEMENTS)}, {"type": "array", "items": {"enum": list(DIMENSIONS)}}]},
@@ -119,6 +136,11 @@ class ParallelismSpec(Strict):
         "topology_aware (places change over as long as that lets fewer bytes cross), or a list of ranks.",
     )
 
+    dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
+        default_factory=dict,
+        description="DSCPs of what dimensions send, such as {pipeline_parallel: 46}, for policies that tell classes of "
+        "traffic apart; 0 of those not named. The model knows of no such policy.",
+    )
     compute_jitter: Fraction = Field(
         default=0.0,
         description="Standard deviation of each action's computing around its time, as a share of it; normally "
@@ -135,7 +157,7 @@ class ParallelismSpec(Strict):
     @property
     def degrees(self) -> dict[str, int]:
         """By dimension, experts included."""
-        return {name: getattr(self, f"{name}_degree") for name in (*DIMENSIONS, "expert_parallel")}
+        return {name: getattr(self, f"{name}_degree") for name in TRAFFIC}
 
     @property
     def order(self) -> tuple[str, ...]:

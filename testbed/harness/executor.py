@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,23 +35,24 @@ class Done:
 
 
 class Executor:
-    """Runs a rank's plan, step after step. groups: this rank's communicators by the plan's numbers.
+    """Runs a rank's plan, step after step.
 
-    posted: where messages leave only once they are waited for.
+    of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. posted: where messages
+    leave only once they are waited for.
     """
 
     def __init__(
         self,
         plan: JobPlan,
-        communicator: Communicator,
+        of_class: Mapping[int, Communicator],
         groups: dict[int, Communicator],
         dtype: str,
         timeout_s: float,
         posted: Posted | None,
     ) -> None:
         self.plan = plan
-        self.operations = plan.ranks[communicator.rank]
-        self.communicator, self.groups = communicator, groups
+        self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
+        self.operations = plan.ranks[self.communicator.rank]
         self.timeout_s, self.posted = timeout_s, posted
         self._rooms: dict[str, Array] = {}
         for operation in self.operations:
@@ -60,10 +61,10 @@ class Executor:
                 if room is None or room.size < operation.numel:
                     self._rooms[operation.stream] = np.zeros(operation.numel, dtype)
         collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
-        self._room: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
+        self._most: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
         for operation in collectives:
             if operation.counts:
-                self._room[operation.group] = max(self._room.get(operation.group, 0), operation.numel)
+                self._most[operation.group] = max(self._most.get(operation.group, 0), operation.numel)
         self._arrays: dict[tuple[int, str, int], CollectiveArrays] = {}
         for operation in collectives:
             own, key = groups[operation.group], self._key(operation)
@@ -156,11 +157,12 @@ class Executor:
     def _start(self, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
         if isinstance(operation, Message):
             room = self._rooms[operation.stream][: operation.numel]
+            communicator = self.of_class[self.plan.dscp(operation)]
             if operation.sends:
                 room[0] = operation.tag + 1
-                work = self.communicator.isend(room, operation.peer, operation.tag, self.timeout_s)
+                work = communicator.isend(room, operation.peer, operation.tag, self.timeout_s)
                 return work, lambda: None
-            work = self.communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
+            work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
             return work, lambda: self._check_message(room, operation.tag, done)
         assert isinstance(operation, GroupCollective)
         arrays = self._arrays[self._key(operation)]
@@ -191,5 +193,5 @@ class Executor:
 
     def _key(self, operation: GroupCollective) -> tuple[int, str, int]:
         """Of the arrays that an operation uses."""
-        numel = self._room[operation.group] if operation.counts else operation.numel
+        numel = self._most[operation.group] if operation.counts else operation.numel
         return operation.group, operation.collective, numel

@@ -66,8 +66,8 @@ class Load:
         found: dict[int, list[Pairs]] = {}
         for action in self._sending():
             found.setdefault(action.dscp, []).append(self._pairs_of(action, algorithm))
-        if self.plan.ranks:
-            found.setdefault(0, []).append(plan_traffic(self.plan, self.itemsize))
+        for dscp in {0, *self.plan.dscps.values()} if self.plan.ranks else ():
+            found.setdefault(dscp, []).append(plan_traffic(self.plan, self.itemsize, dscp))
         return {dscp: total(parts) for dscp, parts in found.items()}
 
     def _sending(self) -> list[Collective | Exchange]:

@@ -89,7 +89,7 @@ class Rank:
         """One for each class of traffic, whose messages have connections of their own."""
         self.of_class = {0: self.communicator}
         actions = [action for action in self.job.program if isinstance(action, Collective | Exchange)]
-        for dscp in sorted({action.dscp for action in actions} - {0}):
+        for dscp in sorted({*(action.dscp for action in actions), *self.job.plan.dscps.values()} - {0}):
             made = self.communicator.split(range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp))
             assert made is not None
             self.of_class[dscp] = made
@@ -100,20 +100,22 @@ class Rank:
         if not plan.ranks:
             return
         groups: dict[int, Communicator] = {}
+        collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective)]
+        dscps = {op.group: plan.dscp(op) for op in collectives}
         for name in dict.fromkeys(name for name, _ in plan.groups):
             same = [(number, who) for number, (own, who) in enumerate(plan.groups) if own == name]
             # all ranks take part in making a group; who is in none of this name says so with itself
             number, members = next(
                 ((number, who) for number, who in same if self.rank in who), (-1, (self.rank,))
             )
-            made = self.communicator.split(members, name)
+            made = self.communicator.split(members, name, traffic=TrafficClass(dscps.get(number, 0)))
             if number >= 0:
                 assert made is not None
                 groups[number] = made
         if plan.holds_receivers:
             self.posted = Posted(self.ears, self.rank, self.transport.wake)
         self.executor = Executor(
-            plan, self.communicator, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted
+            plan, self.of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted
         )
 
     def _calibrate(self) -> list[dict[str, Any]]:

@@ -109,6 +109,7 @@ class _Planner:
             slowdowns=_slowdowns(spec.stragglers, mesh.size),
             jitter=spec.compute_jitter,
             seed=self.scenario.seed,
+            dscps=spec.dscp,
             scale=self.scale,
         )
         return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)

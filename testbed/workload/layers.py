@@ -41,7 +41,8 @@ class Options:
     when its action is next, and its message leaves then. sequence_parallel: tensor ranks share out the sequence.
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     turns: pairs of ranks between which replicas send one after the other.
-    slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing.
+    slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
+    what dimensions send.
     """
 
     itemsize: int
@@ -55,6 +56,7 @@ class Options:
     slowdowns: Mapping[int, float] = field(default_factory=dict)
     jitter: float = 0.0
     seed: int = 0
+    dscps: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = UNSCALED
 
 

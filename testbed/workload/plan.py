@@ -7,7 +7,7 @@ is carried out by ranks on a network, and by a model of both: `Tracker` says for
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ class JobPlan:
     """All ranks' plans; groups: ranks that do collectives together, by name.
 
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
-    computing, as a share of its time; seed: of that.
+    computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -98,6 +98,11 @@ class JobPlan:
     holds_receivers: bool = False
     jitter: float = 0.0
     seed: int = 0
+    dscps: Mapping[str, int] = field(default_factory=dict)
+
+    def dscp(self, operation: Operation) -> int:
+        """Of the packets of an operation."""
+        return self.dscps.get(operation.kind, 0)
 
     def to_document(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -110,6 +115,7 @@ class JobPlan:
             "holds_receivers": self.holds_receivers,
             "jitter": self.jitter,
             "seed": self.seed,
+            "dscps": dict(self.dscps),
         }
 
     @classmethod
@@ -117,7 +123,7 @@ class JobPlan:
         """The inverse, after a way through JSON."""
         ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
-        rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed")}
+        rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
         return cls(tuple(ranks), groups, **rest)
 
 

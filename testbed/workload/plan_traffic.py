@@ -10,11 +10,13 @@ from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
 
-def plan_traffic(plan: JobPlan, itemsize: int) -> Mapping[tuple[int, int], int]:
-    """Payload bytes per ordered pair of ranks in a step."""
+def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
+    """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
     found: Counter[tuple[int, int]] = Counter()
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
+            if dscp is not None and plan.dscp(operation) != dscp:
+                continue
             if isinstance(operation, Message) and operation.sends:
                 found[rank, operation.peer] += operation.numel * itemsize
             elif isinstance(operation, GroupCollective):

@@ -32,7 +32,14 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     for rank, place in enumerate(mesh.places()):
         lines = _lines(mesh, place)
         plans.append(_RankPlanner(rank, place, lines, of_rank[rank], schedule, stages, options).run())
-    return JobPlan(tuple(plans), tuple(groups), not options.early_receives, options.jitter, options.seed)
+    return JobPlan(
+        tuple(plans),
+        tuple(groups),
+        not options.early_receives,
+        options.jitter,
+        options.seed,
+        options.dscps,
+    )
 
 
 def _lines(mesh: Mesh, place: Mapping[str, int]) -> dict[tuple[int, int], tuple[int, ...]]:

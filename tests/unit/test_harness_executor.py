@@ -10,6 +10,7 @@ import pytest
 from testbed.collectives import CollectiveTimeout, Communicator
 from testbed.harness.executor import Done, Executor
 from testbed.harness.posted import Posted, ears_for
+from testbed.transport import TrafficClass
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
 
@@ -47,7 +48,7 @@ def carry_out(
         if made is not None:
             groups[number] = made
     posted = Posted(ears, communicator.rank, transport.wake) if plan.holds_receivers else None
-    executor = Executor(plan, communicator, groups, "float32", timeout_s, posted)
+    executor = Executor(plan, {0: communicator}, groups, "float32", timeout_s, posted)
     try:
         for step in range(steps):
             executor.prepare(salt=1000 * step)
@@ -96,6 +97,30 @@ def test_collectives_go_on_while_ranks_compute() -> None:
     for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
         assert done.wrong == 0
         assert done.spans[2][1] < done.spans[1][1]
+
+
+def test_messages_go_by_connections_of_their_class() -> None:
+    plan = JobPlan(
+        (
+            (send(1, 4), Message("keys", "keys", "context", (), 1, NUMEL, 5, sends=True)),
+            (recv(0, 4), Message("keys", "keys", "context", (), 0, NUMEL, 5)),
+        ),
+        dscps={"pipeline": 46},
+    )
+
+    def run(transport: Any) -> set[int]:
+        communicator = Communicator(transport, timeout_s=5.0)
+        urgent = communicator.split((0, 1), traffic=TrafficClass(46))
+        assert urgent is not None
+        executor = Executor(plan, {0: communicator, 46: urgent}, {}, "float32", 5.0, None)
+        executor.prepare(salt=0)
+        done = executor.run(time.monotonic())
+        communicator.barrier()
+        assert done.wrong == 0
+        return {traffic.dscp for traffic, peers in transport._connections.items() if peers}
+
+    for classes in over_tcp(2, run):
+        assert classes == {0, 46}
 
 
 def uneven(place: int, counts: tuple[int, ...], *, returns: bool) -> GroupCollective:
@@ -155,7 +180,7 @@ def test_who_waits_in_vain_says_for_what() -> None:
         communicator = Communicator(transport, timeout_s=5)
         said = ""
         if transport.rank == 0:
-            executor = Executor(plan, communicator, {}, "float32", 0.2, None)
+            executor = Executor(plan, {0: communicator}, {}, "float32", 0.2, None)
             executor.prepare(0)
             with pytest.raises(CollectiveTimeout) as raised:
                 executor.run(time.monotonic())

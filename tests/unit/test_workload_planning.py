@@ -218,6 +218,21 @@ def test_uneven_routing_takes_longer(tmp_path: Path) -> None:
     assert skewed.training.predicted.step_time_s > 1.1 * even.training.predicted.step_time_s
 
 
+def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
+    parallelism = {
+        "data_parallel_replicate_degree": 2,
+        "pipeline_parallel_degree": 4,
+        "dscp": {"pipeline_parallel": 46, "data_parallel_replicate": 10},
+    }
+    made = load(tmp_path, parallelism)
+    found = {dscp: SCALE.real_bytes(sum(pairs.values())) for dscp, pairs in made.pairs("ring").items()}
+    assert found[0] == 0
+    assert found[46] == pytest.approx(2 * 3 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
+    assert found[10] == pytest.approx(2 * 4 * numel(), rel=1e-2)
+    again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
+    assert again == made.plan
+
+
 # ---- replicas that take turns
 
 
@@ -422,6 +437,16 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {"data_parallel_shard_degree": 8, "routing_skew": -1},
             {"schedule": {"wan_turns": "maybe"}},
             "routing_skew: got -1, expected a number from 0 to 10, such as 0.5",
+        ),
+        (
+            {"data_parallel_shard_degree": 8, "dscp": {"pipeline": 46}},
+            {},
+            "parallelism.dscp: got a mapping, expected dimensions: ",
+        ),
+        (
+            {"data_parallel_shard_degree": 8, "dscp": {"pipeline_parallel": 64}},
+            {},
+            "expected of pipeline_parallel a DSCP, a whole number from 0 to 63",
         ),
         ({"data_parallel_shard_degree": 8}, {"schedule": {"wan_turns": 2}}, "got 2, expected true or false"),
         (
