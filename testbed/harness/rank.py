@@ -27,7 +27,7 @@ from testbed.workload import Collective, Compute, Exchange, WaitAll
 from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
-Span = tuple[str, str, float, float, int, str]
+Span = tuple[str, str, float, float, int, dict[str, str]]
 """What was done: its kind, its name, begin, end, bytes; of a message which one."""
 Result = Callable[[], tuple[list[Span], int, int]]
 """What came of a step, looked at when its time is over: spans, wrong elements, elements looked at."""
@@ -160,7 +160,7 @@ class Rank:
         if step.trial < 0:
             return
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
-        for place, (operation, name, begun_s, ended_s, size, message) in enumerate(records):
+        for place, (operation, name, begun_s, ended_s, size, more) in enumerate(records):
             self.samples.append(
                 {
                     **head,
@@ -170,7 +170,7 @@ class Rank:
                     "start_s": begun_s,
                     "end_s": ended_s,
                     "bytes": size,
-                    **({"message": message} if message else {}),
+                    **more,
                 }
             )
         self.samples.append(
@@ -197,7 +197,7 @@ class Rank:
             spans = zip(executor.operations, done.spans, strict=True)
             itemsize = np.dtype(self.job.dtype).itemsize
             records = [
-                (_word(op), op.name, *span, getattr(op, "numel", 0) * itemsize, _which(self.rank, op))
+                (_word(op), op.name, *span, getattr(op, "numel", 0) * itemsize, _marks(self.rank, op))
                 for op, span in spans
             ]
             return records, done.wrong, done.checked
@@ -214,7 +214,7 @@ class Rank:
             if isinstance(action, Compute):
                 self.communicator.sleep(action.duration_s)
                 phase = action.name.split()[0]  # "forward", or "backward 3" for bucket 3
-                records.append((phase, action.name, begun_s, time.monotonic(), 0, ""))
+                records.append((phase, action.name, begun_s, time.monotonic(), 0, {}))
             elif isinstance(action, Collective):
                 communicator = self.of_class[action.dscp]
                 arrays = self.arrays[action.bucket]
@@ -225,12 +225,12 @@ class Rank:
                 own = exchange(self.of_class[action.dscp], self.job, action, salt=index)
                 if own is not None:
                     size = 2 * action.messages * action.numel * np.dtype(self.job.dtype).itemsize
-                    records.append(("exchange", action.name, begun_s, time.monotonic(), size, ""))
+                    records.append(("exchange", action.name, begun_s, time.monotonic(), size, {}))
                     wrong, checked = wrong + own, checked + action.messages * action.numel
             elif isinstance(action, WaitAll):
                 for _, work in works:
                     work.wait()
-                records.append(("wait", "gradients", begun_s, time.monotonic(), 0, ""))
+                records.append(("wait", "gradients", begun_s, time.monotonic(), 0, {}))
 
         def result() -> tuple[list[Span], int, int]:
             done = [
@@ -240,7 +240,7 @@ class Rank:
                     work.start_s,
                     work.end_s,
                     self.arrays[action.bucket].nbytes,
-                    "",
+                    {},
                 )
                 for action, work in works
             ]
@@ -265,12 +265,12 @@ def _word(operation: Operation) -> str:
     return operation.collective
 
 
-def _which(rank: int, operation: Operation) -> str:
-    """The same at both ends of a message."""
+def _marks(rank: int, operation: Operation) -> dict[str, str]:
+    """Of an operation's record: its stream, and what is the same at both ends of a message."""
     if not isinstance(operation, Message):
-        return ""
+        return {"stream": operation.stream}
     here, there = (rank, operation.peer) if operation.sends else (operation.peer, rank)
-    return f"{here}>{there}/{operation.tag}"
+    return {"stream": operation.stream, "message": f"{here}>{there}/{operation.tag}"}
 
 
 def _zeros(numel: int, dtype: str) -> Array:

@@ -38,7 +38,8 @@ class ReportError(Exception):
 class Sample(NamedTuple):
     """One operation of one rank, as `samples.jsonl` has it. Times in seconds since the run's origin.
 
-    message: of both ends of a message the same, such as "3>4/17": from rank to rank, and its tag.
+    message: of both ends of a message the same, such as "3>4/17": from rank to rank, and its tag. stream: on which the
+    operations of a rank come one after the other, where its plan has such.
     """
 
     variant: str
@@ -51,6 +52,7 @@ class Sample(NamedTuple):
     end_s: float
     size_bytes: float
     message: str = ""
+    stream: str = ""
 
     @property
     def duration_s(self) -> float:
@@ -154,6 +156,7 @@ def read_samples(path: Path, scale: Scale) -> list[Sample]:
                     end_s=scale.real_s(float(record["end_s"])),
                     size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
                     message=str(record.get("message", "")),
+                    stream=str(record.get("stream", "")),
                 )
             )
         except (KeyError, TypeError, ValueError) as error:

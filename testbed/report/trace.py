@@ -3,14 +3,14 @@
 Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
 and flow events `ph: s` and `f` for messages.
 A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
-collectives that are in flight together are spread over as many communication streams as there are at once.
+collectives that are in flight together without streams of their own are spread over as many as there are at once.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,10 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
     ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
     for rank, own in sorted(per_rank.items()):
         communication = [s for s in own if s.operation in COMMUNICATION]
-        lanes = pack_lanes([(s.start_s, s.end_s) for s in communication])
+        rows = _rows(communication)
+        numbers = {row: FIRST_COMMUNICATION_STREAM + place for place, row in enumerate(sorted(set(rows)))}
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
-        streams |= {FIRST_COMMUNICATION_STREAM + lane: f"communication {lane}" for lane in sorted(set(lanes))}
+        streams |= {number: row for row, number in numbers.items()}
         events.append(_naming("process_name", rank, 0, f"rank {rank}"))
         events.extend(_naming("thread_name", rank, stream, name) for stream, name in streams.items())
         events.extend(
@@ -41,8 +42,8 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
             for s in own
             if s.operation not in COMMUNICATION
         )
-        for sample, lane in sorted(zip(communication, lanes, strict=True), key=lambda pair: pair[0].start_s):
-            event = _complete(sample, FIRST_COMMUNICATION_STREAM + lane)
+        for sample, row in sorted(zip(communication, rows, strict=True), key=lambda pair: pair[0].start_s):
+            event = _complete(sample, numbers[row])
             events.append(event)
             if sample.message:
                 place = sample.variant, sample.trial, sample.step, sample.message
@@ -52,6 +53,14 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         events.append(_arrow("s", number, sent, sent["ts"]))
         events.append(_arrow("f", number, came, came["ts"] + came["dur"]))
     return events
+
+
+def _rows(samples: Sequence[Sample]) -> list[str]:
+    """For each its stream, or one of as many rows as are needed."""
+    loose = [place for place, sample in enumerate(samples) if not sample.stream]
+    lanes = pack_lanes([(samples[place].start_s, samples[place].end_s) for place in loose])
+    names = {place: f"communication {lane:02}" for place, lane in zip(loose, lanes, strict=True)}
+    return [sample.stream or names[place] for place, sample in enumerate(samples)]
 
 
 def write_trace(samples: Iterable[Sample], path: Path) -> Path:

@@ -65,6 +65,27 @@ def test_all_reduces_in_flight_together_have_streams_of_their_own(tmp_path: Path
             assert start >= end - 0.002
 
 
+def test_operations_of_a_plan_have_their_streams_rows() -> None:
+    def on(stream: str, start_s: float) -> Sample:
+        return sample("send", start_s, start_s + 1.0)._replace(stream=stream)
+
+    events = trace_events(
+        [on("SEND_F 2", 0.0), on("SEND_B 0", 0.5), on("SEND_F 2", 1.0), sample("recv", 0.0, 9.0)]
+    )
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    rows = [(names[event["tid"]], event["ts"]) for event in events if event["ph"] == "X"]
+    assert sorted(rows) == [
+        ("SEND_B 0", 5e5),
+        ("SEND_F 2", 0.0),
+        ("SEND_F 2", 1e6),
+        ("communication 00", 0.0),
+    ]
+
+
 @given(INTERVALS)
 def test_lanes_never_overlap_and_are_as_few_as_possible(intervals: list[tuple[float, float]]) -> None:
     lanes = pack_lanes(intervals)

@@ -104,6 +104,8 @@ def test_messages_are_arrows_in_the_trace(folder: Path) -> None:
     begins = [event for event in events if event["ph"] == "s"]
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     assert len(begins) == len(ends) > 0
+    rows = {event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 1}
+    assert {"compute", "SEND_F 2", "RECV_F 0", "data_parallel_replicate"} <= rows
     for event in begins:
         came = ends[event["id"]]
         assert came["pid"] != event["pid"]
