@@ -59,7 +59,7 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
 
 
 def _parse_classes(value: object) -> dict[str, int]:
-    if not isinstance(value, Mapping) or not value:
+    if not isinstance(value, Mapping):
         raise ValueError("a mapping of dimensions to DSCPs, such as {pipeline_parallel: 46}")
     for name, dscp in value.items():
         if name not in TRAFFIC:
@@ -137,7 +137,7 @@ class ParallelismSpec(Strict):
     )
 
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
-        default_factory=dict,
+        default={},
         description="DSCPs of what dimensions send, such as {pipeline_parallel: 46}, for policies that tell classes of "
         "traffic apart; 0 of those not named. The model knows of no such policy.",
     )

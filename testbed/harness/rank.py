@@ -233,7 +233,7 @@ class Rank:
                 records.append(("wait", "gradients", begun_s, time.monotonic(), 0, {}))
 
         def result() -> tuple[list[Span], int, int]:
-            done = [
+            done: list[Span] = [
                 (
                     action.collective,
                     action.name,

@@ -231,6 +231,8 @@ def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
     assert found[10] == pytest.approx(2 * 4 * numel(), rel=1e-2)
     again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
     assert again == made.plan
+    usual = load(tmp_path, {**parallelism, "dscp": {}})  # as a file is written out
+    assert set(usual.pairs("ring")) == {0}
 
 
 # ---- replicas that take turns
