@@ -20,6 +20,7 @@ from testbed.config.forms import (
     SizeOrNone,
     choice,
     number,
+    whole,
 )
 from testbed.config.loading import did_you_mean, show
 from testbed.config.model import Finding, Form, Strict
@@ -28,7 +29,7 @@ DIMENSIONS = (
     *("data_parallel_replicate", "pipeline_parallel", "data_parallel_shard"),
     *("context_parallel", "tensor_parallel"),
 )
-TRAFFIC = (*DIMENSIONS, "expert_parallel")
+DEGREES = (*DIMENSIONS, "expert_parallel")
 PLACEMENTS = tuple(placements())
 TOPOLOGY_AWARE = "topology_aware"
 MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
@@ -61,17 +62,21 @@ def _parse_mapping(value: object) -> str | tuple[int, ...]:
 def _parse_classes(value: object) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise ValueError("a mapping of dimensions to DSCPs, such as {pipeline_parallel: 46}")
+    classes = {}
     for name, dscp in value.items():
-        if name not in TRAFFIC:
-            raise ValueError(f"dimensions: {did_you_mean(str(name), TRAFFIC)}")
-        if isinstance(dscp, bool) or not isinstance(dscp, int) or not 0 <= dscp <= MAX_DSCP:
-            raise ValueError(f"of {name} a DSCP, a whole number from 0 to {MAX_DSCP}")
-    return {str(name): dscp for name, dscp in value.items()}
+        if name not in DEGREES:
+            raise ValueError(f"dimensions: {did_you_mean(str(name), DEGREES)}")
+        try:
+            classes[str(name)] = _DSCP.parse(dscp)
+        except ValueError as error:
+            raise ValueError(f"of {name} a DSCP, {error}") from None
+    return classes
 
 
+_DSCP = whole(0, MAX_DSCP)
 _CLASSES = Form(
     _parse_classes,
-    {"type": "object", "propertyNames": {"enum": list(TRAFFIC)}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.schema},
 )
 _ORDER = Form(
     _parse_order,
@@ -157,7 +162,7 @@ class ParallelismSpec(Strict):
     @property
     def degrees(self) -> dict[str, int]:
         """By dimension, experts included."""
-        return {name: getattr(self, f"{name}_degree") for name in TRAFFIC}
+        return {name: getattr(self, f"{name}_degree") for name in DEGREES}
 
     @property
     def order(self) -> tuple[str, ...]:

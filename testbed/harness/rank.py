@@ -28,7 +28,7 @@ from testbed.workload.plan import Computing, GroupCollective, Message, Operation
 
 CALIBRATIONS = 5
 Span = tuple[str, str, float, float, int, dict[str, str]]
-"""What was done: its kind, its name, begin, end, bytes; of a message which one."""
+"""What was done: its kind, its name, begin, end, bytes, what else its record has."""
 Result = Callable[[], tuple[list[Span], int, int]]
 """What came of a step, looked at when its time is over: spans, wrong elements, elements looked at."""
 

@@ -207,6 +207,12 @@ class _Simulation:
         else:
             event.then.append(action)
 
+    def _begin(self, steps: Events) -> _Event:
+        """Run a generator; the event is its end."""
+        event = _Event()
+        self._drive(steps, event.happen)
+        return event
+
     def _drive(self, steps: Events, over: Callable[[], None]) -> None:
         """Run a generator until it has to wait; go on when all of what it waits for has happened."""
         for events in steps:
@@ -239,25 +245,20 @@ class _Simulation:
         numel = operation.numel if operation.collective == "all_reduce" else operation.numel // size
         pieces = pieces_for(operation.collective, operation.algorithm, numel * self.itemsize, size)
         plan = plan_of(operation.collective, operation.algorithm, Ask(own, (0,) * size, 0, pieces))
-        lanes, bounds = [], plan.bounds(operation.numel)
-        for lane, stages in enumerate(plan.lanes):
-            event = _Event()
-            strands = self._lane(members, own, (*key, lane), bounds, stages)
-            self._drive(strands, event.happen)
-            lanes.append(event)
-        yield lanes
+        bounds = plan.bounds(operation.numel)
+        yield [
+            self._begin(self._lane(members, own, (*key, lane), bounds, stages))
+            for lane, stages in enumerate(plan.lanes)
+        ]
 
     def _exchange(self, members: Members, own: int, key: Key, rows: list[list[int]]) -> Events:
         """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
         size = len(members)
         strands = min(CONCURRENCY, size - 1)
-        events = []
-        for first in range(strands):
-            event = _Event()
-            distances = range(1 + first, size, strands)
-            self._drive(self._exchange_strand(members, own, key, rows, distances), event.happen)
-            events.append(event)
-        yield events
+        yield [
+            self._begin(self._exchange_strand(members, own, key, rows, range(1 + first, size, strands)))
+            for first in range(strands)
+        ]
 
     def _exchange_strand(
         self, members: Members, own: int, key: Key, rows: list[list[int]], distances: range
@@ -283,13 +284,10 @@ class _Simulation:
         stages: tuple[Stage, ...],
     ) -> Events:
         for number, stage in enumerate(stages):
-            events = []
-            for strand_number, strand in enumerate(stage):
-                event = _Event()
-                steps = self._strand(members, own, (*key, number, strand_number), bounds, strand)
-                self._drive(steps, event.happen)
-                events.append(event)
-            yield events
+            yield [
+                self._begin(self._strand(members, own, (*key, number, strand_number), bounds, strand))
+                for strand_number, strand in enumerate(stage)
+            ]
 
     def _strand(self, members: Members, own: int, key: Key, bounds: list[int], strand: Strand) -> Events:
         def size_bytes(transfer: Transfer) -> int:

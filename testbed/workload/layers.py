@@ -1,4 +1,12 @@
-"""What one rank computes and sends for a layer, in its plan: tensor, context, expert and data parallelism."""
+"""What one rank computes and sends for a layer, in its plan: tensor, context, expert and data parallelism.
+
+tensor_parallel: two all-reduces per block and direction (Megatron-LM, arXiv:1909.08053). context_parallel: keys and
+values round a ring, as often as there are other ranks; backward with their gradients (Ring Attention,
+arXiv:2310.01889). expert_parallel: tokens to their experts and back, each an all-to-all. data_parallel_shard:
+parameters of a layer gathered some layers ahead, gradients reduce-scattered after the last microbatch (FSDP,
+arXiv:2304.11277); with a pipeline they stay gathered for the whole step, as in torchtitan. data_parallel_replicate:
+gradients, or this rank's shard of them, all-reduced in buckets.
+"""
 
 from __future__ import annotations
 

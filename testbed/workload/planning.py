@@ -1,16 +1,13 @@
-"""From a schedule to every rank's plan: computing layer by layer, and what each dimension of parallelism sends.
+"""From a schedule to every rank's plan: its actions in order, and pipeline_parallel's messages between stages.
 
-pipeline_parallel: activations and their gradients between stages. tensor_parallel: two all-reduces per block and
-direction (Megatron-LM, arXiv:1909.08053). context_parallel: keys and values round a ring, as often as there are other
-ranks; backward with their gradients (Ring Attention, arXiv:2310.01889). expert_parallel: tokens to their experts and
-back, each an all-to-all. data_parallel_shard: parameters of a layer gathered some layers ahead, gradients
-reduce-scattered after the last microbatch (FSDP, arXiv:2304.11277); with a pipeline they stay gathered for the whole
-step, as in torchtitan. data_parallel_replicate: gradients, or this rank's shard of them, all-reduced in buckets.
+Activations go forward, their gradients back; replicas may take turns between buildings (Atlas, arXiv:2411.14458). What
+goes on within an action is in `layers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from testbed.workload.layers import EXPERT_SHARD, FSDP, Group, LayerPlanner, Options, computing_s
@@ -28,10 +25,13 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
         for rank in members:
             of_rank[rank][name] = Group(len(groups), members)
         groups.append((name, members))
+    lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
+    replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
     plans = []
     for rank, place in enumerate(mesh.places()):
-        lines = _lines(mesh, place)
-        plans.append(_RankPlanner(rank, place, lines, of_rank[rank], schedule, stages, options).run())
+        alike = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
+        planner = _RankPlanner(rank, place[PIPELINE], alike, of_rank[rank], schedule, stages, options)
+        plans.append(planner.run())
     return JobPlan(
         tuple(plans),
         tuple(groups),
@@ -40,19 +40,6 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
         options.seed,
         options.dscps,
     )
-
-
-def _lines(mesh: Mesh, place: Mapping[str, int]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Ranks of the pipelines that a place of the mesh could be in, by their number among replicas and shards."""
-    outside = mesh.outside
-    return {
-        (replica, shard): tuple(
-            mesh.rank({**place, REPLICATE: replica, SHARD: shard, PIPELINE: number})
-            for number in range(outside[PIPELINE])
-        )
-        for replica in range(outside[REPLICATE])
-        for shard in range(outside[SHARD])
-    }
 
 
 def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
@@ -69,26 +56,27 @@ def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class _RankPlanner(LayerPlanner):
-    """One rank's plan: the pipeline, action by action. lines: ranks of its own pipeline and of its replicas."""
+    """One rank's plan: the pipeline, action by action.
+
+    own: its place in the pipeline. lines: the ranks of its pipeline, and of that one's replicas.
+    """
 
     def __init__(
         self,
         rank: int,
-        place: dict[str, int],
-        lines: Mapping[tuple[int, int], Sequence[int]],
+        own: int,
+        lines: Sequence[Sequence[int]],
         groups: dict[str, Group],
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        self.line, self.lines = lines[place[REPLICATE], place[SHARD]], tuple(lines.values())
-        super().__init__(
-            rank, groups, schedule.orders[place[PIPELINE]], options, pipelined=len(self.line) > 1
-        )
-        self.schedule, self.stages = schedule, stages
-        self.own = place[PIPELINE]
+        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(lines[0]) > 1)
+        self.own, self.lines, self.schedule, self.stages = own, lines, schedule, stages
+        self.line = next(line for line in lines if rank in line)
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self.turns = {peer: iter(range(self._messages_to(peer))) for peer in self.line}
+        self.to_send = Counter(self._next_rank(action) for action in self.order)
+        self.sent: Counter[int] = Counter()
 
     def run(self) -> tuple[Operation, ...]:
         if self.options.early_receives:
@@ -156,50 +144,44 @@ class _RankPlanner(LayerPlanner):
             for number in reversed(range(len(stage.parts))):
                 self.layer(action, number, stage.parts[number])
         self._account(action, first, stage.kept)
-        target = _next_stage(action, len(self.stages))
-        if target is not None and self.schedule.owners[target] != self.own:
-            peer = self.line[self.schedule.owners[target]]
+        target, peer = _next_stage(action, len(self.stages)), self._next_rank(action)
+        if target is not None and peer not in (None, self.rank):
             self._send(target, action, peer, tuple({*self.gate, self.computed[-1]}))
+
+    def _next_rank(self, action: Action) -> int | None:
+        """Whose stage goes on with what an action gives."""
+        target = _next_stage(action, len(self.stages))
+        return None if target is None else self.line[self.schedule.owners[target]]
 
     # ---- turns of replicas: each sends for as long as its message takes, then tells the next one
 
-    def _messages_to(self, peer: int) -> int:
-        """How many messages of its schedule this rank sends to another stage's."""
-        targets = (_next_stage(action, len(self.stages)) for action in self.order)
-        return sum(
-            target is not None and self.line[self.schedule.owners[target]] == peer for target in targets
-        )
-
     def _send(self, target: int, action: Action, peer: int, after: tuple[int, ...]) -> None:
-        turn, others = next(self.turns[peer]), self._sharing(peer)
-        if len(others) <= 1:
+        turn, sharing = self.sent[peer], self._sharing(peer)
+        self.sent[peer] += 1
+        if len(sharing) <= 1:
             self._message(target, action, peer, after, sends=True)
             return
-        own = others.index(self.rank)
+        own = sharing.index(self.rank)
         if turn or own:
-            after = (*after, self._turn_of(peer, turn, others[own - 1], (), sends=False))
+            after = (*after, self._turn_of(peer, turn, sharing[own - 1], (), sends=False))
         place = self._message(target, action, peer, after, sends=True)
         message = self.plan[place]
         assert isinstance(message, Message)
         seconds = message.numel * self.options.itemsize / self.options.turns[self.rank, peer].rate
         over = self.add(Pause(f"turn of {message.name}", f"turn {peer}", "turn", after, seconds))
-        if own < len(others) - 1:
-            self._turn_of(peer, turn, others[own + 1], (over,), sends=True)
-        elif turn < self._messages_to(peer) - 1:
-            self._turn_of(peer, turn + 1, others[0], (over,), sends=True)
+        if own < len(sharing) - 1:
+            self._turn_of(peer, turn, sharing[own + 1], (over,), sends=True)
+        elif turn < self.to_send[peer] - 1:
+            self._turn_of(peer, turn + 1, sharing[0], (over,), sends=True)
 
     def _sharing(self, peer: int) -> list[int]:
         """Ranks of replicas that send what this rank sends to `peer`, from the same building to the same other one."""
-        own = self.options.turns.get((self.rank, peer))
-        if own is None:
+        turns, there = self.options.turns, self.line.index(peer)
+        if (self.rank, peer) not in turns:
             return []
-        there = self.line.index(peer)
+        way = turns[self.rank, peer].way
         pairs = [(line[self.own], line[there]) for line in self.lines]
-        return [
-            pair[0]
-            for pair in pairs
-            if pair in self.options.turns and self.options.turns[pair].way == own.way
-        ]
+        return [pair[0] for pair in pairs if pair in turns and turns[pair].way == way]
 
     def _turn_of(self, peer: int, turn: int, replica: int, after: tuple[int, ...], *, sends: bool) -> int:
         """One end of the word that a replica may send its message number `turn` to its `peer`."""
