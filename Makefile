@@ -15,7 +15,7 @@ HASH := \#
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual lock build clean-env
+.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual test-vagrant lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -27,7 +27,7 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
 test: setup ## install what is missing, run all checks and tests
-	@tools/bootstrap ryu peers
+	@tools/bootstrap ryu peers validate
 	@$(MAKE) --no-print-directory --keep-going lint unit thorough net test-virtual
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
@@ -61,6 +61,10 @@ else
 test-virtual:
 	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'
 endif
+
+test-vagrant: environment ## tests in a machine of Vagrant's, on libvirt, as root; an hour where QEMU must emulate
+	@tools/bootstrap vagrant
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider -v -m vagrant tests/vagrant
 
 lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
 	@tools/lock $(if $(UPGRADE),--upgrade)

@@ -13,6 +13,7 @@ from mininet.node import Host, Node, Switch
 from pyroute2 import IPRoute
 
 from testbed.fabric.errors import FabricError
+from testbed.links.netns import empty_network_namespace
 from testbed.links.setup import Setup
 
 OVS_TIMEOUT_S = 20
@@ -100,8 +101,13 @@ class VethLink(Link):  # type: ignore[misc]
 
 @functools.cache
 def _netlink() -> IPRoute:
-    """One for all links: to open it takes longer than to use it."""
-    return IPRoute()
+    """One for all links: to open it takes longer than to use it.
+
+    It lives in a namespace of its own, with no other interface: kernels before 6.15 refuse a link whose name the asking
+    namespace has already, wherever the link is to be, and machines have an eth0 as hosts do.
+    """
+    with empty_network_namespace():
+        return IPRoute()
 
 
 class KernelBridge(QuickNode, Switch):  # type: ignore[misc]

@@ -214,7 +214,7 @@ def test_ryu_that_cannot_be_installed_is_said_and_goes_on(tmp_path: Path) -> Non
     found = bootstrap(code, tmp_path)
     assert found.returncode == 0
     assert "tests on Ryu will be skipped" in found.stderr
-    assert not (tmp_path / ".venv-ryu").exists()
+    assert not any((tmp_path / ".venv-ryu").glob("*"))
 
 
 def test_an_unknown_stage_is_refused_before_anything_is_done(tmp_path: Path) -> None:
