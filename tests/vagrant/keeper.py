@@ -1,6 +1,6 @@
 """Has libvirt run for the length of a test run, then puts the machine back: `python -m tests.vagrant.keeper FOLDER`.
 
-Says `ready` once libvirt answers, then waits for its standard input to end: with the tests, or with whoever killed them.
+Says `ready` once libvirt answers, then waits for its standard input to end: with the tests, or with who killed them.
 Then what Vagrant made from FOLDER/checkout is destroyed, whatever libvirt started is ended, FOLDER is removed, and
 packet filter, forwarding and networks are as they were.
 """
