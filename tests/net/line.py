@@ -101,10 +101,11 @@ def running(
 
 @dataclass(frozen=True)
 class Arrival:
-    """A datagram: its number, seconds from sending to arrival."""
+    """A datagram: its number, seconds from sending to arrival, and from the sending of the first one to its arrival."""
 
     number: int
     took_s: float
+    at_s: float
 
 
 def stream(
@@ -124,7 +125,8 @@ def stream(
             while True:
                 packet, arrived_ns = receive_stamped(receiver)
                 number = int.from_bytes(packet[:4], "big")
-                found.append(Arrival(number, (arrived_ns - sent_ns[number]) / 1e9))
+                took_ns, at_ns = arrived_ns - sent_ns[number], arrived_ns - sent_ns[0]
+                found.append(Arrival(number, took_ns / 1e9, at_ns / 1e9))
     return found
 
 

@@ -131,7 +131,7 @@ def test_the_queue_holds_what_it_should_and_drops_the_rest(
         assert [arrival.number for arrival in arrived[:68]] == list(range(68))
         assert engine.account().directions[FORTH].dropped - before == 200 - len(arrived)
         assert balanced(engine)
-        assert arrived[67].took_s == pytest.approx(68 * 1442 * 8 / 5e6, rel=0.2)
+        assert arrived[67].at_s == pytest.approx(68 * 1442 * 8 / 5e6, rel=0.2)
 
 
 def test_what_finds_a_long_queue_is_marked_if_it_can_be(engine_kind: str, line: Line, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.vagrant.keeper import environment
 
 REPOSITORY = Path(__file__).parents[2]
 BOX = "scale-across-testbed-lane"
-CPUS, MEMORY_MIB = 2, 4096
+MEMORY_MIB = 4096
 UP_S, COMMAND_S = 2400, 900
 
 
@@ -37,7 +37,6 @@ class Machine:
         settings = {
             "TESTBED_BOX": BOX,
             "TESTBED_KVM": "1" if os.access("/dev/kvm", os.W_OK) else "0",
-            "TESTBED_CPUS": str(CPUS),
             "TESTBED_MEMORY": str(MEMORY_MIB),
         }
         done = subprocess.run(

@@ -16,8 +16,8 @@ from tests.vagrant.conftest import UP_S, Machine
 
 pytestmark = pytest.mark.vagrant
 
-# For emulated processors: a twentieth of the packets, and time enough for them.
-SIZED = "--set scale.size_scale=80000 --set scale.time_dilation=8 --set trials=2"
+# For an emulated processor: a tenth of the packets, and time enough for them.
+SIZED = "--set scale.size_scale=40000 --set scale.time_dilation=4 --set trials=2"
 # What a link does to packets, and where they go. The others time what processes of a real machine do.
 CONFORMANCE = (
     "test_links_engines.py test_fabric.py test_controller_switches.py test_clos.py test_links_cut.py"
@@ -69,7 +69,32 @@ def test_a_controller_experiment_runs(machine: Machine) -> None:
         f"testbed run {scenario} {SIZED} --set {shlex.quote(f'variants={variants}')} -o runs/experiment",
         timeout_s=1200,
     )
-    assert done.returncode in (0, 3)
+    assert done.returncode == 0  # an emulated processor is slow, and the machine's clock waits for it
+    (run,) = (machine.checkout / "runs").iterdir()
+    assert f"Report: runs/{run.name}/report.html" in done.stdout
+    summary = json.loads((run / "summary.json").read_text())
+    steps = {variant["name"]: variant["step_time_s"]["median"] for variant in summary["variants"]}
+    # as under the virtual clock, where they are 1.974 s and 1.522 s; fewer packets change a little
+    assert steps["ring"] == pytest.approx(1.97, rel=0.1)
+    assert steps["hierarchical"] == pytest.approx(1.52, rel=0.1)
+    for variant in summary["variants"]:
+        broken = [check["sentence"] for check in variant["verdict"]["invariants"] if not check["ok"]]
+        assert len(broken) <= 1, broken
+        assert all("cannot be pipelined" in sentence for sentence in broken), broken
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert (manifest["link_engine"], manifest["datapath"]) == ("netem", "system")
+    assert "<svg" in (run / "report.html").read_text()
+
+
+@pytest.mark.timeout(1200)
+def test_a_controller_experiment_runs(machine: Machine) -> None:
+    scenario = "scenarios/controller/hash-collisions.yaml"
+    variants = '{"ecmp": {"policy": "ecmp"}, "te": {"policy": "te"}}'
+    done = machine.ssh(
+        f"testbed run {scenario} {SIZED} --set {shlex.quote(f'variants={variants}')} -o runs/experiment",
+        timeout_s=1200,
+    )
+    assert done.returncode == 0
     summary = json.loads((machine.checkout / "runs/experiment/summary.json").read_text())
     assert [variant["name"] for variant in summary["variants"]] == ["ecmp", "te"]
 
@@ -94,7 +119,7 @@ def test_a_network_stays_up_and_its_policy_is_changed(machine: Machine) -> None:
 def test_the_net_lane_passes_on_netem_and_the_kernels_datapath(machine: Machine) -> None:
     files = " ".join(f"tests/net/{name}" for name in CONFORMANCE.split())
     python = "sudo .venv/bin/python -m pytest -p no:cacheprovider -q --timeout 600"
-    done = machine.ssh(f"{python} -k 'not ryu and not userspace' {files}", timeout_s=3500)
+    done = machine.ssh(f"{python} -k 'not ryu' {files}", timeout_s=3500)
     assert done.returncode == 0
     assert re.search(r"\d+ passed", done.stdout)
 
