@@ -15,7 +15,7 @@ HASH := \#
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual test-vagrant lock build clean-env
+.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual test-vagrant test-machines lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -65,6 +65,10 @@ endif
 test-vagrant: environment ## tests in a machine of Vagrant's, on libvirt, as root; an hour where QEMU must emulate
 	@tools/bootstrap vagrant
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider -v -m vagrant tests/vagrant
+
+test-machines: setup ## tests of a network over two machines, which are namespaces of this one, as root; minutes
+	@tools/bootstrap machines
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider -v -m machines tests/machines
 
 lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
 	@tools/lock $(if $(UPGRADE),--upgrade)

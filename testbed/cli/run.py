@@ -24,7 +24,7 @@ from testbed.cli.virtual import (
     StallOption,
     guest_settings,
 )
-from testbed.config import ConfigError, Problem, load_scenario
+from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.config.units import format_size
 from testbed.harness.directory import default_path, hand_over
 from testbed.harness.loads import loads_of
@@ -75,6 +75,13 @@ def run(
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
+    machines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME...",
+            help="The machine of each building, reached through SSH; this one by any of its names.",
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Report no figures that are not to be trusted.")
     ] = False,
@@ -95,6 +102,8 @@ def run(
         raise ConfigError(
             [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
         )
+    if machines and clock == "virtual":
+        raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
@@ -119,6 +128,7 @@ def run(
 
     else:
         stack = choose_stack(link_engine, datapath)
+        spread = machines_of(machines, loaded)
         scale = choose_scale(
             loaded.topology.resolve,
             loaded.scale.size_scale,
@@ -131,7 +141,7 @@ def run(
 
         def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
             kind = Run if loaded.variants is None else PartedRun
-            return kind(loaded, stack, scale, target, progress)
+            return kind(loaded, stack, scale, target, progress, spread)
 
     console = Console(stderr=True, highlight=False)
     console.print(
@@ -148,6 +158,30 @@ def run(
     _report(summary, target, console, strict=strict, as_json=as_json)
     if summary["status"] == "untrusted":
         raise typer.Exit(EXIT_UNTRUSTED)
+
+
+def machines_of(asked: str | None, scenario: Scenario) -> list[str]:
+    """The names in `--machines`; ConfigError for what cannot be done on several machines."""
+    if not asked:
+        return []
+    plans = [load.plan for load in loads_of(scenario, Scale()).values()]
+    refused = {
+        "events": ("host_pause", "a scenario without it")
+        if any(event.action in ("host_pause", "rank_kill") for event in scenario.events)
+        else None,
+        "neighbours": ("other jobs", "a scenario without them") if scenario.neighbours else None,
+        "messages": ("held by receivers", "a schedule that holds none")
+        if any(plan.holds_receivers for plan in plans)
+        else None,
+    }
+    problems = [
+        Problem("command line", None, "--machines", f"{what}: {words[0]}", words[1])
+        for what, words in refused.items()
+        if words
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return [name.strip() for name in asked.split(",")]
 
 
 def _execute(

@@ -35,10 +35,12 @@ from testbed.fabric import setups
 from testbed.fabric.bridges import CARD, UPLINK
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
-from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, VethLink
+from testbed.fabric.ground import Ground
+from testbed.fabric.machines import Machine
+from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, node_kinds
 from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
-from testbed.fabric.spaces import Spaces
+from testbed.fabric.spread import Spread
 from testbed.fabric.state import (
     CONTROLLER_FILE,
     ENVIRONMENT_MARK,
@@ -49,7 +51,8 @@ from testbed.fabric.state import (
     register,
     write_private,
 )
-from testbed.fabric.verify import verify, verify_offloads
+from testbed.fabric.trunk import TrunkMeasurement
+from testbed.fabric.verify import places
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
 from testbed.links.settings import asked_of, compare_settings
@@ -63,8 +66,8 @@ class Fabric:
     """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
 
     `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other ways to a host.
-    `link_engine` is "userspace" or "netem", `datapath` is Open
-    vSwitch's "netdev" or "system"; `progress` is called with one short line per phase; `events` gets what the
+    `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
+    building is (testbed.fabric.spread). `progress` is called with one short line per phase; `events` gets what the
     controller tells. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
     """
 
@@ -79,6 +82,7 @@ class Fabric:
         datapath: str = "netdev",
         scale: Scale = UNSCALED,
         seed: int = 1,
+        machines: Sequence[str] = (),
         progress: Callable[[str], None] = lambda line: None,
         events: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
@@ -98,7 +102,10 @@ class Fabric:
         self.net: Any = None
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
-        self.spaces: Spaces | None = None
+        self.machines = tuple(machines)
+        self.spread: Spread | None = None
+        self.trunks: list[TrunkMeasurement] = []
+        self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
 
     @property
     def state(self) -> FabricState:
@@ -152,13 +159,21 @@ class Fabric:
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
+        self.spread = spread = Spread(self.topology, self.machines)
+        spread.check(plan)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
         self._build_nodes(f"tcp:127.0.0.1:{self.controller.port}")
-        state.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
+        self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
+        state.pids = {name: pid for name, pid in self.pids.items() if self._ground(name) is spread.here}
         state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
         state.save()
+        if spread.machines:
+            self._progress(
+                f"measuring the tunnels to {', '.join(machine.name for machine in spread.machines)}"
+            )
+            self.trunks = spread.measure_trunks(plan, self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
@@ -166,8 +181,8 @@ class Fabric:
         self._progress(f"starting the {self.link_engine} link engine on {len(plan.topology.wan)} WAN links")
         self.engine = self._start_engine()
         self.controller.wait_ready(CONTROLLER_TIMEOUT_S)
-        verify(plan, state.pids)
-        verify_offloads(plan, state.pids)
+        self._verify()
+        self._verify_offloads()
         self._progress("trying TCP across every WAN link")
         try_transfers(plan, state.pids)
         self.engine.compensate(path_excess(plan, state.pids))
@@ -211,25 +226,31 @@ class Fabric:
 
     def _build_nodes(self, controller: str) -> None:
         plan, topology = self.plan, self.topology
+        kinds = node_kinds(spanning=bool(self.machines))
         setLogLevel("error")
         Mininet.inited = True  # or its first use would change limits of the whole machine
         net = self.net = Mininet(
             topo=None,
             host=QuietHost,
-            link=VethLink,
+            link=kinds.link,
             intf=QuietInterface,
             controller=None,
             build=False,
             autoSetMacs=False,
         )
-        self.spaces = Spaces(self._node_hosts_files())
-        place = self.spaces.pids
-        net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE])
+        assert self.spread is not None
+        here = self.spread.here
+        place = self.spread.make_spaces(plan, self._node_hosts_files())
+        net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE], ground=here)
         for bridge in plan.bridges:
-            setup = setups.bridge_setup(plan, bridge)
-            net.addSwitch(bridge.name, cls=KernelBridge, setup=setup, place=place[bridge.name])
+            setup, ground = setups.bridge_setup(plan, bridge), self._ground(bridge.name)
+            kind = kinds.bridge if ground is not here else KernelBridge
+            net.addSwitch(bridge.name, cls=kind, setup=setup, place=place[bridge.name], ground=ground)
         for host in topology.hosts:
-            net.addHost(host.name, ip=f"{host.ip}/8", mac=host.mac, place=place[host.name])
+            ground = self._ground(host.name)
+            kind = kinds.host if ground is not here else QuietHost
+            address = {"ip": f"{host.ip}/8", "mac": host.mac}
+            net.addHost(host.name, cls=kind, **address, place=place[host.name], ground=ground)
         for building, edge in zip(topology.buildings, plan.edges, strict=True):
             ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
             ports |= {port.edge_interface: port.port for port in edge.wan}
@@ -241,11 +262,12 @@ class Fabric:
                 ports=ports,
                 controller=controller,
                 dpid=f"{edge.dpid:016x}",
+                ground=here,
             )
             uplink = {"intfName1": UPLINK, "intfName2": edge.local_interface}
             net.addLink(net[building.core], switch, **uplink)
             name = plan.probe(building.name)
-            probe = net.addHost(name, ip=None, mac=None, place=place[name])
+            probe = net.addHost(name, ip=None, mac=None, place=place[name], ground=here)
             mac = plan.probe_mac(building.name)
             net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
             for port in edge.wan:
@@ -281,15 +303,48 @@ class Fabric:
         return [pid for name, pid in self.state.pids.items() if name not in edges]
 
     def _configure(self) -> None:
-        plan, pids = self.plan, self.state.pids
+        plan, pids = self.plan, self.pids
         probes = [(plan.probe(edge.building), setups.probe_setup(plan, edge.building)) for edge in plan.edges]
         hosts = [(host.name, setups.host_setup(plan, host)) for host in self.topology.hosts]
         setups.edge_setup(plan).apply(None)
         setups.wan_setup(plan).apply(pids[planning.WAN_NODE])
+        assert self.spread is not None
+        here = self.spread.here
+        for name, setup in hosts:
+            if (ground := self._ground(name)) is not here:
+                ground.apply(setup, pids[name])
         # a thread each: network namespaces are a thread's own, and most of the time goes by in other programs
         with ThreadPoolExecutor(SETUPS_AT_ONCE) as pool:
-            for done in [pool.submit(setup.apply, pids[name]) for name, setup in (*probes, *hosts)]:
+            nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._ground(name) is here]
+            for done in [pool.submit(setup.apply, pids[name]) for name, setup in nearby]:
                 done.result()
+
+    def _ground(self, node: str) -> Ground:
+        """Where a node is."""
+        assert self.spread is not None
+        return self.spread.by_node(self.plan).get(node, self.spread.here)
+
+    def machine_of(self, node: str) -> Machine | None:
+        """Where a node is; None: here."""
+        ground = self._ground(node)
+        return ground if isinstance(ground, Machine) else None
+
+    @property
+    def other_machines(self) -> Sequence[Machine]:
+        """All but this one."""
+        return self.spread.machines if self.spread else ()
+
+    def trunk_frames(self) -> dict[str, tuple[int, int]]:
+        """Frames that (went into, came out of) each tunnel so far, by its building."""
+        return self.spread.trunk_frames(self.plan, self.pids) if self.spread else {}
+
+    def _verify(self) -> None:
+        for place in places(self.plan, self.pids):
+            self._ground(place.name).verify(place)
+
+    def _verify_offloads(self) -> None:
+        for place in places(self.plan, self.pids):
+            self._ground(place.name).verify_offloads(place)
 
     def _start_engine(self) -> LinkEngine:
         self.engine = engine = engine_of(
@@ -312,14 +367,14 @@ class Fabric:
 
     def changed_offloads(self) -> str | None:
         """What of the interfaces' offloads is not as it was set; None if all is."""
-        return _difference(lambda: verify_offloads(self.plan, self.state.pids))
+        return _difference(self._verify_offloads)
 
     def changed_settings(self) -> str | None:
         """What else is not as it was set, the first of it: rates, delays, queues, parameters; None if all is."""
         assert self.engine is not None
         engine = self.engine
         return _difference(lambda: compare_settings(self.asked(), engine.settings())) or _difference(
-            lambda: verify(self.plan, self.state.pids)
+            self._verify
         )
 
     def failure(self) -> str | None:
@@ -332,6 +387,8 @@ class Fabric:
             and (words := self.controller.failure())
         ):
             return f"the controller: {words}"
+        if self.spread is not None and (words := self.spread.failure()):
+            return words
         for name, pid in self.state.pids.items():
             if process_started(pid) is None:
                 return f"the namespace of {name} is gone: its process {pid} ended"
@@ -351,10 +408,10 @@ class Fabric:
                 for node in (*self.net.hosts, *self.net.switches):
                     with contextlib.suppress(OSError):
                         node.terminate()
-            if self.spaces is not None:
-                self.spaces.stop()
+            if self.spread is not None:
+                self.spread.stop()
             clean(self._state)
-            self._state = self._plan = self.net = self.engine = self.controller = self.spaces = None
+            self._state = self._plan = self.net = self.engine = self.controller = self.spread = None
 
 
 def _difference(check: Callable[[], None]) -> str | None:

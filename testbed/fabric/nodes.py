@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
+import zlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from mininet.link import Intf, Link
 from mininet.node import Host, Node, Switch
-from pyroute2 import IPRoute
 
 from testbed.fabric.errors import FabricError
-from testbed.links.netns import empty_network_namespace
+from testbed.fabric.ground import Ground
 from testbed.links.setup import Setup
 
 OVS_TIMEOUT_S = 20
@@ -25,7 +25,10 @@ class QuickNode(Node):  # type: ignore[misc]  # Mininet has no types
     So `cmd`, `popen` and all else of Mininet's work, and most nodes never start the shell, which takes 8 ms each.
     """
 
-    def __init__(self, name: str, place: int | None = None, **parameters: Any) -> None:
+    shell_options = "-cd"  # mnexec's: no open files but the terminal's, and not of this terminal
+
+    def __init__(self, name: str, ground: Ground, place: int | None = None, **parameters: Any) -> None:
+        self.ground = ground
         self.place = place
         super().__init__(name, **parameters)
 
@@ -41,7 +44,7 @@ class QuickNode(Node):  # type: ignore[misc]  # Mininet has no types
         place, apart = self.pid, self.params.get("inNamespace", True)
         self.inNamespace = False  # its namespaces need not be made
         try:
-            super().startShell("-cd" if self.place is None else f"-cda{place}")
+            super().startShell(self.shell_options + ("" if self.place is None else f"a{place}"))
         finally:
             self.pid, self.inNamespace = place, apart
 
@@ -92,22 +95,12 @@ class VethLink(Link):  # type: ignore[misc]
         deleteIntfs: bool = True,
     ) -> None:
         """Make the pair, each end where it belongs."""
-        ends = [
-            {"ifname": name, "net_ns_pid": node.pid, **({"address": address} if address else {})}
-            for name, node, address in ((intfname1, node1, addr1), (intfname2, node2, addr2))
-        ]
-        _netlink().link("add", kind="veth", **ends[0], peer=ends[1])
-
-
-@functools.cache
-def _netlink() -> IPRoute:
-    """One for all links: to open it takes longer than to use it.
-
-    It lives in a namespace of its own, with no other interface: kernels before 6.15 refuse a link whose name the asking
-    namespace has already, wherever the link is to be, and machines have an eth0 as hosts do.
-    """
-    with empty_network_namespace():
-        return IPRoute()
+        node1.ground.veth(
+            [
+                {"ifname": name, "net_ns_pid": node.pid, **({"address": address} if address else {})}
+                for name, node, address in ((intfname1, node1, addr1), (intfname2, node2, addr2))
+            ]
+        )
 
 
 class KernelBridge(QuickNode, Switch):  # type: ignore[misc]
@@ -119,7 +112,7 @@ class KernelBridge(QuickNode, Switch):  # type: ignore[misc]
 
     def start(self, controllers: object) -> None:
         """Build the bridge."""
-        self.setup.apply(self.pid)
+        self.ground.apply(self.setup, self.pid)
 
 
 class EdgeSwitch(QuickNode, Switch):  # type: ignore[misc]
@@ -136,6 +129,11 @@ class EdgeSwitch(QuickNode, Switch):  # type: ignore[misc]
         self.datapath = datapath
         self.ofports = ports
         self.controller = controller
+
+    @property
+    def tunnel_number(self) -> int:
+        """Tells its tunnel, if it has one, from others between the same machines: 24 bits from its bridge's name."""
+        return zlib.crc32(self.bridge.encode()) >> 8
 
     def start(self, controllers: object) -> None:
         """Nothing alone: see batchStartup."""
@@ -177,6 +175,24 @@ class EdgeSwitch(QuickNode, Switch):  # type: ignore[misc]
             if found != switch.datapath:
                 raise FabricError(f"bridge {switch.bridge}: datapath {found}, asked for {switch.datapath}")
         return started
+
+
+@dataclass(frozen=True)
+class NodeKinds:
+    """What hosts and bridges on other machines are, and links between any."""
+
+    host: type
+    bridge: type
+    link: type
+
+
+def node_kinds(spanning: bool) -> NodeKinds:
+    """Those of Mininet's cluster edition where a fabric spans machines; it is not imported where none does."""
+    if not spanning:
+        return NodeKinds(QuietHost, KernelBridge, VethLink)
+    from testbed.fabric.cluster import RemoteBridge, RemoteHost, SpanningLink  # noqa: PLC0415
+
+    return NodeKinds(RemoteHost, RemoteBridge, SpanningLink)
 
 
 def vsctl(*arguments: str) -> str:

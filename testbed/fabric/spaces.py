@@ -21,7 +21,7 @@ class Spaces:
     process in each.
     """
 
-    def __init__(self, files: Mapping[str, Path | None]) -> None:
+    def __init__(self, files: Mapping[str, Path | str | None]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "testbed.fabric.spaces_child"],
             stdin=subprocess.PIPE,

@@ -42,6 +42,13 @@ def move_apart(hosts_file: str | None) -> None:
         _mount(hosts_file.encode(), b"/etc/hosts", None, MS_BIND)
 
 
+def keep_files_apart(folder: str) -> None:
+    """Give the calling process a mount namespace of its own, with an empty `folder` that goes with it. OSError."""
+    _check(_libc.unshare(CLONE_NEWNS), "unshare")
+    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)
+    _mount(b"none", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
 def _fork(hosts_file: str | None) -> tuple[int, int]:
     """A child that moves into namespaces of its own: its process id, and a pipe that says `ready` or what is wrong."""
     read_end, write_end = os.pipe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pyroute2 import IPRoute
@@ -20,68 +21,75 @@ from testbed.links.shaping import Shape, verify_shapes
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A namespace of the fabric: process in it (None: the root), interfaces, and the shapes of those that have one."""
+class Place:
+    """A namespace of the fabric and what is to be set there.
+
+    pid: a process in it (None: the root). shapes: of those interfaces that have one. rto_min_ms: of the route to other
+    hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
+    """
 
     name: str
     pid: int | None
     interfaces: tuple[str, ...]
+    mtu: int
     shapes: Mapping[str, Shape] = field(default_factory=dict)
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    rto_min_ms: int | None = None
+    bridge: bool = False
 
 
-def _places(plan: Plan, pids: Mapping[str, int]) -> Iterator[_Place]:
-    yield _Place("the root namespace", None, tuple(name for edge in plan.edges for name in edge.interfaces))
-    wires = plan.wires()
-    inner = tuple(name for wire in wires for name in (wire.inner_a, wire.inner_b))
-    yield _Place(planning.WAN_NODE, pids[planning.WAN_NODE], inner)
+def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
+    """All of a fabric."""
+    mtu = plan.topology.mtu
+    yield Place(
+        "the root namespace", None, tuple(name for edge in plan.edges for name in edge.interfaces), mtu
+    )
+    plain = partial(Place, mtu=mtu, sysctls=setups.HOST_SYSCTLS)
+    inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
+    yield plain(planning.WAN_NODE, pids[planning.WAN_NODE], inner)
     shapes: dict[str, dict[str, Shape]] = {}
     for (node, interface), shape in plan.shapes.items():
         shapes.setdefault(node, {})[interface] = shape
     for bridge in plan.bridges:
         ports = tuple(port.interface for port in bridge.ports)
-        yield _Place(bridge.name, pids[bridge.name], ports, shapes.get(bridge.name, {}))
+        yield plain(bridge.name, pids[bridge.name], ports, shapes=shapes.get(bridge.name, {}), bridge=True)
     for building in plan.topology.buildings:
         probe = plan.probe(building.name)
-        yield _Place(probe, pids[probe], (CARD,))
+        yield plain(probe, pids[probe], (CARD,))
+    sysctls = {**setups.HOST_SYSCTLS, **setups.buffer_sysctls(plan.topology)}
+    rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
-        yield _Place(host.name, pids[host.name], (CARD,), shapes.get(host.name, {}))
+        yield Place(host.name, pids[host.name], (CARD,), mtu, shapes.get(host.name, {}), sysctls, rto_min_ms)
 
 
-def verify_offloads(plan: Plan, pids: Mapping[str, int]) -> None:
-    """No interface of the fabric hands on larger packets than go over the wire. SettingMismatch."""
-    for place in _places(plan, pids):
-        with network_namespace(place.pid):
-            for interface in place.interfaces:
-                if on := switched_on(interface):
-                    raise SettingMismatch(f"{place.name}: {interface}", on[0], "off", "on")
+def verify_offloads(place: Place) -> None:
+    """No interface there hands on larger packets than go over the wire. SettingMismatch."""
+    with network_namespace(place.pid):
+        for interface in place.interfaces:
+            if on := switched_on(interface):
+                raise SettingMismatch(f"{place.name}: {interface}", on[0], "off", "on")
 
 
-def verify(plan: Plan, pids: Mapping[str, int]) -> None:
+def verify(place: Place) -> None:
     """Rates and queues of NICs, MTUs, kernel parameters, bridge ports. SettingMismatch, LinkError.
 
     What WAN links are set to, the link engine reads back itself.
     """
-    hosts = {host.name for host in plan.topology.hosts}
-    bridges = {bridge.name for bridge in plan.bridges}
-    for place in _places(plan, pids):
-        settings = {} if place.pid is None else known_sysctls(setups.HOST_SYSCTLS)
-        if place.name in hosts:
-            settings |= setups.buffer_sysctls(plan.topology)
-        with network_namespace(place.pid), IPRoute() as ipr:
-            if place.shapes:
-                verify_shapes(ipr, place.shapes)
-            links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
-            if place.name in hosts and plan.time_dilation != 1:
-                _verify_rto(ipr, place.name, plan.rto_min_ms)
-            for key, value in settings.items():
-                if (found := read_sysctl(key)) != value:
-                    raise SettingMismatch(place.name, key, value, found)
-        for interface in place.interfaces:
-            mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
-            if mtu != plan.topology.mtu:
-                raise SettingMismatch(f"{place.name}: {interface}", "mtu", plan.topology.mtu, mtu)
-            if place.name in bridges:
-                _verify_bridge_port(f"{place.name}: {interface}", links[interface])
+    with network_namespace(place.pid), IPRoute() as ipr:
+        if place.shapes:
+            verify_shapes(ipr, place.shapes)
+        links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
+        if place.rto_min_ms is not None:
+            _verify_rto(ipr, place.name, place.rto_min_ms)
+        for key, value in known_sysctls(place.sysctls).items():
+            if (found := read_sysctl(key)) != value:
+                raise SettingMismatch(place.name, key, value, found)
+    for interface in place.interfaces:
+        mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
+        if mtu != place.mtu:
+            raise SettingMismatch(f"{place.name}: {interface}", "mtu", place.mtu, mtu)
+        if place.bridge:
+            _verify_bridge_port(f"{place.name}: {interface}", links[interface])
 
 
 def _verify_rto(ipr: IPRoute, where: str, asked_ms: int) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ from testbed.fidelity import (
     judge,
     link_invariants,
     read_windows,
+    tunnel_invariants,
 )
 from testbed.fidelity.invariants import Conservation
+from testbed.fidelity.monitor import MonitorWindow
 from testbed.fidelity.similarity import Number, scale_similarity
+from testbed.fidelity.tunnel_invariants import Tunnel
+from testbed.fidelity.verdict import ORDER
 from testbed.harness.events import events_record, touched
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
@@ -29,12 +33,15 @@ from testbed.scale import UNSCALED, Scale
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a whole run measured, for all of its variants; without a monitor where nothing can be late."""
+    """What a whole run measured, for all of its variants.
+
+    monitor_files: of each machine by its name, this one's is empty; none where nothing can be late.
+    """
 
     topology: Topology
     measurements: Sequence[LinkMeasurement]
     links: Sequence[LinkSample]
-    monitor_file: Path | None
+    monitor_files: Mapping[str, Path]
     changed_settings: str | None
     changed_offloads: str | None
     repairs: Sequence[str] = ()
@@ -43,6 +50,7 @@ class Evidence:
     scale: Scale = UNSCALED
     numbers: Sequence[Number] = ()
     agreement: Invariant | None = None
+    tunnels: Sequence[Tunnel] = ()
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -78,6 +86,7 @@ def assess(
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
             link_invariants.rules_in_force(evidence.repairs),
+            *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
             *_timeliness(evidence, spans),
             invariants.payload_correct(
                 sum(step.wrong for step in steps), sum(step.checked for step in steps)
@@ -93,20 +102,37 @@ def assess(
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:
     """Whether machine and link engine kept up."""
-    if evidence.monitor_file is None:
+    if not evidence.monitor_files:
         names = ("cpu_headroom", "foreign_load", "scheduler_lag", "emulator_lateness", "emulator_stalls")
         return [invariants.by_construction(name) for name in names]
-    window = read_windows(evidence.monitor_file, list(spans))
+    windows = {name: read_windows(path, list(spans)) for name, path in evidence.monitor_files.items()}
     counts, bounds_s = _lateness(evidence.links, spans)
     return [
-        invariants.cpu_headroom(window),
-        invariants.foreign_load(window),
-        invariants.scheduler_lag(window),
+        *(_worst_machine(check, windows) for check in _MACHINE),
         invariants.emulator_lateness(counts, bounds_s),
         link_invariants.emulator_stalls(
             _stalled_s(evidence.links, spans), sum(end - start for start, end in spans)
         ),
     ]
+
+
+_MACHINE = (invariants.cpu_headroom, invariants.foreign_load, invariants.scheduler_lag)
+_TUNNELS = (
+    tunnel_invariants.tunnel_rate,
+    tunnel_invariants.tunnel_delay,
+    tunnel_invariants.tunnel_loss,
+    tunnel_invariants.clocks_agree,
+)
+
+
+def _worst_machine(
+    check: Callable[[MonitorWindow], Invariant], windows: Mapping[str, MonitorWindow]
+) -> Invariant:
+    """One machine's invariant, with its name where there are several."""
+    checked = {name: check(window) for name, window in windows.items()}
+    name = max(checked, key=lambda name: (checked[name].ok is False, ORDER.index(checked[name].severity)))
+    found = checked[name]
+    return replace(found, sentence=f"{name}: {found.sentence}") if name else found
 
 
 def _stalled_s(links: Sequence[LinkSample], spans: Sequence[tuple[float, float]]) -> float | None:

@@ -9,9 +9,9 @@ from typing import Any
 from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
+from testbed.harness.elsewhere import Launchers
 from testbed.harness.errors import RunError
 from testbed.harness.events import EventPlayer
-from testbed.harness.launching import LauncherProcess
 from testbed.harness.spec import JobSpec
 from testbed.links import LinkError
 from testbed.links.wire import EngineAccount
@@ -62,10 +62,10 @@ class Job:
 
     def _run(self, reader: CounterReader) -> None:
         environment = {ENVIRONMENT_MARK: self.fabric.state.id}
-        with LauncherProcess(self.spec.to_json(), environment) as launcher:
+        with Launchers(self.fabric, self.spec, environment) as launcher:
             self._watch(launcher, reader)
 
-    def _watch(self, launcher: LauncherProcess, reader: CounterReader) -> None:
+    def _watch(self, launcher: Launchers, reader: CounterReader) -> None:
         next_sample_s = time.monotonic() + self.sample_interval_s
         failures: list[str] = []
         while True:
@@ -126,7 +126,7 @@ class Job:
         failures = []
         for event in events:
             if event["event"] == "started":
-                self.rank_pids = {int(rank): pid for rank, pid in event["pids"].items()}
+                self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":
                 self.on_step(event["index"])
                 if self.player:

@@ -1,4 +1,4 @@
-"""The preloaded parent of all ranks: `python -m testbed.harness.launcher`.
+"""The preloaded parent of all ranks: `python -m testbed.harness.launcher [RANK,RANK,...]`, or of these.
 
 It imports what the ranks need once, then forks them, each into its host's network namespace. The job comes as one line
 of JSON on standard input; events go out as lines of JSON on standard output. The end of standard input, like the death
@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -217,7 +217,11 @@ def main() -> int:
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
-    launcher = Launcher(read_work(sys.stdin.readline()))
+    work = read_work(sys.stdin.readline())
+    if sys.argv[1:]:
+        here = set(map(int, sys.argv[1].split(",")))
+        work = replace(work, places=tuple(place for place in work.places if place.rank in here))
+    launcher = Launcher(work)
     try:
         launcher.start()
         good = launcher.watch()

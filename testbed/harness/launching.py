@@ -9,7 +9,7 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from testbed.links.process import close_pipes, wait_or_kill
@@ -17,24 +17,23 @@ from testbed.links.process import close_pipes, wait_or_kill
 STOP_TIMEOUT_S = 2.0
 
 
-class LauncherProcess:
-    """Forks the ranks of a document: see `launcher`. A context: at its end nothing of it is left."""
+def launcher_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """What ranks find in their environment beside what all programs do."""
+    return {**more, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
-    def __init__(self, document: str, environment: Mapping[str, str]) -> None:
+
+class LauncherProcess:
+    """Forks the ranks of a document: see `launcher`, also for `arguments`. A context: at its end nothing is left."""
+
+    def __init__(self, document: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> None:
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._pending = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.harness.launcher"],
+            [sys.executable, "-m", "testbed.harness.launcher", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            env={
-                **os.environ,
-                **environment,
-                "PYTHONHASHSEED": "0",
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
+            env={**os.environ, **launcher_environment(environment)},
         )
         assert self._process.stdin is not None
         try:
@@ -50,6 +49,11 @@ class LauncherProcess:
 
     def __exit__(self, *reason: object) -> None:
         self.stop()
+
+    def fileno(self) -> int:
+        """Readable when there are events."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
 
     def events(self, timeout_s: float | None) -> list[dict[str, Any]] | None:
         """What it has said within this time; None at its end."""

@@ -22,9 +22,16 @@ class PartedRun:
     """As `Run`, of a scenario with variants: its parts one after the other, in turns."""
 
     def __init__(
-        self, scenario: Scenario, stack: Stack, scale: Scale, output: Path, progress: Progress
+        self,
+        scenario: Scenario,
+        stack: Stack,
+        scale: Scale,
+        output: Path,
+        progress: Progress,
+        machines: Sequence[str] = (),
     ) -> None:
         self.scenario = scenario
+        self.machines = machines
         self.stack = stack
         self.scale = scale
         self.output = output
@@ -67,7 +74,7 @@ class PartedRun:
 
         output = part_folder(directory, part) / "run"
         output.parent.mkdir(parents=True)
-        Run(scenario, self.stack, self.scale, output, Progress(phase, step)).execute()
+        Run(scenario, self.stack, self.scale, output, Progress(phase, step), self.machines).execute()
 
 
 def part_folder(directory: RunDirectory, part: Part) -> Path:
@@ -122,7 +129,7 @@ def put_together(
                 for result in results
                 for entry in result.manifest[key]
             ]
-            for key in ("sockets", "neighbours")
+            for key in ("sockets", "neighbours", "tunnels")
         },
     }
     for part in parts:

@@ -20,10 +20,12 @@ from testbed.fabric.state import clean_abandoned
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
+from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.harness.alone import Alone
 from testbed.harness.assess import Evidence, assess
 from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.directory import RunDirectory, surroundings
+from testbed.harness.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.job import Job
 from testbed.harness.loads import load_of
@@ -51,6 +53,7 @@ from testbed.transport import TrafficClass
 from testbed.virtual import clock_here
 
 MONITOR_FILE = "monitor.jsonl"
+THIS_MACHINE = "this machine"
 CAPTURES = "captures"
 CONTROLLER, RULES, SOCKETS = "controller.jsonl", "rules.jsonl", "sockets.jsonl"
 
@@ -67,9 +70,16 @@ class Run:
     """One run. `execute` does it; nothing is left behind but the run directory, and that only when all went well."""
 
     def __init__(
-        self, scenario: Scenario, stack: Stack, scale: Scale, output: Path, progress: Progress
+        self,
+        scenario: Scenario,
+        stack: Stack,
+        scale: Scale,
+        output: Path,
+        progress: Progress,
+        machines: Sequence[str] = (),
     ) -> None:
         self.scenario = scenario
+        self.machines = machines
         self.stack = stack
         self.scale = scale
         self.output = output
@@ -111,6 +121,7 @@ class Run:
             datapath=self.stack.datapath,
             scale=self.scale,
             seed=scenario.seed,
+            machines=self.machines,
             progress=self.progress.phase,
         )
         with fabric:
@@ -124,16 +135,20 @@ class Run:
             job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), interval_s)
             job.player = self._player(fabric, job)
             capture = self._capture(fabric, directory.partial)
+            frames = fabric.trunk_frames()
             with contextlib.ExitStack() as stack:
                 stack.enter_context(capture)
                 if self.clock != "free":
                     monitor = stack.enter_context(MonitorProcess(directory.partial / MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
+                    stack.enter_context(watched(fabric))
                 job.run()
             self.progress.phase("judging the figures")
+            tunnels = tunnels_of(fabric, frames)
+            bring_home(fabric, directory.partial)
             changed = fabric.changed_settings(), fabric.changed_offloads()
             network = self._network_record(fabric, events)
-        return self._write(directory, job, measurements, shown, changed, capture.records, network)
+        return self._write(directory, job, measurements, shown, changed, capture.records, network, tunnels)
 
     def _flows(self) -> list[Flow]:
         """What the ranks will send, as the first of the algorithms has it."""
@@ -200,7 +215,7 @@ class Run:
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
-        places = places_on(self.topology, self.hosts, fabric.state.pids)
+        places = places_on(self.topology, self.hosts, fabric.pids)
         return JobSpec(
             wiring=replace(self.declared, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
@@ -224,6 +239,7 @@ class Run:
         changed: tuple[str | None, str | None],
         captured: list[dict[str, Any]],
         network: NetworkRecord,
+        tunnels: Sequence[Tunnel],
     ) -> dict[str, Any]:
         records = read_ranks(directory.partial, len(self.hosts))
         samples, sockets = records.samples, records.sockets
@@ -240,7 +256,8 @@ class Run:
             agreement=self.alone.agreement(records.calibrations),
             measurements=measurements,
             links=job.samples,
-            monitor_file=directory.partial / MONITOR_FILE if self.clock != "free" else None,
+            monitor_files=self._monitor_files(directory.partial, tunnels),
+            tunnels=tunnels,
             changed_settings=changed[0],
             changed_offloads=changed[1],
             repairs=network.repairs,
@@ -275,6 +292,7 @@ class Run:
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "captures": captured,
             "neighbours": job.neighbours,
+            "tunnels": [asdict(tunnel) for tunnel in tunnels],
             "origin_epoch_s": origin_s + time.time() - time.monotonic(),
         }
         directory.write_text("scenario.yaml", self.scenario.to_yaml())
@@ -288,6 +306,13 @@ class Run:
         if self.scenario.events:
             directory.write_lines("events.jsonl", shifted(log, origin_s))
         return summary
+
+    def _monitor_files(self, folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
+        """What watched each machine; nothing where nothing can be late."""
+        if self.clock == "free":
+            return {}
+        others = {tunnel.machine: folder / monitor_file(tunnel.machine) for tunnel in tunnels}
+        return {THIS_MACHINE if others else "": folder / MONITOR_FILE, **others}
 
     def _with_ranks(self, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """As `inspect` shows hosts, with the ranks that they have in this run."""

@@ -1,4 +1,4 @@
-"""Enter another process's network namespace for the length of a `with` block.
+"""Enter another process's network namespace for the length of a `with` block; have children see another clock.
 
 A socket belongs for its whole life to the namespace in which it was made, so one process can hold sockets in many
 namespaces: enter, open, leave. `os.setns` exists only from Python 3.12 on; this calls setns(2) itself.
@@ -10,8 +10,9 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
-CLONE_NEWNET = 0x40000000
+CLONE_NEWNET, CLONE_NEWTIME = 0x40000000, 0x00000080
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -23,14 +24,25 @@ def set_network_namespace(descriptor: int) -> None:
         raise OSError(error, f"setns: {os.strerror(error)}")
 
 
+def _unshare(namespace: int) -> None:
+    if _libc.unshare(namespace) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"unshare: {os.strerror(error)}")
+
+
+def shift_monotonic_clock(offset_s: float) -> None:
+    """Have this process's children, from now on, see CLOCK_MONOTONIC so much ahead. Once in a process; OSError."""
+    seconds, nanoseconds = divmod(round(offset_s * 1e9), 1_000_000_000)
+    _unshare(CLONE_NEWTIME)
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} {nanoseconds}\n")
+
+
 @contextlib.contextmanager
 def empty_network_namespace() -> Iterator[None]:
     """Run the block in a new network namespace with nothing in it; it lives on in the sockets opened there. OSError."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if _libc.unshare(CLONE_NEWNET) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"unshare: {os.strerror(error)}")
+        _unshare(CLONE_NEWNET)
         try:
             yield
         finally:

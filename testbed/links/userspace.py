@@ -33,17 +33,30 @@ from testbed.links.wire import (
 START_TIMEOUT_S = 20.0
 ANSWER_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 2.0
+ATTEMPTS = 5
 
 
 def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
-    """Ask the emulator for its account or its settings, after changes or leads in `more`. LinkError if mute."""
+    """Ask the emulator for its account or its settings, after changes or leads in `more`. LinkError if mute.
+
+    It hangs up on who does not speak at once, as this process may on a busy machine: then once more.
+    """
+    said = b""
+    for attempt in range(ATTEMPTS):
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(ANSWER_TIMEOUT_S)
+                connection.connect(str(control))
+                connection.sendall((json.dumps({"operation": operation, **more}) + "\n").encode())
+                said = connection.makefile("rb").readline()
+            break
+        except OSError as error:
+            hung_up = isinstance(error, (BrokenPipeError, ConnectionResetError))
+            if not hung_up or attempt == ATTEMPTS - 1:
+                raise LinkError(f"the link engine does not answer: {error}") from error
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_TIMEOUT_S)
-            connection.connect(str(control))
-            connection.sendall((json.dumps({"operation": operation, **more}) + "\n").encode())
-            reply: dict[str, Any] = json.loads(connection.makefile("rb").readline() or b"{}")
-    except (OSError, ValueError) as error:
+        reply: dict[str, Any] = json.loads(said or b"{}")
+    except ValueError as error:
         raise LinkError(f"the link engine does not answer: {error}") from error
     if "links" not in reply:
         raise LinkError(f"the link engine answered {reply.get('error', 'nothing')}")

@@ -23,6 +23,7 @@ from testbed.config.topology import mac_address
 from testbed.controller import EdgePorts
 from testbed.links import network_namespace
 from testbed.links.command import run_script
+from testbed.links.timing import SO_RCVBUFFORCE
 from tests.net.namespaces import Namespace, namespaces
 
 LOCAL, PROBE, FIRST_WAN = 1, 2, 3
@@ -311,7 +312,7 @@ class Sniffer:
                 self._sockets[interface] = socket.socket(
                     socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)
                 )
-                self._sockets[interface].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+                self._sockets[interface].setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
                 self._sockets[interface].bind((interface, ETH_P_ALL))
                 self._sockets[interface].setblocking(False)
 

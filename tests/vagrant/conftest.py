@@ -23,9 +23,10 @@ UP_S, COMMAND_S = 2400, 900
 
 @dataclass(frozen=True)
 class Machine:
-    """A checkout of its own under `folder`, with the machine that Vagrant made from it."""
+    """A checkout of its own under `folder`, with the machine that Vagrant made from it; what `vagrant up` said."""
 
     folder: Path
+    said: str = ""
 
     @property
     def checkout(self) -> Path:
@@ -89,7 +90,9 @@ def machine() -> Iterator[Machine]:
         subprocess.run([REPOSITORY / "tools/vagrant-box", box], check=True, timeout=600)
         assert made.vagrant("box", "add", "--name", BOX, str(box)).returncode == 0
         box.unlink()
-        yield made
+        up = made.vagrant("up", "--provider", "libvirt", timeout_s=UP_S)
+        assert up.returncode == 0
+        yield Machine(folder, up.stdout)
     finally:
         keeper.stdin.close()
         keeper.wait(300)

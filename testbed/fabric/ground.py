@@ -1,0 +1,92 @@
+"""What is done to a fabric's namespaces on the machine where they are, this one or another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from testbed.fabric.spaces import Spaces
+from testbed.fabric.verify import Place, verify, verify_offloads
+from testbed.links.netns import empty_network_namespace, network_namespace
+from testbed.links.setup import Setup
+
+VXLAN_PORT = 4789
+
+
+class Ground:
+    """A machine's part in a fabric: makes namespaces and what is in them, sets it up, reads it back.
+
+    Process ids are this machine's. All of it ends with `stop`, or with this process. LinkError, FabricError.
+    """
+
+    name = "here"
+
+    def __init__(self) -> None:
+        self._spaces: Spaces | None = None
+
+    def make_spaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
+        """Namespaces for nodes, each with its /etc/hosts if it is to have one; a process in each."""
+        self._spaces = Spaces(files)
+        return self._spaces.pids
+
+    def veth(self, ends: list[dict[str, Any]]) -> None:
+        """A pair of interfaces, each end (`ifname`, `net_ns_pid`, perhaps `address`) where it belongs."""
+        _netlink().link("add", kind="veth", **ends[0], peer=ends[1])
+
+    def tunnel(self, interface: str, pid: int, number: int, near: str, far: str) -> None:
+        """One end of a VXLAN tunnel between two machines' addresses, in the network namespace of process `pid`.
+
+        Frames that are longer than the network between the machines takes go in fragments.
+        """
+        with IPRoute() as here:  # the namespace where its packets travel
+            here.link(
+                "add",
+                kind="vxlan",
+                ifname=interface,
+                net_ns_pid=pid,
+                vxlan_id=number,
+                vxlan_local=near,
+                vxlan_group=far,
+                vxlan_port=VXLAN_PORT,
+                vxlan_learning=0,
+            )
+
+    def apply(self, setup: Setup, pid: int | None) -> None:
+        """Set it all, in the namespaces of process `pid`."""
+        setup.apply(pid)
+
+    def verify(self, place: Place) -> None:
+        """Read it back."""
+        verify(place)
+
+    def verify_offloads(self, place: Place) -> None:
+        """Read the offloads back."""
+        verify_offloads(place)
+
+    def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
+        """(came in, went out) so far, of an interface in the namespaces of process `pid`."""
+        with network_namespace(pid), IPRoute() as ipr:
+            (link,) = ipr.get_links(ifname=interface)
+            stats = link.get_attr("IFLA_STATS64")
+        return int(stats["rx_packets"]), int(stats["tx_packets"])
+
+    def stop(self) -> None:
+        """End the namespaces, and with them all that is in them. Harmless when repeated."""
+        if self._spaces is not None:
+            self._spaces.stop()
+            self._spaces = None
+
+
+@functools.cache
+def _netlink() -> IPRoute:
+    """One for all links: to open it takes longer than to use it.
+
+    It lives in a namespace of its own, with no other interface: kernels before 6.15 refuse a link whose name the asking
+    namespace has already, wherever the link is to be, and machines have an eth0 as hosts do.
+    """
+    with empty_network_namespace():
+        return IPRoute()

@@ -1,0 +1,144 @@
+"""Which building of a fabric is on which machine: this one, or others, each joined to this one by a tunnel.
+
+What decides and measures stays here: the edges and their controller, the WAN namespace with its link engine, the
+probes. A building on another machine has its hosts and switches there; a tunnel takes the place of the cable between
+its core and its edge, so all that crosses the WAN passes the tunnel once, and what stays in the building stays there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from testbed.config import Topology
+from testbed.fabric.bridges import UPLINK
+from testbed.fabric.errors import FabricError
+from testbed.fabric.ground import Ground
+from testbed.fabric.machines import Machine, is_here
+from testbed.fabric.plan import Plan
+from testbed.fabric.trunk import TrunkMeasurement, TrunkSocket, measure
+from testbed.links.setup import Setup
+
+
+class Spread:
+    """The machines of one fabric. `machines` names one for each building, in their order; none: all is here.
+
+    FabricError when there are too few or too many, one cannot be reached, or a building cannot be elsewhere.
+    """
+
+    def __init__(self, topology: Topology, machines: Sequence[str] = ()) -> None:
+        self.topology = topology
+        self.here = Ground()
+        self.machines: list[Machine] = []
+        self._of: dict[str, Ground] = {building.name: self.here for building in topology.buildings}
+        if machines and len(machines) != len(topology.buildings):
+            names = ", ".join(building.name for building in topology.buildings)
+            raise FabricError(
+                f"--machines: got {len(machines)}, expected one for each building, in this order: {names}"
+            )
+        try:
+            self._reach(dict(zip(self._of, machines, strict=False)))
+        except BaseException:
+            self.stop()
+            raise
+
+    def _reach(self, asked: Mapping[str, str]) -> None:
+        known: dict[str, Ground] = {}
+        for building, destination in asked.items():
+            if destination not in known:
+                here = is_here(destination.rpartition("@")[2])
+                known[destination] = self.here if here else Machine(destination)
+                if isinstance(found := known[destination], Machine):
+                    self.machines.append(found)
+            self._of[building] = known[destination]
+
+    def check(self, plan: Plan) -> None:
+        """Nothing that only the link engine can do is inside a building elsewhere. FabricError."""
+        of_node = self.by_node(plan)
+        for cable in plan.cables:
+            if cable.takes_time and isinstance(of_node[cable.a[0]], Machine):
+                raise FabricError(
+                    f"cable {cable.name} takes time, which needs the link engine: its building must be on this machine"
+                )
+
+    def building(self, name: str) -> Ground:
+        """Where a building is."""
+        return self._of[name]
+
+    def by_node(self, plan: Plan) -> dict[str, Ground]:
+        """Where each host and each switch of a building is; all other nodes are here."""
+        hosts = {host.name: self._of[host.building] for host in plan.topology.hosts}
+        return {**hosts, **{bridge.name: self._of[bridge.building] for bridge in plan.bridges}}
+
+    def make_spaces(self, plan: Plan, files: Mapping[str, Path | None]) -> dict[str, int]:
+        """Namespaces for all nodes, where they are; a process in each, by that machine's count."""
+        of_node = self.by_node(plan)
+        pids: dict[str, int] = {}
+        for ground in (self.here, *self.machines):
+            pids |= ground.make_spaces(
+                {name: file for name, file in files.items() if of_node.get(name, self.here) is ground}
+            )
+        return pids
+
+    def measure_trunks(self, plan: Plan, pids: Mapping[str, int]) -> list[TrunkMeasurement]:
+        """Delay and rate of every tunnel, while nothing else uses it."""
+        mtu = plan.topology.mtu
+        found = []
+        for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
+            machine = self._of[building.name]
+            if not isinstance(machine, Machine):
+                continue
+            for ground, interface, pid in (
+                (machine, UPLINK, pids[building.core]),
+                (self.here, edge.local_interface, None),
+            ):
+                setup = Setup()
+                setup.add_interface(interface, mtu)
+                ground.apply(setup, pid)
+            machine.call("answer_trunk", interface=UPLINK, pid=pids[building.core], mtu=mtu)
+            near = TrunkSocket(edge.local_interface, mtu)
+            try:
+                needed_bps = _most_bps(plan, building.name)
+                found.append(measure(near, machine.name, building.name, needed_bps))
+            finally:
+                near.close()
+                machine.call("close_trunks")
+            if not found[-1].back_bps:
+                raise FabricError(
+                    f"no frames come back through the tunnel to machine {machine.name}: UDP port 4789 "
+                    f"between {machine.near} and {machine.address} must be open"
+                )
+        return found
+
+    def trunk_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+        """(went in, came out) so far at both ends together, of each tunnel by its building."""
+        found = {}
+        for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
+            machine = self._of[building.name]
+            if isinstance(machine, Machine):
+                far = machine.frames(UPLINK, pids[building.core])
+                near = self.here.frames(edge.local_interface, None)
+                found[building.name] = far[1] + near[1], far[0] + near[0]
+        return found
+
+    def failure(self) -> str | None:
+        """None while all machines are there; else one sentence."""
+        return next((words for machine in self.machines if (words := machine.failure())), None)
+
+    def stop(self) -> None:
+        """End all namespaces, here and there. Harmless when repeated."""
+        for ground in (*self.machines, self.here):
+            ground.stop()
+
+
+def _most_bps(plan: Plan, building: str) -> float:
+    """What can ever come into or out of a building: what its cards can send, or its WAN links can carry."""
+    topology = plan.topology
+    cards = sum(host.nic.rate_bps for host in topology.hosts if host.building == building)
+    ends = [
+        way.rate_bps
+        for link in topology.wan
+        for way, side in ((link.a_to_b, link.a), (link.b_to_a, link.b))
+        if side == building
+    ]
+    return min(cards, sum(ends)) if ends else cards
