@@ -11,12 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-from mininet.log import setLogLevel
-from mininet.net import Mininet
 
 from testbed.config import Topology
 from testbed.controller import (
@@ -32,12 +28,11 @@ from testbed.controller.situation import situation_of
 from testbed.directions import Direction, QueueClass
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
-from testbed.fabric.bridges import CARD, UPLINK
+from testbed.fabric.assembly import Switched, assemble
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
 from testbed.fabric.ground import Ground
 from testbed.fabric.machines import Machine
-from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, node_kinds
 from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.spread import Spread
@@ -104,6 +99,7 @@ class Fabric:
         self.controller: ControllerProcess | None = None
         self.machines = tuple(machines)
         self.spread: Spread | None = None
+        self._grounds: dict[str, Ground] = {}
         self.trunks: list[TrunkMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
 
@@ -161,10 +157,12 @@ class Fabric:
         state.save()
         self.spread = spread = Spread(self.topology, self.machines)
         spread.check(plan)
+        self._grounds = spread.by_node(plan)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
-        self._build_nodes(f"tcp:127.0.0.1:{self.controller.port}")
+        switched = Switched(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
+        self.net = assemble(plan, spread, switched, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
         state.pids = {name: pid for name, pid in self.pids.items() if self._ground(name) is spread.here}
         state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
@@ -224,79 +222,6 @@ class Fabric:
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
         return queued if wan_only else {**asked_of(self.plan.wires()), **queued}
 
-    def _build_nodes(self, controller: str) -> None:
-        plan, topology = self.plan, self.topology
-        kinds = node_kinds(spanning=bool(self.machines))
-        setLogLevel("error")
-        Mininet.inited = True  # or its first use would change limits of the whole machine
-        net = self.net = Mininet(
-            topo=None,
-            host=QuietHost,
-            link=kinds.link,
-            intf=QuietInterface,
-            controller=None,
-            build=False,
-            autoSetMacs=False,
-        )
-        assert self.spread is not None
-        here = self.spread.here
-        place = self.spread.make_spaces(plan, self._node_hosts_files())
-        net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE], ground=here)
-        for bridge in plan.bridges:
-            setup, ground = setups.bridge_setup(plan, bridge), self._ground(bridge.name)
-            kind = kinds.bridge if ground is not here else KernelBridge
-            net.addSwitch(bridge.name, cls=kind, setup=setup, place=place[bridge.name], ground=ground)
-        for host in topology.hosts:
-            ground = self._ground(host.name)
-            kind = kinds.host if ground is not here else QuietHost
-            address = {"ip": f"{host.ip}/8", "mac": host.mac}
-            net.addHost(host.name, cls=kind, **address, place=place[host.name], ground=ground)
-        for building, edge in zip(topology.buildings, plan.edges, strict=True):
-            ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
-            ports |= {port.edge_interface: port.port for port in edge.wan}
-            switch = net.addSwitch(
-                plan.edge(building.name),
-                cls=EdgeSwitch,
-                bridge=edge.bridge,
-                datapath=self.datapath,
-                ports=ports,
-                controller=controller,
-                dpid=f"{edge.dpid:016x}",
-                ground=here,
-            )
-            uplink = {"intfName1": UPLINK, "intfName2": edge.local_interface}
-            net.addLink(net[building.core], switch, **uplink)
-            name = plan.probe(building.name)
-            probe = net.addHost(name, ip=None, mac=None, place=place[name], ground=here)
-            mac = plan.probe_mac(building.name)
-            net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
-            for port in edge.wan:
-                ends = {"intfName1": port.wan_interface, "intfName2": port.edge_interface}
-                net.addLink(net[planning.WAN_NODE], switch, **ends)
-        self._plug_in(net)
-        net.build()
-
-    def _plug_in(self, net: Any) -> None:
-        """The cables within buildings; what takes time goes by way of the WAN namespace."""
-        wires = {wire.name: wire for wire in self.plan.wires()}
-        for cable in self.plan.cables:
-            (node_a, interface_a), (node_b, interface_b) = cable.a, cable.b
-            if not cable.takes_time:
-                ends = {"intfName1": interface_a, "intfName2": interface_b, "addr1": cable.mac_a}
-                net.addLink(net[node_a], net[node_b], **ends)
-                continue
-            wire, wan = wires[cable.name], net[planning.WAN_NODE]
-            net.addLink(net[node_a], wan, intfName1=interface_a, intfName2=wire.inner_a, addr1=cable.mac_a)
-            net.addLink(net[node_b], wan, intfName1=interface_b, intfName2=wire.inner_b)
-
-    def _node_hosts_files(self) -> dict[str, Path | None]:
-        """All nodes with namespaces of their own, and the /etc/hosts of each: `ping east2` has a meaning in hosts."""
-        names = self.state.folder / "hosts"
-        names.write_text("127.0.0.1 localhost\n" + "".join(f"{h.ip} {h.name}\n" for h in self.topology.hosts))
-        others = [planning.WAN_NODE, *(bridge.name for bridge in self.plan.bridges)]
-        others += [self.plan.probe(building.name) for building in self.topology.buildings]
-        return {**dict.fromkeys(others), **dict.fromkeys((host.name for host in self.topology.hosts), names)}
-
     def _namespace_pids(self) -> list[int]:
         """One process id in each namespace of ours (the edges live in the root namespace, which is not)."""
         edges = {self.plan.edge(edge.building) for edge in self.plan.edges}
@@ -322,7 +247,7 @@ class Fabric:
     def _ground(self, node: str) -> Ground:
         """Where a node is."""
         assert self.spread is not None
-        return self.spread.by_node(self.plan).get(node, self.spread.here)
+        return self._grounds.get(node, self.spread.here)
 
     def machine_of(self, node: str) -> Machine | None:
         """Where a node is; None: here."""
