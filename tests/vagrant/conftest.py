@@ -37,7 +37,7 @@ class Machine:
         """Run `vagrant ARGUMENTS` to its end, and print what it said."""
         settings = {
             "TESTBED_BOX": BOX,
-            "TESTBED_KVM": "1" if os.access("/dev/kvm", os.W_OK) else "0",
+            "TESTBED_KVM": os.environ.get("TESTBED_KVM", "0"),  # that it is there does not mean that it works
             "TESTBED_MEMORY": str(MEMORY_MIB),
         }
         done = subprocess.run(
