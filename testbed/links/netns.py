@@ -38,11 +38,10 @@ def shift_monotonic_clock(offset_s: float) -> None:
 
 
 @contextlib.contextmanager
-def empty_network_namespace() -> Iterator[None]:
-    """Run the block in a new network namespace with nothing in it; it lives on in the sockets opened there. OSError."""
+def _coming_back() -> Iterator[None]:
+    """Wherever the block takes this thread, it is back in its network namespace afterwards."""
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _unshare(CLONE_NEWNET)
         try:
             yield
         finally:
@@ -52,21 +51,23 @@ def empty_network_namespace() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def empty_network_namespace() -> Iterator[None]:
+    """Run the block in a new network namespace with nothing in it; it lives on in the sockets opened there. OSError."""
+    with _coming_back():
+        _unshare(CLONE_NEWNET)
+        yield
+
+
+@contextlib.contextmanager
 def network_namespace(pid: int | None) -> Iterator[None]:
     """Run the block in the network namespace of process `pid` (None: stay here), then come back."""
     if pid is None:
         yield
         return
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with _coming_back():
         away = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             set_network_namespace(away)
         finally:
             os.close(away)
-        try:
-            yield
-        finally:
-            set_network_namespace(home)
-    finally:
-        os.close(home)
+        yield
