@@ -108,6 +108,7 @@ def run(
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
     loads = loads_of(loaded, Scale())  # a plan that does not fit is refused before anything is built
+    spread = machines_of(machines, loaded)
     make: Callable[[RunProgress, Scale], Run | PartedRun | VirtualRun]
     if clock == "virtual":
         if link_engine not in (None, "netem") or datapath not in (None, "system"):
@@ -128,7 +129,6 @@ def run(
 
     else:
         stack = choose_stack(link_engine, datapath)
-        spread = machines_of(machines, loaded)
         scale = choose_scale(
             loaded.topology.resolve,
             loaded.scale.size_scale,
@@ -164,23 +164,18 @@ def machines_of(asked: str | None, scenario: Scenario) -> list[str]:
     """The names in `--machines`; ConfigError for what cannot be done on several machines."""
     if not asked:
         return []
-    plans = [load.plan for load in loads_of(scenario, Scale()).values()]
     refused = {
-        "events": ("host_pause", "a scenario without it")
-        if any(event.action in ("host_pause", "rank_kill") for event in scenario.events)
-        else None,
-        "neighbours": ("other jobs", "a scenario without them") if scenario.neighbours else None,
-        "messages": ("held by receivers", "a schedule that holds none")
-        if any(plan.holds_receivers for plan in plans)
-        else None,
+        "events that stop a rank": any(
+            event.action in ("host_pause", "rank_kill") for event in scenario.events
+        ),
+        "neighbours": bool(scenario.neighbours),
+        "messages that wait for their receivers": any(
+            load.plan.holds_receivers for load in loads_of(scenario, Scale()).values()
+        ),
     }
-    problems = [
-        Problem("command line", None, "--machines", f"{what}: {words[0]}", words[1])
-        for what, words in refused.items()
-        if words
-    ]
-    if problems:
-        raise ConfigError(problems)
+    if found := [what for what, there in refused.items() if there]:
+        expected = f"a scenario without {' and '.join(found)}, or one machine"
+        raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
     return [name.strip() for name in asked.split(",")]
 
 

@@ -20,7 +20,10 @@ def test_the_worst_of_several_is_named() -> None:
     slow = replace(GOOD, machine="c", building="north", rate_bps=150e6)
     found = tunnel_rate([GOOD, slow])
     assert (found.ok, found.severity) == (False, "caution")
-    assert found.sentence == "The tunnel to north on c carried 150 Mbit/s; cards and WAN links there come to 140."
+    assert (
+        found.sentence
+        == "The tunnel to north on c carried 150 Mbit/s; cards and WAN links there come to 140."
+    )
     assert tunnel_rate([GOOD, replace(slow, rate_bps=130e6)]).severity == "untrusted"
 
 

@@ -1,0 +1,41 @@
+"""What `testbed run --machines` takes, before anything is reached or built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.cli.run import machines_of
+from testbed.config import ConfigError, load_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def test_names_are_one_for_each_building_in_their_order() -> None:
+    scenario = load_scenario(SCENARIOS / "quickstart.yaml")
+    assert machines_of(None, scenario) == []
+    assert machines_of("alpha, root@beta", scenario) == ["alpha", "root@beta"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("quickstart", ["events=[{action: rank_kill, target: 3, at: 1 s}]"], "events that stop a rank"),
+        (
+            "quickstart",
+            ["events=[{action: host_pause, target: east2, at: 1 s, for: 1 s}]"],
+            "events that stop a rank",
+        ),
+        ("controller/priority", [], None),
+        ("crosspipe", [], "messages that wait for their receivers"),
+    ],
+)
+def test_what_needs_one_machine_is_refused(name: str, settings: list[str], words: str | None) -> None:
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml", settings)
+    if words is None:
+        assert machines_of("a,b", scenario) == ["a", "b"]
+        return
+    with pytest.raises(ConfigError) as refused:
+        machines_of("a,b", scenario)
+    assert f"command line: --machines: got a,b, expected a scenario without {words}" in str(refused.value)
