@@ -31,7 +31,7 @@ from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.setup import Setup
 
 STOP_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 60.0
-SSH_OPTIONS = ("-q", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+SSH_OPTIONS = ("-q", "-oBatchMode=yes", "-oConnectTimeout=10", "-oServerAliveInterval=5")
 CLOCK_READINGS = 40
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 CLONE_NEWNET, CLONE_NEWTIME = 0x40000000, 0x00000080
 
+_CLOCKS = Path("/proc/self/timens_offsets")
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -32,9 +34,12 @@ def _unshare(namespace: int) -> None:
 
 def shift_monotonic_clock(offset_s: float) -> None:
     """Have this process's children, from now on, see CLOCK_MONOTONIC so much ahead. Once in a process; OSError."""
-    seconds, nanoseconds = divmod(round(offset_s * 1e9), 1_000_000_000)
     _unshare(CLONE_NEWTIME)
-    Path("/proc/self/timens_offsets").write_text(f"monotonic {seconds} {nanoseconds}\n")
+    # counted from the machine's own clock, from which this process may be ahead already
+    offsets = {line.split()[0]: line.split()[1:] for line in _CLOCKS.read_text().splitlines()}
+    already_s, already_ns = map(int, offsets["monotonic"])
+    seconds, nanoseconds = divmod(round(offset_s * 1e9) + already_ns, 1_000_000_000)
+    _CLOCKS.write_text(f"monotonic {already_s + seconds} {nanoseconds}\n")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 ADDRESSES = {"machine1": "172.31.98.1", "machine2": "172.31.98.2"}
+CLOCKS_S = {"machine1": 0, "machine2": 1234}  # ahead of the real machine's
 PATIENCE_S = 20.0
 # What each machine has for itself; the rest of the file system is shared.
 PRIVATE = ("/run", "/etc/openvswitch", "/var/lib/openvswitch", "/var/log/openvswitch", "/root/.ssh")
@@ -22,14 +23,14 @@ PRIVATE = ("/run", "/etc/openvswitch", "/var/lib/openvswitch", "/var/log/openvsw
 
 @dataclass(frozen=True)
 class FakeMachine:
-    """Namespaces for network, mounts, processes and the host's name; `pid` is the first process in them."""
+    """Namespaces for network, mounts, processes, clocks and the host's name; `pid` is the first process in them."""
 
     name: str
     pid: int
 
     def command(self, *arguments: str) -> list[str]:
         """The command line that runs something there."""
-        inside = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--pid"]
+        inside = ["nsenter", "--target", str(self.pid), "--net", "--mount", "--uts", "--pid", "--time"]
         return [*inside, f"--wd={REPOSITORY}", "--", *arguments]
 
     def run(
@@ -84,6 +85,7 @@ def two_machines() -> Iterator[dict[str, FakeMachine]]:
 @contextlib.contextmanager
 def _machine(name: str) -> Iterator[FakeMachine]:
     apart = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    apart += ["--time", f"--monotonic={CLOCKS_S[name]}"]
     holder = subprocess.Popen([*apart, "sleep", "infinity"], stdin=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + PATIENCE_S

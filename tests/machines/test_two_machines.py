@@ -86,6 +86,8 @@ def test_a_run_over_two_machines_is_whole_and_its_tunnel_is_judged(
     for step in {sample["step"] for sample in steps}:
         starts = {sample["start_s"] for sample in steps if sample["step"] == step}
         assert len(starts) == 1  # all ranks agree on it, by the same clock
+        ends = [sample["end_s"] for sample in steps if sample["step"] == step]
+        assert 0 < min(ends) - min(starts) <= max(ends) - min(starts) < 20  # machine2's own is 1234 s ahead
 
 
 def test_a_tunnel_that_is_too_slow_and_too_long_is_said(
