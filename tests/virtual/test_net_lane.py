@@ -31,3 +31,14 @@ def test_the_net_lane_passes_under_the_virtual_clock(files: tuple[str, ...], per
     print(done.stdout[-6000:], done.stderr[-2000:])
     assert done.returncode == 0
     assert re.search(r"\d+ passed", done.stdout)
+
+
+def test_a_machine_with_an_eth0_has_hosts_with_one_too(person: Person) -> None:
+    """Kernels before 6.15 look a new link's name up where it is asked for, not where it is to be."""
+    topology = REPOSITORY / "topologies/two-buildings.yaml"
+    testbed = f"{sys.executable} -m testbed"
+    commands = f"ip link add eth0 type veth peer name other && {testbed} up {topology} && {testbed} down"
+    done = person.call("virtual", "exec", "--", "sh", "-c", commands)
+    print(done.stdout[-3000:], done.stderr[-2000:])
+    assert done.returncode == 0
+    assert "is down" in done.stderr
