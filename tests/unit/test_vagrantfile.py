@@ -80,10 +80,12 @@ def test_without_kvm_libvirt_emulates_a_processor_that_numpy_runs_on() -> None:
     assert "driver" not in asked("libvirt")["provider"]
     emulated = asked("libvirt", TESTBED_KVM="0")["provider"]
     assert (emulated["driver"], emulated["cpu_mode"]) == ("qemu", "custom")
-    assert emulated["cpu_model"] not in (
-        "qemu64",
-        "kvm64",
-    )  # without SSE 4.2, `import numpy` ends in a signal
+    # without SSE 4.2 `import numpy` ends in a signal
+    assert emulated["cpu_model"] not in ("qemu64", "kvm64")
+    assert emulated["qemuargs"] == [[{"value": "-icount"}], [{"value": "shift=0"}]]
+    assert emulated["cpus"] == 1
+    assert "qemuargs" not in asked("libvirt", TESTBED_KVM="0", TESTBED_MACHINES="2")["provider"]
+    assert asked("libvirt", TESTBED_KVM="0", TESTBED_CPUS="2")["provider"]["cpus"] == 2
 
 
 @needs_ruby
