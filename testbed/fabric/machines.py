@@ -190,7 +190,7 @@ class Machine(Ground):
 
     def lines(self, pid: int) -> list[str]:
         """What a program that was started there has printed since the last call."""
-        while select.select([self], [], [], 0)[0]:
+        while b"\n" in self._pending or select.select([self], [], [], 0)[0]:
             self._read(0)
         return self._lines.pop(pid, [])
 

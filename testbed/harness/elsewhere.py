@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from testbed.fabric.errors import FabricError
 from testbed.fabric.machines import Machine
 from testbed.fabric.network import Fabric
 from testbed.fidelity.tunnel_invariants import Tunnel
@@ -72,7 +73,8 @@ class FarLauncher:
 
     def stop(self) -> None:
         """End it, and its ranks."""
-        self.machine.call("end", pid=self.pid)
+        with contextlib.suppress(FabricError):  # then they have ended with their machine
+            self.machine.call("end", pid=self.pid)
 
 
 class Launchers:
