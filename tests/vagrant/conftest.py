@@ -1,7 +1,8 @@
-"""One machine for the whole lane: a box made here, `vagrant up` on libvirt, QEMU emulating the processors."""
+"""A box made here, and `vagrant up` with it on libvirt, QEMU emulating the processors."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,9 +24,10 @@ UP_S, COMMAND_S = 2400, 900
 
 @dataclass(frozen=True)
 class Machine:
-    """A checkout of its own under `folder`, with the machine that Vagrant made from it; what `vagrant up` said."""
+    """A checkout of its own under `folder`, with the machines that Vagrant made from it; what `vagrant up` said."""
 
     folder: Path
+    machines: int = 1
     said: str = ""
 
     @property
@@ -39,6 +41,7 @@ class Machine:
             "TESTBED_BOX": BOX,
             "TESTBED_KVM": os.environ.get("TESTBED_KVM", "0"),  # that it is there does not mean that it works
             "TESTBED_MEMORY": str(MEMORY_MIB),
+            "TESTBED_MACHINES": str(self.machines),
         }
         done = subprocess.run(
             ["vagrant", *arguments],
@@ -69,8 +72,16 @@ def copy_checkout(target: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def machine() -> Iterator[Machine]:
-    """Up and provisioned; destroyed after the tests, also when they are killed."""
+def box(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A box, built here."""
+    file = tmp_path_factory.mktemp("box") / "debian.box"
+    subprocess.run([REPOSITORY / "tools/vagrant-box", file], check=True, timeout=600)
+    return file
+
+
+@contextlib.contextmanager
+def brought_up(box: Path, machines: int = 1) -> Iterator[Machine]:
+    """Up and provisioned; destroyed after the block, also when the tests are killed."""
     folder = Path(tempfile.mkdtemp(prefix="testbed-vagrant-"))
     keeper = subprocess.Popen(
         [sys.executable, "-m", "tests.vagrant.keeper", str(folder)],
@@ -84,16 +95,20 @@ def machine() -> Iterator[Machine]:
     assert keeper.stdout is not None
     try:
         assert keeper.stdout.readline() == "ready\n", "libvirt does not start: its words are above"
-        made = Machine(folder)
+        made = Machine(folder, machines)
         copy_checkout(made.checkout)
-        box = folder / "debian.box"
-        subprocess.run([REPOSITORY / "tools/vagrant-box", box], check=True, timeout=600)
         assert made.vagrant("box", "add", "--name", BOX, str(box)).returncode == 0
-        box.unlink()
         up = made.vagrant("up", "--provider", "libvirt", timeout_s=UP_S)
         assert up.returncode == 0
-        yield Machine(folder, up.stdout)
+        yield Machine(folder, machines, up.stdout)
     finally:
         keeper.stdin.close()
         keeper.wait(300)
         keeper.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def machine(box: Path) -> Iterator[Machine]:
+    """One machine."""
+    with brought_up(box) as made:
+        yield made
