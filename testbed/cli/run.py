@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ from testbed.cli.virtual import (
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.config.units import format_size
 from testbed.harness.directory import default_path, hand_over
-from testbed.harness.loads import loads_of
+from testbed.harness.loads import Load, loads_of
 from testbed.harness.parted import PartedRun
 from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
@@ -108,7 +108,7 @@ def run(
     loaded = load_scenario(scenario, assignments)
     target = output if output is not None else default_path(loaded.name)
     loads = loads_of(loaded, Scale())  # a plan that does not fit is refused before anything is built
-    spread = machines_of(machines, loaded)
+    spread = machines_of(machines, loaded, loads.values())
     make: Callable[[RunProgress, Scale], Run | PartedRun | VirtualRun]
     if clock == "virtual":
         if link_engine not in (None, "netem") or datapath not in (None, "system"):
@@ -160,8 +160,8 @@ def run(
         raise typer.Exit(EXIT_UNTRUSTED)
 
 
-def machines_of(asked: str | None, scenario: Scenario) -> list[str]:
-    """The names in `--machines`; ConfigError for what cannot be done on several machines."""
+def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) -> list[str]:
+    """The names in `--machines`; ConfigError for what cannot be done on several machines. loads: of all variants."""
     if not asked:
         return []
     refused = {
@@ -169,9 +169,7 @@ def machines_of(asked: str | None, scenario: Scenario) -> list[str]:
             event.action in ("host_pause", "rank_kill") for event in scenario.events
         ),
         "neighbours": bool(scenario.neighbours),
-        "messages that wait for their receivers": any(
-            load.plan.holds_receivers for load in loads_of(scenario, Scale()).values()
-        ),
+        "messages that wait for their receivers": any(load.plan.holds_receivers for load in loads),
     }
     if found := [what for what, there in refused.items() if there]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"

@@ -23,8 +23,6 @@ class Ground:
     Process ids are this machine's. All of it ends with `stop`, or with this process. LinkError, FabricError.
     """
 
-    name = "here"
-
     def __init__(self) -> None:
         self._spaces: Spaces | None = None
 

@@ -33,10 +33,14 @@ def _mount(source: bytes, target: bytes, kind: bytes | None, flags: int) -> None
     _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), None), f"mounting {target.decode()}")
 
 
+def _unshare(namespaces: int) -> None:
+    _check(_libc.unshare(namespaces), "unshare")
+    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)  # what is mounted here is seen here alone
+
+
 def move_apart(hosts_file: str | None) -> None:
     """Give the calling process namespaces of its own, as `mnexec -n` does, and a /etc/hosts of its own. OSError."""
-    _check(_libc.unshare(CLONE_NEWNS | CLONE_NEWNET), "unshare")
-    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)  # what is mounted here is seen here alone
+    _unshare(CLONE_NEWNS | CLONE_NEWNET)
     _mount(b"sysfs", b"/sys", b"sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)  # shows this namespace's interfaces
     if hosts_file is not None:
         _mount(hosts_file.encode(), b"/etc/hosts", None, MS_BIND)
@@ -44,8 +48,7 @@ def move_apart(hosts_file: str | None) -> None:
 
 def keep_files_apart(folder: str) -> None:
     """Give the calling process a mount namespace of its own, with an empty `folder` that goes with it. OSError."""
-    _check(_libc.unshare(CLONE_NEWNS), "unshare")
-    _mount(b"none", b"/", None, MS_REC | MS_PRIVATE)
+    _unshare(CLONE_NEWNS)
     _mount(b"none", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 

@@ -7,15 +7,15 @@ its core and its edge, so all that crosses the WAN passes the tunnel once, and w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from testbed.config import Topology
+from testbed.config import Building, Topology
 from testbed.fabric.bridges import UPLINK
 from testbed.fabric.errors import FabricError
 from testbed.fabric.ground import Ground
 from testbed.fabric.machines import Machine, is_here
-from testbed.fabric.plan import Plan
+from testbed.fabric.plan import EdgePlan, Plan
 from testbed.fabric.trunk import TrunkMeasurement, TrunkSocket, measure
 from testbed.links.setup import Setup
 
@@ -84,10 +84,7 @@ class Spread:
         """Delay and rate of every tunnel, while nothing else uses it."""
         mtu = plan.topology.mtu
         found = []
-        for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-            machine = self._of[building.name]
-            if not isinstance(machine, Machine):
-                continue
+        for building, edge, machine in self._elsewhere(plan):
             for ground, interface, pid in (
                 (machine, UPLINK, pids[building.core]),
                 (self.here, edge.local_interface, None),
@@ -113,13 +110,17 @@ class Spread:
     def trunk_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """(went in, came out) so far at both ends together, of each tunnel by its building."""
         found = {}
-        for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
-            machine = self._of[building.name]
-            if isinstance(machine, Machine):
-                far = machine.frames(UPLINK, pids[building.core])
-                near = self.here.frames(edge.local_interface, None)
-                found[building.name] = far[1] + near[1], far[0] + near[0]
+        for building, edge, machine in self._elsewhere(plan):
+            far = machine.frames(UPLINK, pids[building.core])
+            near = self.here.frames(edge.local_interface, None)
+            found[building.name] = far[1] + near[1], far[0] + near[0]
         return found
+
+    def _elsewhere(self, plan: Plan) -> Iterator[tuple[Building, EdgePlan, Machine]]:
+        """The buildings on other machines, each with its edge here."""
+        for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
+            if isinstance(machine := self._of[building.name], Machine):
+                yield building, edge, machine
 
     def failure(self) -> str | None:
         """None while all machines are there; else one sentence."""

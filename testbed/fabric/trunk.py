@@ -45,7 +45,6 @@ class TrunkSocket:
     """One end: frames of this module's kind on an interface of the present network namespace."""
 
     def __init__(self, interface: str, mtu: int) -> None:
-        self.size = mtu
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self._socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
         for option in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
@@ -76,21 +75,27 @@ class TrunkSocket:
         while time.monotonic() < end_s:
             self.send(DATA, data=self._data)
 
-    def count(self, until: bytes | None, timeout_s: float) -> tuple[int, float]:
-        """(bytes of large frames after the first one, seconds they took) until silence, or a frame of that kind."""
-        first_s = last_s = 0.0
-        total = 0
-        while (frame := self.receive(timeout_s)) is not None and frame[0] != until:
-            if frame[0] == DATA:
-                last_s = time.monotonic()
-                total += frame[3] if first_s else 0
-                first_s = first_s or last_s
-        return total, last_s - first_s
+
+class _Tally:
+    """Bytes of large frames after the first one, and the seconds they took."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._first_s = self._last_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._last_s - self._first_s
+
+    def add(self, size: int) -> None:
+        self._last_s = time.monotonic()
+        self.bytes += size if self._first_s else 0
+        self._first_s = self._first_s or self._last_s
 
 
 def answer(end: TrunkSocket) -> None:
     """Do as the other end asks, until it closes (OSError, ValueError): for a thread."""
-    total, first_s, last_s = 0, 0.0, 0.0
+    tally = _Tally()
     while True:
         frame = end.receive(PATIENCE_S)
         if frame is None:
@@ -99,12 +104,10 @@ def answer(end: TrunkSocket) -> None:
         if what == ECHO:
             end.send(ECHOED, number)
         elif what == DATA:
-            last_s = time.monotonic()
-            total += size if first_s else 0
-            first_s = first_s or last_s
+            tally.add(size)
         elif what == COUNT:
-            end.send(COUNTED, total, last_s - first_s)
-            total, first_s = 0, 0.0
+            end.send(COUNTED, tally.bytes, tally.seconds)
+            tally = _Tally()
         elif what == SEND:
             end.burst()
 
@@ -136,8 +139,11 @@ def rate_there_bps(end: TrunkSocket) -> float:
 def rate_back_bps(end: TrunkSocket) -> float:
     """What this end gets, in bit/s of Ethernet frames; 0 when it gets nothing."""
     end.send(SEND)
-    total, took_s = end.count(None, PATIENCE_S)
-    return total * 8 / took_s if took_s > 0 else 0.0
+    tally = _Tally()
+    while (frame := end.receive(PATIENCE_S)) is not None:
+        if frame[0] == DATA:
+            tally.add(frame[3])
+    return tally.bytes * 8 / tally.seconds if tally.seconds > 0 else 0.0
 
 
 def measure(end: TrunkSocket, machine: str, building: str, needed_bps: float) -> TrunkMeasurement:

@@ -35,7 +35,7 @@ from testbed.scale import UNSCALED, Scale
 class Evidence:
     """What a whole run measured, for all of its variants.
 
-    monitor_files: of each machine by its name, this one's is empty; none where nothing can be late.
+    monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
     """
 
     topology: Topology

@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 
 from testbed.cli.run import machines_of
-from testbed.config import ConfigError, load_scenario
+from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.harness.loads import loads_of
+from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
+def asked_of(asked: str | None, scenario: Scenario) -> list[str]:
+    return machines_of(asked, scenario, loads_of(scenario, Scale()).values())
+
+
 def test_names_are_one_for_each_building_in_their_order() -> None:
     scenario = load_scenario(SCENARIOS / "quickstart.yaml")
-    assert machines_of(None, scenario) == []
-    assert machines_of("alpha, root@beta", scenario) == ["alpha", "root@beta"]
+    assert asked_of(None, scenario) == []
+    assert asked_of("alpha, root@beta", scenario) == ["alpha", "root@beta"]
 
 
 @pytest.mark.parametrize(
@@ -34,8 +40,8 @@ def test_names_are_one_for_each_building_in_their_order() -> None:
 def test_what_needs_one_machine_is_refused(name: str, settings: list[str], words: str | None) -> None:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", settings)
     if words is None:
-        assert machines_of("a,b", scenario) == ["a", "b"]
+        assert asked_of("a,b", scenario) == ["a", "b"]
         return
     with pytest.raises(ConfigError) as refused:
-        machines_of("a,b", scenario)
+        asked_of("a,b", scenario)
     assert f"command line: --machines: got a,b, expected a scenario without {words}" in str(refused.value)

@@ -20,7 +20,6 @@ SOCKET = Path("/run/libvirt/libvirt-sock")
 FORWARDING = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 CHAIN = "LIBVIRT_"
 START_S = 30.0
-NETWORK = "vagrant-libvirt"  # the one that the provider makes for its machines
 
 
 def environment(folder: Path) -> dict[str, str]:
