@@ -34,7 +34,10 @@ variants:
   tuned: {}
   paced: {policy: te, transport.sockets: [{pacing: planned}]}
   many: {transport.kind: mptcp, transport.subflows: 2, transport.sockets: []}
-  noisy: {transport.sockets: [], neighbours: [{name: other, hosts: [east3, west3], connections: 2}]}
+  noisy:
+    policy: te
+    transport.sockets: [{pacing: planned}]
+    neighbours: [{name: other, hosts: [east3, west3], connections: 2}]
 trials: 1
 warmup: 3  # the neighbours are at it by then
 telemetry: {interval: 5 ms, capture: [east-west-0]}
@@ -92,7 +95,8 @@ def test_the_neighbour_s_traffic_is_there_and_costs_a_step(folder: Path) -> None
     assert {entry["host"] for entry in manifest["neighbours"]} == {"east3", "west3"}
     assert all(entry["received_bytes"] > 1_000_000 for entry in manifest["neighbours"])
     found = variants_of(folder)
-    assert found["noisy"]["step_time_s"]["median"] > 1.1 * found["plain"]["step_time_s"]["median"]
+    # paced: bursts lose packets or not by the order of events at one instant, neighbours or none
+    assert found["noisy"]["step_time_s"]["median"] > 1.1 * found["paced"]["step_time_s"]["median"]
 
 
 def test_captures_of_short_runs_are_whole(folder: Path) -> None:
