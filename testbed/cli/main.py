@@ -20,6 +20,7 @@ from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
 from testbed.cli.plan import add_plan_command
 from testbed.cli.policy import add_policy_commands
+from testbed.cli.predict import add_predict_command
 from testbed.cli.probe import add_probe_command
 from testbed.cli.run import add_run_commands
 from testbed.cli.virtual import add_virtual_commands
@@ -44,6 +45,7 @@ add_launch_command(app)
 add_link_commands(app)
 add_plan_command(app)
 add_policy_commands(app)
+add_predict_command(app)
 add_probe_command(app)
 add_file_commands(app)
 add_virtual_commands(app)

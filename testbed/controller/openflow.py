@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Network
 from typing import Any
 
+from testbed.controller.hashing import TCP
 from testbed.controller.rules import (
-    TCP,
     Action,
     Ecmp,
     FastFailover,

@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
+from testbed.controller.hashing import TCP, flow_hash
+
 FORMAT = 1
 MAX_PORT = (
     0xFEFF  # of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
@@ -21,7 +23,6 @@ MAX_PORT = (
 MAX_SEED = 0xFFFF
 MAX_PRIORITY = 0xFFFF
 MAX_TCP_PORT = 0xFFFF
-TCP = 6
 MAX_DSCP = 63
 MAX_GROUP = 0x7FFF_FFFF
 MAX_TABLE = 253
@@ -51,13 +52,8 @@ class Packet:
 
     def flow_hash(self, seed: int) -> int:
         """A number that both directions of a flow share."""
-        key = (
-            self.source ^ self.destination,
-            self.ip_proto,
-            self.source_port ^ self.destination_port,
-            seed,
-        )
-        return zlib.crc32(repr(key).encode())
+        ports = self.source_port, self.destination_port
+        return flow_hash(self.source, self.destination, self.ip_proto, *ports, seed)
 
 
 @dataclass(frozen=True)

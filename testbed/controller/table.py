@@ -1,19 +1,19 @@
 """An in-memory network of OpenFlow tables that forwards symbolic packets: policies are tested here, without a switch.
 
 The tables follow OpenFlow's rules (highest priority wins, never out of the port a packet came in at) and are strict
-where OpenFlow is vague: two rules of one priority for the same packet are an error. The hash of `Ecmp` is not Open
-vSwitch's, so which of the equal links a flow takes differs from a real switch; that it keeps its link does not.
+where OpenFlow is vague: two rules of one priority for the same packet are an error. Of equal links a flow takes the
+one that Open vSwitch would give it.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.config.topology import Topology
 from testbed.controller.edges import EdgePorts
+from testbed.controller.hashing import chosen
 from testbed.controller.rules import Ecmp, FastFailover, Goto, Output, Packet, Rule, SetDscp
 
 Port = tuple[int, int]
@@ -92,9 +92,7 @@ class Switch:
             return None
         if isinstance(action, FastFailover):
             return alive[0][1]
-        # highest random weight, as Open vSwitch's bundle action does it
-        flow = packet.flow_hash(action.seed)
-        return max(alive, key=lambda item: (zlib.crc32(f"{item[0]} {flow}".encode()), -item[0]))[1]
+        return action.ports[chosen((index for index, _ in alive), packet.flow_hash(action.seed))]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from testbed.config import Topology
 from testbed.controller import (
     ControllerError,
     ControllerProcess,
-    EdgePorts,
     Flow,
     PolicyChoice,
     View,
@@ -190,16 +189,7 @@ class Fabric:
         state.save()
 
     def _start_controller(self) -> ControllerProcess:
-        edges = [
-            EdgePorts(
-                building=edge.building,
-                dpid=edge.dpid,
-                local=planning.LOCAL_PORT,
-                probe=planning.PROBE_PORT,
-                wan={(port.neighbour, port.link.plane): port.port for port in edge.wan},
-            )
-            for edge in self.plan.edges
-        ]
+        edges = self.plan.edge_ports()
         computed = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = computed.classes
         situation = situation_of(self.topology, edges, self.policy.to_data(), self.flows, self.seed)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from testbed.config import Topology, WanLink
+from testbed.controller.edges import EdgePorts
 from testbed.fabric.bridges import Bridge, Cable, End, bridges, cables
 from testbed.links.shaping import Shape
 from testbed.links.wire import LinkWire
@@ -120,6 +121,19 @@ class Plan:
     def wan_ports(self) -> tuple[WanPort, ...]:
         """All WAN link ends of all edges."""
         return tuple(port for edge in self.edges for port in edge.wan)
+
+    def edge_ports(self) -> list[EdgePorts]:
+        """The edges' ports as the controller takes them."""
+        return [
+            EdgePorts(
+                building=edge.building,
+                dpid=edge.dpid,
+                local=LOCAL_PORT,
+                probe=PROBE_PORT,
+                wan={(port.neighbour, port.link.plane): port.port for port in edge.wan},
+            )
+            for edge in self.edges
+        ]
 
     def wires(self) -> list[LinkWire]:
         """All that a link engine carries: the WAN links in their order, then cables of buildings that take time."""

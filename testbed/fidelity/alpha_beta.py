@@ -100,14 +100,22 @@ def links_between(
     topology: Topology, one: Host, other: Host, hops: Hops
 ) -> list[tuple[str, list[Direction]]]:
     """What a message goes through, from one host to another: a name for each, and the parallel links there are."""
+    found = []
+    here, target = one.building, other.building
+    while here != target:
+        there = hops[here][target]
+        found.append((f"WAN {here} to {there}", _wan(topology, here, there)))
+        here = there
+    *first, last = links_inside(topology, one, other)
+    return [*first, *found, last]
+
+
+def links_inside(topology: Topology, one: Host, other: Host) -> list[tuple[str, list[Direction]]]:
+    """As `links_between`, without those between buildings."""
     here, target = topology.building(one.building), topology.building(other.building)
     inside = _inside(here, one, other) if here == target else [*_way_up(here), *_way_up(target)]
     found = [(f"{one.name} sending", [one.nic])]
     found += [(f"inside, {one.name} to {other.name}, {number}", [link]) for number, link in enumerate(inside)]
-    while here != target:
-        there = topology.building(hops[here.name][target.name])
-        found.append((f"WAN {here.name} to {there.name}", _wan(topology, here.name, there.name)))
-        here = there
     return [*found, (f"{other.name} receiving", [other.nic])]
 
 

@@ -91,19 +91,26 @@ class Alone:
             settings = self._wiring.sockets.settings(
                 SocketSettings(), rank, peer, ConnectionKey(), self._wiring.distance(rank, peer)
             )
-            slowest_s = [step.beta_s]
-            if settings.pacing_bps is not None and paced:
-                slowest_s.append(8 / settings.pacing_bps / lanes)
-            if settings.window_bytes is not None:
-                slowest_s.append(2 * step.alpha_s / settings.window_bytes / lanes)
-            if self._wiring.kind == "striped":
-                stripe = self._wiring.stripes[self._wiring.distance(rank, peer)]
-                segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
-                # a segment is acknowledged when all of it has come
-                round_trip_s = 2 * step.alpha_s + step.beta_s * segment_bytes
-                slowest_s.append(round_trip_s / (segment_bytes * most) / lanes)
-            found.append(replace(step, beta_s=max(slowest_s)))
+            stripe = self._wiring.stripe(rank, peer)
+            slowest_s = slowest_byte_s(settings, stripe, step, paced)
+            found.append(replace(step, beta_s=max(step.beta_s, slowest_s / lanes)))
         return found
+
+
+def slowest_byte_s(
+    settings: SocketSettings, stripe: Mapping[str, Any] | None, step: Step, paced: bool
+) -> float:
+    """What a byte takes at least on one connection, as its sockets allow; step: of its path. paced: pacing counts."""
+    found = [0.0]
+    if settings.pacing_bps is not None and paced:
+        found.append(8 / settings.pacing_bps)
+    if settings.window_bytes is not None:
+        found.append(2 * step.alpha_s / settings.window_bytes)
+    if stripe is not None:
+        segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
+        # a segment is acknowledged when all of it has come
+        found.append((2 * step.alpha_s + step.beta_s * segment_bytes) / (segment_bytes * most))
+    return max(found)
 
 
 def _quickest_s(calibrations: Iterable[Mapping[str, Any]]) -> float | None:

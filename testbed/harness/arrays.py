@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,12 +9,7 @@ import numpy as np
 from testbed.collectives import Array, Communicator, Work, count_wrong, dtype_named, expect, fill
 from testbed.collectives.late_counts import rows_traffic
 from testbed.virtual.memory import private_memory
-
-
-def uneven_rows(ranks: int, most: int) -> list[list[int]]:
-    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
-    rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
-    return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
+from testbed.workload import uneven_rows
 
 
 def uneven_traffic(numel: int, ranks: int, itemsize: int, padded: bool) -> dict[tuple[int, int], int]:

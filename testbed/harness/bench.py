@@ -17,8 +17,9 @@ from testbed.collectives import (
 )
 from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
 from testbed.collectives.tuning import Entry
-from testbed.harness.arrays import CollectiveArrays, uneven_rows
+from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.wiring import Wiring, join
+from testbed.workload import uneven_rows
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
 

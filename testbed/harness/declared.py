@@ -16,7 +16,6 @@ from testbed.harness.socket_rules import Planned, SocketRule, SocketRules
 from testbed.harness.wiring import LISTEN_PORT, SUBFLOW_PORT, Wiring
 from testbed.scale import Scale
 from testbed.transport import BEST_EFFORT, TrafficClass
-from testbed.transport.wire import ConnectionKey
 
 Pairs = Mapping[tuple[int, int], float]
 
@@ -43,7 +42,7 @@ def flows_of(
         lanes = wiring.lanes(source, target)
         for lane in range(lanes):
             striped = wiring.kind == "striped"
-            key = ConnectionKey(traffic, lane if striped else 0, lanes if striped else 0)
+            key = wiring.connection(source, target, traffic, lane)
             dialled = wiring.source_port(max(source, target), min(source, target), key)
             listening = LISTEN_PORT
             if lane and not striped:  # of MPTCP's other ways the kernel chooses the dialling end

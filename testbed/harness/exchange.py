@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from testbed.collectives import Communicator, count_wrong, fill
 from testbed.harness.spec import JobSpec
-from testbed.workload import Exchange
+from testbed.workload import Exchange, partners
 
 ACTIVATION, GRADIENT = 1, 2  # tags
-
-
-def partners(buildings: Sequence[int]) -> Mapping[int, int]:
-    """For each rank of the first building its partner in the last, by their places there; and the reverse."""
-    first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
-    last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
-    if min(buildings) == max(buildings):
-        return {}
-    pairs = list(zip(first, last, strict=False))
-    return {**dict(pairs), **{there: here for here, there in pairs}}
 
 
 def exchange_traffic(buildings: Sequence[int], action: Exchange, itemsize: int) -> dict[tuple[int, int], int]:

@@ -63,7 +63,7 @@ class Executor:
         collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
         self._most: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
         for operation in collectives:
-            if operation.counts:
+            if operation.uneven:
                 self._most[operation.group] = max(self._most.get(operation.group, 0), operation.numel)
         self._arrays: dict[tuple[int, str, int], CollectiveArrays] = {}
         for operation in collectives:
@@ -166,7 +166,7 @@ class Executor:
             return work, lambda: self._check_message(room, operation.tag, done)
         assert isinstance(operation, GroupCollective)
         arrays = self._arrays[self._key(operation)]
-        if operation.counts:
+        if operation.uneven:
             arrays.use_rows(operation.rows())
         self._sequence[operation.group] += 1
         salt = self._salt + self._sequence[operation.group]
@@ -193,5 +193,5 @@ class Executor:
 
     def _key(self, operation: GroupCollective) -> tuple[int, str, int]:
         """Of the arrays that an operation uses."""
-        numel = self._most[operation.group] if operation.counts else operation.numel
+        numel = self._most[operation.group] if operation.uneven else operation.numel
         return operation.group, operation.collective, numel

@@ -15,7 +15,14 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.harness.socket_use import socket_use
-from testbed.harness.summary import LinkSeries, StepResult, gather_steps, middle_step, summarise_variant
+from testbed.harness.summary import (
+    LinkSeries,
+    StepResult,
+    gather_steps,
+    held_against,
+    middle_step,
+    summarise_variant,
+)
 from testbed.harness.training_summary import limited_words
 from testbed.scale import Scale
 
@@ -173,11 +180,18 @@ def merge_summaries(
                 connections=socket_use(readings, steps, [host.building for host in hosts], scale),
                 expected_wan_bytes=scale.emulated_bytes(expected),
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
+                predicted_s=_predicted_s([result.summary["variants"][0]["predicted"] for result in own]),
             )
             | {key: first[key] for key in ("events",) if key in first}
             | _training(own, steps)
         )
     return variants
+
+
+def _predicted_s(predictions: Sequence[Mapping[str, float] | None]) -> float | None:
+    """The median: each part has a seed of its own, which draws hashes anew."""
+    found = [prediction["step_time_s"] for prediction in predictions if prediction is not None]
+    return statistics.median(found) if found else None
 
 
 def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
@@ -189,7 +203,7 @@ def _training(own: Sequence[PartResult], steps: Sequence[StepResult]) -> Record:
     training: Record = dict(entry["training"])
     measured_s = statistics.median(value for one in entries for value in one["step_time_s"]["samples"])
     predicted = training["predicted"]
-    training["predicted"] = {**predicted, "error": predicted["step_time_s"] / measured_s - 1}
+    training["predicted"] = {**predicted, **held_against(predicted["step_time_s"], measured_s)}
     training["median_step"] = middle_step(steps).index
     return {"training": training, "limited_by": limited_words(training["measured"])}
 

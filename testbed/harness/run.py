@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives import between_groups
-from testbed.config import PLANNED, Scenario, Topology
-from testbed.controller import Flow, PolicyChoice
+from testbed.config import Scenario, Topology
+from testbed.controller import PolicyChoice
 from testbed.fabric.capture import Capture
 from testbed.fabric.faults import Faults
 from testbed.fabric.network import Fabric
@@ -23,15 +23,14 @@ from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.harness.alone import Alone
 from testbed.harness.assess import Evidence, assess
-from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.harness.events import EventPlayer, events_record
+from testbed.harness.intent import intent_of
 from testbed.harness.job import Job
-from testbed.harness.loads import load_of
 from testbed.harness.neighbour import NeighbourPlace, neighbour_places
+from testbed.harness.predicting import predict
 from testbed.harness.records import NetworkRecord, RankRecords, link_lines, read_ranks, series_of, shifted
-from testbed.harness.socket_rules import Planned, SocketRules
 from testbed.harness.socket_use import socket_use
 from testbed.harness.spec import JobSpec, plan_steps
 from testbed.harness.summary import (
@@ -42,14 +41,10 @@ from testbed.harness.summary import (
 )
 from testbed.harness.training_summary import limited_words, training_summary
 from testbed.harness.wiring import (
-    THIS_NAMESPACE,
-    Wiring,
     multipath_of,
     places_on,
-    wiring_of,
 )
 from testbed.scale import Scale
-from testbed.transport import TrafficClass
 from testbed.virtual import clock_here
 
 MONITOR_FILE = "monitor.jsonl"
@@ -85,15 +80,11 @@ class Run:
         self.output = output
         self.progress = progress
         self.clock = clock_here()
-        self.topology: Topology = scenario.topology.resolve(scale)
-        self.hosts = scenario.rank_hosts(self.topology)
-        self.load = load_of(scenario, self.topology, scale)
-        # as everybody sees it before anything is built: who will send how much on which ports, on which sockets
-        self.declared = self._wiring()
-        self.flows = self._flows()
-        self.declared = replace(self.declared, sockets=self._socket_rules())
+        self.intent = intent_of(scenario, scale)
+        self.topology: Topology = self.intent.topology
+        self.hosts, self.load = self.intent.hosts, self.intent.load
         self.alone = Alone(
-            self.topology, self.hosts, scenario.transport, self.declared, scale, self.load.message_bytes
+            self.topology, self.hosts, scenario.transport, self.intent.wiring, scale, self.load.message_bytes
         )
 
     def execute(self) -> dict[str, Any]:
@@ -114,7 +105,7 @@ class Run:
         fabric = Fabric(
             self.topology,
             policy=PolicyChoice(**scenario.policy.to_choice()),
-            flows=self.flows,
+            flows=self.intent.flows,
             multipath=multipath_of(scenario.transport, self.hosts),
             events=events.append,
             link_engine=self.stack.link_engine,
@@ -149,34 +140,6 @@ class Run:
             changed = fabric.changed_settings(), fabric.changed_offloads()
             network = self._network_record(fabric, events)
         return self._write(directory, job, measurements, shown, changed, capture.records, network, tunnels)
-
-    def _flows(self) -> list[Flow]:
-        """What the ranks will send, as the first of the algorithms has it."""
-        flows = []
-        for dscp, pairs in self.load.pairs(self.scenario.algorithms[0]).items():
-            flows += flows_of(self.declared, pairs, TrafficClass(dscp))
-        return flows
-
-    def _wiring(self) -> Wiring:
-        """Of the job's ranks, in no namespace yet."""
-        spec = self.scenario.transport
-        return wiring_of(
-            spec,
-            self.scale,
-            self.topology,
-            places_on(self.topology, self.hosts, {host.name: THIS_NAMESPACE for host in self.hosts}),
-            self.scenario.seed,
-            congestion_control=spec.congestion_control,
-        )
-
-    def _socket_rules(self) -> SocketRules:
-        """Of every connection, with the rate that the network's policy plans for it where that is asked for."""
-        specs = self.scenario.transport.sockets
-        planned: list[Planned] = []
-        if any(entry.pacing == PLANNED for entry in specs):
-            detours = self.scenario.policy.detours or 0
-            planned = planned_rates(self.declared, self.topology, self.flows, detours)
-        return socket_rules_of(specs, self.scale, self.topology, self.hosts, planned)
 
     def _neighbours(self, fabric: Fabric) -> list[NeighbourPlace]:
         scenario = self.scenario
@@ -217,7 +180,7 @@ class Run:
         scenario = self.scenario
         places = places_on(self.topology, self.hosts, fabric.pids)
         return JobSpec(
-            wiring=replace(self.declared, ranks=tuple(places)),
+            wiring=replace(self.intent.wiring, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
             program=self.load.program,
             plan=self.load.plan,
@@ -327,7 +290,8 @@ class Run:
         records: RankRecords,
         evidence: Evidence,
     ) -> dict[str, Any]:
-        expected = self._expected_wan_bytes(algorithm)
+        expected = self.intent.wan_bytes(algorithm)
+        predicted = predict(self.intent, algorithm)
         observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
@@ -341,9 +305,10 @@ class Run:
             connections=socket_use(records.tcp, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
             verdict=assess(evidence, steps, expected, observed).to_dict(),
+            predicted_s=self.scale.real_s(predicted.step_time_s) if self.intent.undisturbed else None,
         )
         if self.load.training is not None:
-            entry["training"] = training_summary(self.load, steps, records.samples, self.scale)
+            entry["training"] = training_summary(self.load, steps, records.samples, predicted, self.scale)
             entry["limited_by"] = limited_words(entry["training"]["measured"])
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
@@ -360,8 +325,3 @@ class Run:
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)
-
-    def _expected_wan_bytes(self, algorithm: str) -> int:
-        """Payload bytes between buildings per step, all directions, by the algorithm's formula (emulated)."""
-        pairs = self.load.pairs(algorithm).values()
-        return sum(between_groups(part, self.load.buildings) for part in pairs)

@@ -268,6 +268,11 @@ def limited_by(
     return f"latency and message turns: {most}, the busiest NIC {nic[1]:.0%} of the step"
 
 
+def held_against(predicted_s: float, measured_s: float) -> dict[str, float]:
+    """A predicted step time, and by which part it is off."""
+    return {"step_time_s": predicted_s, "error": predicted_s / measured_s - 1}
+
+
 def summarise_variant(
     topology: Topology,
     scale: Scale,
@@ -281,10 +286,12 @@ def summarise_variant(
     connections: Sequence[Mapping[str, Any]],
     expected_wan_bytes: float,
     verdict: Mapping[str, Any],
+    predicted_s: float | None,
 ) -> dict[str, Any]:
     """One variant's entry in a summary, in real units. hosts: by rank.
 
-    `topology`, steps and `expected_wan_bytes` are emulated.
+    `topology`, steps and `expected_wan_bytes` are emulated. predicted_s: what the model says of a step, None where it
+    says nothing.
     """
     buildings = [topology.building(host.building).index for host in hosts]
     times = distribution([scale.real_s(step.step_time_s) for step in steps])
@@ -299,6 +306,7 @@ def summarise_variant(
         "policy": policy,
         "ranks": len(hosts),
         "step_time_s": times,
+        "predicted": None if predicted_s is None else held_against(predicted_s, times["median"]),
         "compute_s": compute_s,
         "exposed_comm_s": exposed_s,
         "wan_bytes": {

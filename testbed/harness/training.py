@@ -63,7 +63,7 @@ def training_of(
         mapping = least_crossing(plan_traffic(plan, itemsize), buildings, mesh.mappings())
     mesh, schedule, stages, plan = planner.plan(mapping)
     try:
-        predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale))
+        predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale), folded=True)
     except Stuck as error:
         raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
     peaks = peak_alive(plan, predicted.spans)

@@ -9,9 +9,10 @@ from typing import Any
 from testbed.collectives import between_groups
 from testbed.harness.declared import Pairs
 from testbed.harness.loads import Load
-from testbed.harness.summary import StepResult, middle_step
+from testbed.harness.summary import StepResult, held_against, middle_step
 from testbed.harness.training import Training
 from testbed.scale import Scale
+from testbed.simulate import Timeline
 from testbed.timeline import Split, critical_path, peak_alive, split_step
 from testbed.timeline.split import Spans
 from testbed.workload.plan_traffic import plan_traffic
@@ -30,14 +31,17 @@ def spans_of(
 
 
 def training_summary(
-    load: Load, steps: Sequence[StepResult], samples: Sequence[Mapping[str, Any]], scale: Scale
+    load: Load,
+    steps: Sequence[StepResult],
+    samples: Sequence[Mapping[str, Any]],
+    predicted: Timeline,
+    scale: Scale,
 ) -> dict[str, Any]:
     """Of one variant, in real units; times of the step of median duration."""
     training = load.training
     assert training is not None
     median = middle_step(steps)
     spans = spans_of(samples, median, training)
-    predicted = training.predicted
     predicted_s = scale.real_s(predicted.step_time_s)
     measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
     mesh = training.mesh
@@ -48,8 +52,7 @@ def training_summary(
         "mesh": {name: count for name, count in mesh.outside.items() if count > 1},
         "not_emulated": mesh.within_ranks,
         "predicted": {
-            "step_time_s": predicted_s,
-            "error": predicted_s / measured_s - 1,
+            **held_against(predicted_s, measured_s),
             **_split(split_step(training.plan, predicted.spans, load.buildings), scale),
         },
         "measured": _split(split_step(training.plan, spans, load.buildings), scale),

@@ -22,6 +22,7 @@ from testbed.transport import (
     StripedTransport,
     StripeSettings,
     TcpTransport,
+    TrafficClass,
     Transport,
     with_protocol,
 )
@@ -96,6 +97,15 @@ class Wiring:
         if self.kind != "striped":
             return self.subflows
         return int(self.stripes[self.distance(rank, peer)]["connections"])
+
+    def connection(self, rank: int, peer: int, traffic: TrafficClass, lane: int) -> ConnectionKey:
+        """Of two ranks, for traffic of a class, on one of their lanes: MPTCP's are all of one connection."""
+        striped = self.kind == "striped"
+        return ConnectionKey(traffic, lane, self.lanes(rank, peer)) if striped else ConnectionKey(traffic)
+
+    def stripe(self, rank: int, peer: int) -> Mapping[str, Any] | None:
+        """How two ranks' messages are spread over their connections; None where they are not."""
+        return self.stripes[self.distance(rank, peer)] if self.kind == "striped" else None
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Wiring:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from rich import box
 from rich.console import Console
@@ -17,6 +18,8 @@ from testbed.report.figures import size_text, time_text
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
 # From this width on, the sentence on what limited a variant has a column of its own.
 _WIDE = 130
+# So many variants, and no more, have a figure each in a sentence.
+FEW = 4
 
 
 def print_summary(summary: JsonObject, console: Console) -> None:
@@ -29,6 +32,8 @@ def print_summary(summary: JsonObject, console: Console) -> None:
         for variant in variants:
             console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
     print_not_emulated([variant["training"] for variant in variants if "training" in variant], console)
+    if words := predicted_words(variants):
+        console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     _print_failing(variants, console)
@@ -38,6 +43,24 @@ def print_summary(summary: JsonObject, console: Console) -> None:
         )
     # No wrapping: a path has to survive being copied.
     console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+
+
+def predicted_words(variants: Sequence[JsonObject]) -> str:
+    """One sentence on what the model says of the steps; empty where it says nothing."""
+    found = {
+        variant["name"]: variant["predicted"]
+        for variant in variants
+        if variant.get("predicted") and variant["verdict"]["status"] != "untrusted"
+    }
+    errors = sorted(100 * entry["error"] for entry in found.values())
+    if len(found) <= FEW:
+        each = [
+            f"{name} {time_text(entry['step_time_s'])} ({100 * entry['error']:+.1f} %)"
+            for name, entry in found.items()
+        ]
+        return f"The model predicts {', '.join(each)}." if each else ""
+    middle = median(errors)
+    return f"The model's step times are {errors[0]:+.1f} to {errors[-1]:+.1f} % off, {middle:+.1f} % in the median."
 
 
 def print_not_emulated(trainings: Sequence[JsonObject], console: Console) -> None:

@@ -1,21 +1,13 @@
-"""The network as a fluid: connections share what they go through as evenly as its parts allow.
-
-Bytes of a message flow at the connection's rate and arrive a latency later. Rates are max-min fair (Bertsekas and
-Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow.
-"""
+"""A topology as a model sees it: what each pair of ranks' bytes go through, and how much of them that carries."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from testbed.config import Host, Topology
 from testbed.controller.view import View
 from testbed.fidelity.alpha_beta import frame_per_payload, links_between
-
-INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
 
 
 @dataclass(frozen=True)
@@ -26,12 +18,29 @@ class Path:
     parts: tuple[str, ...]
 
 
+Ends = tuple[int, int]
+"""A rank that sends, and the one that it sends to."""
+
+
 @dataclass(frozen=True)
 class Network:
-    """capacities: payload bytes per second of every part; paths: by ordered pair of ranks."""
+    """capacities: payload bytes per second of every part. paths: between ranks, as if alone.
+
+    ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
+    """
 
     capacities: Mapping[str, float]
-    paths: Mapping[tuple[int, int], Path]
+    paths: Mapping[Ends, Path]
+    ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
+
+    def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
+        """One way, or more."""
+        return self.ways.get((ends, dscp)) or (self.paths[ends],)
+
+
+def payload_per_bit(topology: Topology) -> float:
+    """Bytes of payload that go with each bit on the wire."""
+    return 1 / 8 / frame_per_payload(topology)
 
 
 def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
@@ -40,7 +49,7 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
     hops = View(topology).next_hops
-    per_second = 1 / 8 / frame_per_payload(topology)
+    per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}
     paths = {}
     for source, one in enumerate(hosts):
@@ -59,76 +68,3 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
                     parts.append(own)
             paths[source, target] = Path(latency_s, tuple(parts))
     return Network(capacities, paths)
-
-
-@dataclass(eq=False)
-class _Connection:
-    """Messages of one ordered pair, one after the other."""
-
-    path: Path
-    messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
-    left: float = 0.0
-    rate: float = 0.0
-
-
-class Fluid:
-    """What flows now. `send` and `advance` are its events; figures of time are the caller's."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._connections: dict[tuple[int, int], _Connection] = {}
-        self._busy: dict[tuple[int, int], _Connection] = {}
-
-    def send(self, pair: tuple[int, int], size_bytes: float, sent: Callable[[], None]) -> None:
-        """A message joins the pair's queue; `sent` is called when its last byte leaves."""
-        if pair not in self._connections:
-            self._connections[pair] = _Connection(self.network.paths[pair])
-        connection = self._connections[pair]
-        connection.messages.append((size_bytes, sent))
-        if len(connection.messages) == 1:
-            self._busy[pair] = connection
-            connection.left = size_bytes
-            self._share()
-
-    def next_s(self) -> float:
-        """Seconds until the next message has left, infinity if nothing flows."""
-        return min(
-            (one.left / one.rate if one.left > 0 else 0.0 for one in self._busy.values()), default=math.inf
-        )
-
-    def advance(self, seconds: float) -> None:
-        """Let time pass, no more than `next_s`; tell of messages that have left."""
-        over = []
-        for pair, connection in self._busy.items():
-            connection.left -= connection.rate * seconds
-            if connection.left <= connection.rate * INSTANT_S:
-                over.append(pair)
-        for pair in over:
-            connection = self._busy[pair]
-            _, sent = connection.messages.popleft()
-            if connection.messages:
-                connection.left = connection.messages[0][0]
-            else:
-                del self._busy[pair]
-            sent()
-        if over:
-            self._share()
-
-    def _share(self) -> None:
-        """Max-min fair rates: all grow alike until a part is full, whose connections then stay as they are."""
-        left = dict[str, float]()
-        through: dict[str, set[int]] = {}
-        busy = list(self._busy.values())
-        for number, connection in enumerate(busy):
-            for part in connection.path.parts:
-                through.setdefault(part, set()).add(number)
-                left[part] = self.network.capacities[part]
-        while through:
-            tightest = min(through, key=lambda part: left[part] / len(through[part]))
-            rate = left[tightest] / len(through[tightest])
-            for number in list(through[tightest]):
-                busy[number].rate = rate
-                for part in busy[number].path.parts:
-                    left[part] -= rate
-                    through[part].discard(number)
-            through = {part: numbers for part, numbers in through.items() if numbers}

@@ -9,15 +9,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 
-from testbed.collectives.catalogue import Ask, pieces_for, plan_of
+from testbed.collectives.catalogue import AUTO, Ask, automatic, pieces_for, plan_of
 from testbed.collectives.exchanging import CONCURRENCY
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
-from testbed.simulate.network import Fluid, Network
+from testbed.simulate.fluid import Fluid
+from testbed.simulate.folding import Alone, Folder, software_of
+from testbed.simulate.network import Ends, Network
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
 Key = tuple[object, ...]
@@ -42,13 +44,21 @@ class Timeline:
 
 
 def simulate(
-    plan: JobPlan, network: Network, itemsize: int, message_s: float = 0.0, byte_s: float = 0.0
+    plan: JobPlan,
+    network: Network,
+    itemsize: int,
+    message_s: float = 0.0,
+    byte_s: float = 0.0,
+    buildings: Sequence[int] = (),
+    *,
+    folded: bool = False,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. message_s, byte_s: what software adds at each end.
 
-    Stuck.
+    buildings: of the ranks, where collectives go by them. folded: each collective is one flow through all that its
+    messages go through, and takes alone on the network exactly what it takes message by message. Stuck.
     """
-    return _Simulation(plan, network, itemsize, message_s, byte_s).run()
+    return _Simulation(plan, network, itemsize, message_s, byte_s, buildings, folded).run()
 
 
 @dataclass(eq=False)
@@ -74,13 +84,42 @@ class _Mailbox:
     allowed: int = 0
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One member's part in a collective; or a piece of that, beside which others go on. key: tells it apart."""
+
+    members: Members
+    own: int
+    key: Key
+    dscp: int
+
+    def part(self, number: int) -> _Call:
+        """The piece of this number."""
+        return replace(self, key=(*self.key, number))
+
+    def ends(self, source: int, target: int) -> Ends:
+        """The ranks of two members."""
+        return self.members[source], self.members[target]
+
+
 class _Simulation:
     def __init__(
-        self, plan: JobPlan, network: Network, itemsize: int, message_s: float, byte_s: float
+        self,
+        plan: JobPlan,
+        network: Network,
+        itemsize: int,
+        message_s: float,
+        byte_s: float,
+        buildings: Sequence[int],
+        folded: bool,
     ) -> None:
         self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
-        self.fluid = Fluid(network)
+        self.network = network
+        self.buildings = buildings or (0,) * len(plan.ranks)
+        software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
+        self.fluid = Fluid({**network.capacities, **software})
         self.busy_until_s = [0.0] * len(plan.ranks)
+        self.worked_s = [0.0] * len(plan.ranks)
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.number = count()
@@ -89,18 +128,21 @@ class _Simulation:
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.boxes: dict[Key, _Mailbox] = {}
         self.sequence: dict[tuple[int, int], int] = {}
+        self.folder = Folder(network, itemsize, self._alone) if folded else None
+        self.gathered: dict[Key, list[Callable[[], None]]] = {}
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         while True:
+            while self.agenda and self.agenda[0][0] <= self.now_s:
+                heapq.heappop(self.agenda)[-1]()
             step_s = self.fluid.next_s()
             if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
-                moment_s, _, action = heapq.heappop(self.agenda)
                 # what is told of messages that leave in this very moment happens in it
+                moment_s = self.agenda[0][0]
                 step_s, self.now_s = moment_s - self.now_s, moment_s
                 self.fluid.advance(step_s)
-                action()
             elif step_s < math.inf:
                 self.now_s += step_s
                 self.fluid.advance(step_s)
@@ -147,26 +189,30 @@ class _Simulation:
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
             key = ("message", *ends, operation.tag)
             if operation.sends:
-                self._send(key, ends, operation.numel * self.itemsize, self.plan.holds_receivers).then.append(
-                    over
-                )
+                size_bytes = operation.numel * self.itemsize
+                dscp = self.plan.dscp(operation)
+                self._send(key, ends, size_bytes, dscp, self.plan.holds_receivers).then.append(over)
             else:
                 self._then(self._receive(key), over)
         elif isinstance(operation, GroupCollective):
-            self._drive(self._collective(rank, operation), over)
+            if self.folder is None:
+                self._drive(self._collective(rank, operation), over)
+            else:
+                self._join(rank, operation, self.folder, over)
 
-    def _send(self, key: Key, ends: tuple[int, int], size_bytes: float, held: bool = False) -> _Event:
+    def _send(self, key: Key, ends: Ends, size_bytes: float, dscp: int, held: bool = False) -> _Event:
         """Begin to send; the event is that the last byte has left."""
         left, box = _Event(), self._box(key)
         here, there = ends
+        ways = self.network.ways_of(ends, dscp)
+        latency_s = max(way.latency_s for way in ways)
 
         def sent() -> None:
-            latency_s = self.fluid.network.paths[ends].latency_s
             self._later(latency_s, lambda: self._work(there, size_bytes, lambda: _arrive(box)))
             left.happen()
 
         def begin() -> None:
-            self.fluid.send(ends, size_bytes, sent)
+            self.fluid.send((ends, dscp), [dict.fromkeys(way.parts, 1.0) for way in ways], size_bytes, sent)
 
         def hand_over() -> None:
             self._work(here, size_bytes, begin)
@@ -181,6 +227,7 @@ class _Simulation:
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None]) -> None:
         """A rank's software handles one message after the other."""
         cost_s = self.message_s + size_bytes * self.byte_s
+        self.worked_s[rank] += cost_s
         self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
         self._later(self.busy_until_s[rank] - self.now_s, action)
 
@@ -230,66 +277,97 @@ class _Simulation:
                 return
         over()
 
+    # ---- collectives as one flow each
+
+    def _join(self, rank: int, operation: GroupCollective, folder: Folder, over: Callable[[], None]) -> None:
+        """All members' part begins when the last of them comes, and ends for all at once."""
+        _, members = self.plan.groups[operation.group]
+        together = self.gathered.setdefault(self._number(rank, operation), [])
+        together.append(over)
+        if len(together) < len(members):
+            return
+
+        def done() -> None:
+            for end in together:
+                end()
+
+        groups = tuple(self.buildings[member] for member in members)
+        flow = folder.flow(operation, members, groups, self.plan.dscp(operation))
+        if flow is None:
+            done()
+        else:
+            self.fluid.send(flow, [flow.way], flow.size_bytes, lambda: self._later(flow.rest_s, done))
+
+    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Alone:
+        """What a collective takes, message by message, with nothing else on the network."""
+        alone = replace(operation, group=0, after=(), stream="")
+        ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
+        plan = JobPlan(ranks, (("alone", members),), dscps={operation.kind: dscp})
+        costs = self.message_s, self.byte_s
+        made = _Simulation(plan, self.network, self.itemsize, *costs, self.buildings, False)
+        return Alone(made.run().step_time_s, made.worked_s)
+
     # ---- collectives, by the plans that real ranks have
+
+    def _number(self, rank: int, operation: GroupCollective) -> Key:
+        """A rank's next collective of a group, by a name that is the same for all members."""
+        number = self.sequence.get((rank, operation.group), 0)
+        self.sequence[rank, operation.group] = number + 1
+        return "collective", operation.group, number
 
     def _collective(self, rank: int, operation: GroupCollective) -> Events:
         _, members = self.plan.groups[operation.group]
-        own = members.index(rank)
-        number = self.sequence.get((rank, operation.group), 0)
-        self.sequence[rank, operation.group] = number + 1
-        key = ("collective", operation.group, number)
-        size = len(members)
-        if operation.counts:
-            yield from self._exchange(members, own, key, operation.rows())
+        key = self._number(rank, operation)
+        call = _Call(members, members.index(rank), key, self.plan.dscp(operation))
+        if operation.uneven:
+            yield from self._exchange(call, operation.rows())
             return
-        numel = operation.numel if operation.collective == "all_reduce" else operation.numel // size
-        pieces = pieces_for(operation.collective, operation.algorithm, numel * self.itemsize, size)
-        plan = plan_of(operation.collective, operation.algorithm, Ask(own, (0,) * size, 0, pieces))
-        bounds = plan.bounds(operation.numel)
+        size, collective, algorithm = len(members), operation.collective, operation.algorithm
+        numel = operation.numel if collective == "all_reduce" else operation.numel // size
+        groups = tuple(self.buildings[member] for member in members)
+        size_bytes = numel * self.itemsize
+        if algorithm == AUTO:
+            algorithm = automatic(collective, size_bytes, groups)
+        pieces = pieces_for(collective, algorithm, size_bytes, size)
+        plan = plan_of(collective, algorithm, Ask(call.own, groups, 0, pieces))
+        # an all-to-all's blocks are those of all ranks
+        bounds = plan.bounds(operation.numel * (size if collective == "all_to_all" else 1))
         yield [
-            self._begin(self._lane(members, own, (*key, lane), bounds, stages))
-            for lane, stages in enumerate(plan.lanes)
+            self._begin(self._lane(call.part(lane), bounds, stages)) for lane, stages in enumerate(plan.lanes)
         ]
 
-    def _exchange(self, members: Members, own: int, key: Key, rows: list[list[int]]) -> Events:
+    def _exchange(self, call: _Call, rows: list[list[int]]) -> Events:
         """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
-        size = len(members)
+        size = len(call.members)
         strands = min(CONCURRENCY, size - 1)
         yield [
-            self._begin(self._exchange_strand(members, own, key, rows, range(1 + first, size, strands)))
+            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands)))
             for first in range(strands)
         ]
 
-    def _exchange_strand(
-        self, members: Members, own: int, key: Key, rows: list[list[int]], distances: range
-    ) -> Events:
+    def _exchange_strand(self, call: _Call, rows: list[list[int]], distances: range) -> Events:
         sends = []
+        own, size = call.own, len(call.members)
         for distance in distances:
-            target, source = (own + distance) % len(members), (own - distance) % len(members)
-            to, back = (members[own], members[target]), (members[source], members[own])
-            sends.append(self._send((*key, "count", *to), to, COUNT_BYTES))
+            target, source = (own + distance) % size, (own - distance) % size
+            to, back = call.ends(own, target), call.ends(source, own)
+            sends.append(self._send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
-                sends.append(self._send((*key, *to), to, rows[own][target] * self.itemsize))
-            yield [self._receive((*key, "count", *back))]
+                sends.append(self._send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
+            yield [self._receive((*call.key, "count", *back))]
             if rows[source][own]:
-                yield [self._receive((*key, *back))]
+                yield [self._receive((*call.key, *back))]
         yield sends
 
-    def _lane(
-        self,
-        members: tuple[int, ...],
-        own: int,
-        key: Key,
-        bounds: list[int],
-        stages: tuple[Stage, ...],
-    ) -> Events:
+    def _lane(self, call: _Call, bounds: list[int], stages: tuple[Stage, ...]) -> Events:
         for number, stage in enumerate(stages):
+            part = call.part(number)
             yield [
-                self._begin(self._strand(members, own, (*key, number, strand_number), bounds, strand))
-                for strand_number, strand in enumerate(stage)
+                self._begin(self._strand(part.part(place), bounds, strand))
+                for place, strand in enumerate(stage)
             ]
 
-    def _strand(self, members: Members, own: int, key: Key, bounds: list[int], strand: Strand) -> Events:
+    def _strand(self, call: _Call, bounds: list[int], strand: Strand) -> Events:
         def size_bytes(transfer: Transfer) -> int:
             return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * self.itemsize
 
@@ -297,12 +375,12 @@ class _Simulation:
         for step in strand:
             for transfer in step.sends:
                 if size := size_bytes(transfer):
-                    ends = members[own], members[transfer.peer]
-                    sends.append(self._send((*key, *ends), ends, size))
+                    ends = call.ends(call.own, transfer.peer)
+                    sends.append(self._send((*call.key, *ends), ends, size, call.dscp))
             receives = []
             for transfer in step.receives:
                 if size_bytes(transfer):
-                    receives.append(self._receive((*key, members[transfer.peer], members[own])))
+                    receives.append(self._receive((*call.key, *call.ends(transfer.peer, call.own))))
             yield receives
         yield sends
 

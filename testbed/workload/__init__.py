@@ -8,8 +8,10 @@ from testbed.workload.program import (
     Compute,
     Exchange,
     WaitAll,
+    partners,
     step_program,
     training_step,
+    uneven_rows,
 )
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "WaitAll",
     "gradient_buckets",
     "parameters",
+    "partners",
     "step_program",
     "training_step",
+    "uneven_rows",
 ]

@@ -58,7 +58,7 @@ class GroupCollective(Operation):
     """A collective of one of the plan's groups; numel: elements of a rank's larger array.
 
     Members start a group's collectives in one and the same order. counts: of an all_to_all_v, by member: elements that
-    it gets from each, or, where the operation `returns` them, gives to each.
+    it gets from each, or, where the operation `returns` them, gives to each; `table`: or those from each, in rows.
     """
 
     group: int = 0
@@ -67,9 +67,17 @@ class GroupCollective(Operation):
     algorithm: str = "ring"
     counts: tuple[int, ...] = ()
     returns: bool = False
+    table: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def uneven(self) -> bool:
+        """Whether every pair of members has a count of its own."""
+        return bool(self.counts or self.table)
 
     def rows(self) -> list[list[int]]:
         """Elements of an all_to_all_v from each member, in rows, to each."""
+        if self.table:
+            return list(map(list, self.table))
         if self.returns:
             return [[count] * len(self.counts) for count in self.counts]
         return [list(self.counts)] * len(self.counts)

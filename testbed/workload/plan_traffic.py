@@ -22,17 +22,17 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
             elif isinstance(operation, GroupCollective):
                 members = plan.groups[operation.group][1]
                 if rank == members[0]:
-                    found.update(_in_group(operation, members, itemsize))
+                    found.update(group_traffic(operation, members, itemsize, [0] * len(members)))
     return found
 
 
-def _in_group(
-    operation: GroupCollective, members: Sequence[int], itemsize: int
+def group_traffic(
+    operation: GroupCollective, members: Sequence[int], itemsize: int, buildings: Sequence[int]
 ) -> dict[tuple[int, int], int]:
-    if operation.counts:
+    """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
+    if operation.uneven:
         found = rows_traffic(operation.rows(), itemsize)
         return {(members[here], members[there]): count for (here, there), count in found.items()}
     numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
-    groups = [0] * len(members)
-    found = traffic(operation.collective, operation.algorithm, numel, itemsize, groups)
+    found = traffic(operation.collective, operation.algorithm, numel, itemsize, buildings)
     return {(members[here], members[there]): count for (here, there), count in found.items()}

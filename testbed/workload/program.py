@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,6 +61,23 @@ class WaitAll:
 
 
 Action = Compute | Collective | Exchange | WaitAll
+
+
+def partners(buildings: Sequence[int]) -> Mapping[int, int]:
+    """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
+    places there; and the reverse."""
+    first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
+    last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
+    if min(buildings) == max(buildings):
+        return {}
+    pairs = list(zip(first, last, strict=False))
+    return {**dict(pairs), **{there: here for here, there in pairs}}
+
+
+def uneven_rows(ranks: int, most: int) -> list[list[int]]:
+    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
+    rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
+    return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
 
 
 def step_program(workload: WorkloadSpec, ranks: int, scale: Scale = UNSCALED) -> tuple[Action, ...]:

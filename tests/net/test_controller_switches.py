@@ -20,7 +20,9 @@ import pytest
 from testbed.config import Topology, TopologySpec
 from testbed.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
 from testbed.controller import Flow as Demand
+from testbed.controller.rules import Packet
 from testbed.controller.situation import situation_of
+from testbed.controller.table import Network, wires
 from testbed.controller.view import flows_to_data
 from tests.net.controller_bridges import (
     Flow,
@@ -147,6 +149,29 @@ def test_ecmp_spreads_tcp_and_udp_flows_and_keeps_each_on_one_link(two: Site) ->
         links = [min(on) for flow, on in used.items() if flow[0] == ip_proto]
         assert len(links) == FLOWS
         assert all(links.count(link) >= FLOWS / 4 for link in interfaces), (ip_proto, links)
+
+
+def test_flows_take_the_links_that_the_table_in_memory_gives_them(two: Site) -> None:
+    interfaces = two.wan_interfaces("west")
+    edges = {edge.building: edge for edge in two.edges}
+    rules = compute_rules("ecmp", two.topology, two.edges, seed=7)
+    in_memory = Network(rules, wires(two.topology, two.edges))
+    east, west = (two.topology.building(name).hosts[0].ip for name in ("east", "west"))
+    with Sniffer(*interfaces.values()) as sniffer:
+        open_flows(two.hosts["east"], two.hosts["west"], east, west, FLOWS)
+        seen = sniffer.seen()
+    checked = set()
+    for link in two.topology.wan:
+        for packet in seen[interfaces[link.name]]:
+            here, there = ("east", "west") if packet.source == east else ("west", "east")
+            edge = edges[here]
+            asked = Packet(
+                packet.source, packet.target, packet.ip_proto, packet.source_port, packet.target_port
+            )
+            journey = in_memory.forward(asked, (edge.dpid, edge.local))
+            assert journey.hops[0] == (edge.dpid, edge.wan[there, link.plane]), packet
+            checked.add((packet.ip_proto, packet.source_port, packet.target_port))
+    assert len(checked) >= 2 * FLOWS
 
 
 def test_probes_take_exactly_their_link(two: Site) -> None:

@@ -167,6 +167,7 @@ class SyntheticRun:
                 "n": len(times),
                 "samples": times,
             },
+            "predicted": {"step_time_s": 0.99 * median, "error": -0.01},
             "compute_s": FORWARD_S + BACKWARD_S,
             "exposed_comm_s": median - FORWARD_S - BACKWARD_S,
             "wan_bytes": {"expected": expected, "observed": expected + self.overhead_bytes},

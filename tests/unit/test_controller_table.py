@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from testbed.controller.rules import FastFailover, Goto, Match, Output, Packet, Rule, SetDscp
+from testbed.controller.rules import Ecmp, FastFailover, Goto, Match, Output, Packet, Rule, SetDscp
 from testbed.controller.table import AmbiguousRulesError, Network, Switch, Table
 
 PACKET = Packet("10.0.0.1", "10.1.0.1")
@@ -63,3 +63,21 @@ def test_copies_are_followed_to_all_their_ends() -> None:
     journey = Network({1: [flood], 2: [out]}, WIRES).forward(PACKET, (1, 1))
     assert sorted(journey.delivered) == [(1, 2), (2, 1), (2, 1)]
     assert not journey.looped
+
+
+@pytest.mark.parametrize(
+    ("addresses", "ports", "basis", "links", "taken"),
+    [
+        (("10.222.94.33", "10.88.175.95"), (24066, 11448), 9006, (3, 4, 5), 4),
+        (("10.150.245.79", "10.13.251.48"), (30684, 5281), 18463, (3, 4), 3),
+        (("10.130.92.46", "10.139.226.57"), (32814, 47117), 52313, (3, 4), 3),
+    ],
+)
+def test_ecmp_takes_the_link_that_open_vswitch_takes(
+    addresses: tuple[str, str], ports: tuple[int, int], basis: int, links: tuple[int, ...], taken: int
+) -> None:
+    # as its ofproto/trace said (3.1); many more flows are tried on a real switch in tests/net
+    switch = Switch([Rule(1, Match(), (Ecmp(links, basis),))])
+    for ends, both in ((addresses, ports), (addresses[::-1], ports[::-1])):
+        packet = Packet(*ends, source_port=both[0], destination_port=both[1])
+        assert [port for port, _ in switch.outputs(packet, in_port=1)] == [taken]

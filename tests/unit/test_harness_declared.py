@@ -10,13 +10,13 @@ from testbed.config import Scenario, TransportSpec, load_topology
 from testbed.controller import PolicyChoice, View, compute
 from testbed.harness.arrays import CollectiveArrays
 from testbed.harness.declared import flows_of, total
-from testbed.harness.exchange import exchange_traffic, partners
+from testbed.harness.exchange import exchange_traffic
 from testbed.harness.parts import cut
 from testbed.harness.wiring import LISTEN_PORT, THIS_NAMESPACE, places_on, wiring_of
 from testbed.scale import UNSCALED
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
-from testbed.workload import Collective, Compute, Exchange, WaitAll, step_program
+from testbed.workload import Collective, Compute, Exchange, WaitAll, partners, step_program
 from tests.unit.controller_topologies import edge_ports
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"

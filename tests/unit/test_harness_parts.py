@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from testbed.config import Scenario
 from testbed.harness.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
@@ -58,7 +61,9 @@ def result(part: Any, step_times: list[float], status: str = "trusted") -> PartR
         "status": status,
         "invariants": [{"name": "conservation", "ok": status == "trusted", "measured": status}],
     }
-    summary = {"variants": [{"wan_bytes": {"expected": 200}, "verdict": verdict}]}
+    predicted = {"step_time_s": 1.1 * statistics.median(step_times), "error": 0.1}
+    variant = {"wan_bytes": {"expected": 200}, "verdict": verdict, "predicted": predicted}
+    summary = {"variants": [variant]}
     return PartResult(part, summary, {}, samples, rows)
 
 
@@ -107,6 +112,10 @@ def test_the_summary_is_that_of_all_trials() -> None:
     times = variant["step_time_s"]
     assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
     assert variant["wan_bytes"] == {"expected": 200, "observed": 200}
+    assert variant["predicted"] == {
+        "step_time_s": pytest.approx(1.375),
+        "error": pytest.approx(1.375 / 1.2 - 1),
+    }
     assert variant["verdict"]["status"] == "caution"
     assert 0 < variant["wan_links"][0]["bytes"] <= 10_000
 

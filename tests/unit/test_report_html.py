@@ -69,6 +69,7 @@ def test_headline_has_every_variants_figures(quickstart: Path) -> None:
     for variant in summary["variants"]:
         assert f"{variant['step_time_s']['median']:.3f} s" in text
         assert f"{variant['step_time_s']['p95']:.3f} s" in text
+        assert f"{variant['predicted']['step_time_s']:.3f} s -1.0 %" in text
         assert f"{variant['exposed_comm_s'] * 1e3:.1f} ms" in text
         assert variant["limited_by"] in text
     # 3.5 and 2 times 32.121 GB of gradients.
@@ -171,8 +172,8 @@ def test_untrusted_variant_is_impossible_to_overlook(tmp_path: Path) -> None:
     assert tags.index("section") < tags.index("h1"), "the banner comes first"
     assert "Untrusted: do not use the figures" in page.text
     assert page.text.count("packets waited for the processor") >= 3  # banner, headline, verdict
-    # Struck out: median, p95, compute, exposed communication, WAN bytes, limited by; of ring alone.
-    assert len(page.with_class("void")) == 6
+    # Struck out: median, predicted, p95, compute, exposed communication, WAN bytes, limited by; of ring alone.
+    assert len(page.with_class("void")) == 7
     assert "faster" not in page.text
     assert "cannot be compared: ring is untrusted" in page.text
     assert page.with_class("unreliable")

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from testbed.report import print_summary
 from testbed.report.compare import comparisons, deviation, speedup_interval
+from testbed.report.terminal import predicted_words
 from tests.unit.report_run import SyntheticRun
 
 
@@ -52,6 +53,24 @@ def test_figures_fit_the_width(width: int, tmp_path: Path) -> None:
     assert "…" not in output, "nothing is cut"
     assert "hierarchical is 1.25x faster than ring (19.7 % less time; trial by trial" in output
     assert "busy while" in output
+    assert "The model predicts ring 1.422 s (-1.0 %), hierarchical 1.142 s (-1.0 %)." in " ".join(
+        output.split()
+    )
+
+
+def test_predictions_of_many_variants_are_one_range() -> None:
+    variants = [
+        {
+            "name": str(number),
+            "predicted": {"step_time_s": 1.0, "error": number / 100},
+            "verdict": {"status": "trusted"},
+        }
+        for number in range(-2, 5)
+    ]
+    assert predicted_words(variants) == "The model's step times are -2.0 to +4.0 % off, +1.0 % in the median."
+    for variant in variants:
+        variant["verdict"] = {"status": "untrusted"}
+    assert predicted_words(variants) == ""
 
 
 def test_ascii_terminal_gets_ascii(tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from testbed.collectives import traffic
+from testbed.collectives.catalogue import ALGORITHMS
 from testbed.config import load_topology
 from testbed.fidelity.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.simulate import Network, Path, network_of, simulate
+from testbed.simulate.fluid import Fluid, fair_rates
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.test_workload_planning import write_topology
 
@@ -98,3 +103,108 @@ def test_a_ring_takes_what_the_alpha_beta_model_says(tmp_path: object, numel: in
     lanes = 1 if numel < 100_000 else 4
     model = ring_all_reduce_s(ring_steps(topology, topology.hosts), numel * BYTES / 8, 0.0, lanes)
     assert took == pytest.approx(model, rel=0.05)
+
+
+def everybody_apart(ranks: int) -> Network:
+    """Each pair of ranks has a link of its own, of 100 bytes a second."""
+    pairs = [(a, b) for a in range(ranks) for b in range(ranks) if a != b]
+    return Network(
+        {f"{a} to {b}": 100.0 for a, b in pairs}, {(a, b): Path(0.0, (f"{a} to {b}",)) for a, b in pairs}
+    )
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [
+        (collective, algorithm)
+        for collective in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+        for algorithm in (*ALGORITHMS[collective], "auto")
+    ],
+)
+def test_collectives_send_what_their_formulas_say(
+    collective: str, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: dict[tuple[int, int], float] = {}
+    send = Fluid.send
+
+    def counted(self: Fluid, key: Any, ways: Any, size_bytes: float, over: Any) -> None:
+        ends, _ = key
+        sent[ends] = sent.get(ends, 0.0) + size_bytes
+        send(self, key, ways, size_bytes, over)
+
+    monkeypatch.setattr(Fluid, "send", counted)
+    buildings, larger = (0, 0, 0, 1, 1, 1), 6 * 70_000
+    operation = GroupCollective("all", "all", "test", (), 0, collective, larger, algorithm)
+    plan = JobPlan(((operation,),) * 6, (("all", tuple(range(6))),))
+    simulate(plan, everybody_apart(6), BYTES, buildings=buildings)
+    block = larger if collective == "all_reduce" else larger // 6
+    assert sent == traffic(collective, algorithm, block, BYTES, buildings)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical", "double_tree"])
+def test_a_folded_collective_takes_alone_what_its_messages_take(tmp_path: object, algorithm: str) -> None:
+    topology = load_topology(write_topology(tmp_path, hosts=4)).resolve()
+    network = network_of(topology, topology.hosts)
+    operation = GroupCollective("all", "all", "test", (), 0, "all_reduce", 800_000, algorithm)
+    plan = JobPlan(((operation,),) * 8, (("all", tuple(range(8))),))
+    costs = 2e-6, 1e-10
+    buildings = (0,) * 4 + (1,) * 4
+    messages = simulate(plan, network, BYTES, *costs, buildings).step_time_s
+    assert simulate(plan, network, BYTES, *costs, buildings, folded=True).step_time_s == pytest.approx(
+        messages
+    )
+
+
+def test_a_folded_collective_shares_with_others() -> None:
+    # the ring's link to rank 1 and 100 bytes of somebody else's share rank 1's card; the ring waits for its slowest link
+    pair = GroupCollective("pair", "pair", "test", (), 0, "all_reduce", 100, "ring")
+    plan = JobPlan(
+        ((pair,), (pair, recv(2, 50)), (send(1, 50),)),
+        (("pair", (0, 1)),),
+    )
+    capacities = {"0 in": 100.0, "1 in": 100.0}
+    paths = {(a, b): Path(0.0, (f"{b} in",)) for a in range(3) for b in (0, 1) if a != b}
+    network = Network(capacities, paths)
+    for folded in (False, True):
+        timeline = simulate(plan, network, BYTES, folded=folded)
+        assert timeline.spans[2][0] == pytest.approx((0.0, 4.0), rel=0.01)  # 200 bytes at half of 100
+        assert timeline.spans[0][0] == pytest.approx((0.0, 6.0), rel=0.05)  # 400 bytes, of which 200 at half
+
+
+def test_ranks_wait_for_each_other_before_a_folded_collective() -> None:
+    late = Computing("late", "compute", "test", duration_s=2.0)
+    pair = GroupCollective("pair", "pair", "test", (), 0, "all_reduce", 50, "ring")
+    other = GroupCollective("pair", "pair", "test", (0,), 0, "all_reduce", 50, "ring")
+    plan = JobPlan(((pair,), (late, other)), (("pair", (0, 1)),))
+    timeline = simulate(plan, everybody_apart(2), BYTES, folded=True)
+    assert timeline.spans[0][0] == pytest.approx((0.0, 4.0))
+    assert timeline.spans[1][1] == pytest.approx((2.0, 4.0))
+
+
+def test_one_connection_goes_on_several_ways_at_once() -> None:
+    paths = Path(0.0, ("card", "plane 0")), Path(0.1, ("card", "plane 1"))
+    network = Network(
+        {"card": 250.0, "plane 0": 100.0, "plane 1": 50.0}, {(0, 1): paths[0]}, {((0, 1), 0): paths}
+    )
+    plan = JobPlan(((send(1, 75),), (recv(0, 75),)))
+    timeline = simulate(plan, network, BYTES)
+    assert timeline.spans[0][0] == pytest.approx((0.0, 2.0))  # 300 bytes at 150
+    assert timeline.step_time_s == pytest.approx(2.1)
+
+
+def test_shares_go_by_what_each_way_loads_parts_with() -> None:
+    capacities = {"a": 90.0, "b": 100.0}
+    assert fair_rates(capacities, [{"a": 2.0}, {"a": 1.0, "b": 1.0}, {"b": 1.0}]) == pytest.approx(
+        [30, 30, 70]
+    )
+
+
+def test_classes_of_traffic_have_connections_of_their_own() -> None:
+    collective = GroupCollective("bulk", "bulk", "bulk", (), 0, "all_reduce", 100, "ring")
+    small = GroupCollective("small", "small", "small", (), 0, "all_reduce", 2, "ring")
+    groups = (("pair", (0, 1)),)
+    one = simulate(JobPlan(((collective, small),) * 2, groups), everybody_apart(2), BYTES)
+    two = simulate(
+        JobPlan(((collective, small),) * 2, groups, dscps={"small": 10}), everybody_apart(2), BYTES
+    )
+    assert two.spans[0][1][1] < 0.5 * one.spans[0][1][1]

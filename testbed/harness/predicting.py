@@ -1,0 +1,95 @@
+"""What a model says that a step takes, of any scenario: nothing is built or sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from testbed.config import Host
+from testbed.controller import Flow, PolicyChoice, View, compute
+from testbed.controller.table import Network as Switches
+from testbed.controller.table import wires
+from testbed.fabric.plan import make_plan
+from testbed.fidelity.alpha_beta import Step, links_inside
+from testbed.harness.alone import slowest_byte_s
+from testbed.harness.intent import Intent
+from testbed.harness.wiring import modelled_cost
+from testbed.simulate import Ends, Network, Path, Timeline, network_of, payload_per_bit, simulate
+from testbed.transport import SocketSettings, TrafficClass
+from testbed.workload.program_plan import plan_of_program
+
+
+def predict(intent: Intent, algorithm: str) -> Timeline:
+    """A step carried out on the model of the network, under the scenario's policy; emulated. ControllerError, Stuck."""
+    load = intent.load
+    plan, buildings = load.plan, tuple[int, ...]()
+    if load.training is None:
+        plan, buildings = plan_of_program(load.program, load.buildings, algorithm), load.buildings
+    cost = modelled_cost(intent.scenario.transport, intent.scale)
+    return simulate(plan, routed(intent, algorithm), load.itemsize, *cost, buildings, folded=True)
+
+
+def routed(intent: Intent, algorithm: str) -> Network:
+    """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
+    network = network_of(intent.topology, intent.hosts)
+    capacities = dict(network.capacities)
+    ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
+    for ends, flow, path, more in _Routes(intent).paths(intent.flows_of(algorithm)):
+        capacities |= more
+        key = ends, flow.dscp
+        ways[key] = (*ways.get(key, ()), path)
+    return replace(network, capacities=capacities, ways=ways)
+
+
+class _Routes:
+    """Where the connections of a job go."""
+
+    def __init__(self, intent: Intent) -> None:
+        self.intent = intent
+        self.topology = intent.topology
+        self.per_bit = payload_per_bit(self.topology)
+        self.hosts = {host.name: (rank, host) for rank, host in enumerate(intent.hosts)}
+        edges = make_plan(self.topology, "").edge_ports()
+        self.view = View(self.topology, intent.flows, seed=intent.scenario.seed)
+        choice = PolicyChoice(**intent.scenario.policy.to_choice())
+        computed = compute(choice, self.view, edges)
+        self.switches = Switches(computed.rules, wires(self.topology, edges))
+        self.edges = {edge.building: edge for edge in edges}
+        self.links = {
+            (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (
+                f"{link.name} from {here}",
+                way,
+            )
+            for link in self.topology.wan
+            for here, there, way in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
+        }
+
+    def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
+        """Of every flow between buildings: its ranks, its path, and capacities of what is on it between buildings."""
+        for flow in flows:
+            (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
+            if one.building != other.building:
+                yield (source, target), flow, *self._path((source, target), flow, one, other)
+
+    def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
+        edge = self.edges[one.building]
+        journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
+        inside = links_inside(self.topology, one, other)
+        hops = [self.links[hop] for hop in journey.hops if hop in self.links]
+        latency_s = sum(way.delay_s for _, (way,) in inside) + sum(way.delay_s for _, way in hops)
+        rate_bps = min(way.rate_bps for way in [*(way for _, (way,) in inside), *(way for _, way in hops)])
+        capacities = {name: self.per_bit * way.rate_bps for name, way in hops}
+        parts = [name for name, _ in (*inside, *hops)]
+        own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / self.per_bit / rate_bps))
+        if own_byte_s:
+            name = f"sockets of {flow}, DSCP {flow.dscp}"
+            capacities[name] = 1 / own_byte_s
+            parts.append(name)
+        return Path(latency_s, tuple(parts)), capacities
+
+    def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
+        """What a byte takes by what the connection's sockets allow."""
+        wiring = self.intent.wiring
+        key = wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
+        settings = wiring.sockets.settings(SocketSettings(), *ends, key, wiring.distance(*ends))
+        return slowest_byte_s(settings, wiring.stripe(*ends), step, paced=True)

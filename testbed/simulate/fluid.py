@@ -1,0 +1,169 @@
+"""What flows on a network: connections share what they go through as evenly as its parts allow.
+
+Bytes of a message flow at its connection's rate and arrive a latency later. Rates are max-min fair (Bertsekas and
+Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
+ALIKE = 1e-9  # shares of parts that differ by less are one
+MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+
+Way = Mapping[str, float]
+"""The parts that bytes go through at once, and how many do for each byte of a message: 1 where it is one's own way."""
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Messages one after the other, on all of its ways at once. ways: the parts of each; loads: see `Way`."""
+
+    number: int
+    mark: int
+    ways: tuple[Places, ...]
+    loads: tuple[Floats, ...]
+    messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+
+
+class _Shares(NamedTuple):
+    """Of the connections that are busy, their numbers and bytes per second."""
+
+    numbers: Places
+    rates: Floats
+
+
+class Fluid:
+    """What flows now. `send` and `advance` are its events; figures of time are the caller's.
+
+    capacities: bytes per second of each part.
+    """
+
+    def __init__(self, capacities: Mapping[str, float]) -> None:
+        self._part = {name: number for number, name in enumerate(capacities)}
+        self._capacities = np.array(list(capacities.values()), dtype=float)
+        self._connections: list[_Connection] = []
+        self._by_key: dict[object, _Connection] = {}
+        self._busy: dict[int, _Connection] = {}
+        self._left = np.zeros(0)
+        # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
+        self._who = 0
+        self._draw = random.Random(0)
+        self._known: dict[int, _Shares] = {}
+        self._shares: _Shares | None = None
+
+    def send(self, key: object, ways: Sequence[Way], size_bytes: float, sent: Callable[[], None]) -> None:
+        """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
+
+        ways: those that the connection's bytes take side by side; the same in every call.
+        """
+        connection = self._by_key.get(key) or self._open(key, ways)
+        connection.messages.append((size_bytes, sent))
+        if len(connection.messages) == 1:
+            self._busy[connection.number] = connection
+            self._left[connection.number] = size_bytes
+            self._who ^= connection.mark
+            self._shares = None
+
+    def _open(self, key: object, ways: Sequence[Way]) -> _Connection:
+        places = tuple(np.array([self._part[part] for part in way], dtype=np.intp) for way in ways)
+        loads = tuple(np.array(list(way.values())) for way in ways)
+        connection = _Connection(len(self._connections), self._draw.getrandbits(128), places, loads)
+        self._connections.append(connection)
+        self._by_key[key] = connection
+        if len(self._left) < len(self._connections):
+            self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
+        return connection
+
+    def next_s(self) -> float:
+        """Seconds until the next message has left, infinity if nothing flows."""
+        if not self._busy:
+            return math.inf
+        numbers, rates = self._now()
+        return max(0.0, float((self._left[numbers] / rates).min()))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, no more than `next_s`; tell of messages that have left."""
+        if not self._busy:
+            return
+        numbers, rates = self._now()
+        left = self._left[numbers] - rates * seconds
+        self._left[numbers] = left
+        over = numbers[left <= rates * INSTANT_S]
+        for number in over.tolist():
+            connection = self._busy[number]
+            _, sent = connection.messages.popleft()
+            if connection.messages:
+                self._left[number] = connection.messages[0][0]
+            else:
+                del self._busy[number]
+                self._who ^= connection.mark
+                self._shares = None
+            sent()
+
+    def _now(self) -> _Shares:
+        """Of those that are busy now, remembered for when they are so again."""
+        if self._shares is None:
+            found = self._known.get(self._who)
+            if found is None:
+                if len(self._known) >= MOST_SHARES:
+                    self._known.clear()
+                found = self._known[self._who] = self._share()
+            self._shares = found
+        return self._shares
+
+    def _share(self) -> _Shares:
+        connections = list(self._busy.values())
+        rates = _fair(
+            self._capacities,
+            [way for connection in connections for way in connection.ways],
+            [load for connection in connections for load in connection.loads],
+        )
+        owner = np.repeat(np.arange(len(connections)), [len(one.ways) for one in connections])
+        numbers = np.array([connection.number for connection in connections], dtype=np.intp)
+        return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
+
+
+def fair_rates(capacities: Mapping[str, float], ways: Sequence[Way]) -> list[float]:
+    """Of all of these at once, in bytes per second."""
+    part = {name: number for number, name in enumerate(capacities)}
+    places = [np.array([part[name] for name in way], dtype=np.intp) for way in ways]
+    loads = [np.array(list(way.values())) for way in ways]
+    found: list[float] = _fair(np.array(list(capacities.values()), dtype=float), places, loads).tolist()
+    return found
+
+
+def _fair(capacities: Floats, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
+    """Max-min fair rates: all ways' grow alike until a part is full, through which none grows any more."""
+    parts, place = np.unique(np.concatenate(ways), return_inverse=True)
+    load = np.concatenate(loads)
+    owner = np.repeat(np.arange(len(ways)), [len(way) for way in ways])
+    left = capacities[parts]
+    rates = np.zeros(len(ways))
+    growing = np.ones(len(ways), dtype=bool)
+    while growing.any():
+        live = growing[owner]
+        through = np.bincount(place[live], load[live], minlength=len(parts))
+        fair = np.divide(left, through, out=np.full(len(parts), math.inf), where=through > 0)
+        rate = float(fair.min())
+        full = fair <= rate * (1 + ALIKE)
+        done = np.zeros(len(ways), dtype=bool)
+        done[owner[live & full[place]]] = True
+        rates[done] = rate
+        over = done[owner]
+        left = left - rate * np.bincount(place[over], load[over], minlength=len(parts))
+        growing &= ~done
+    return rates
