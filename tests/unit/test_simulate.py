@@ -156,7 +156,7 @@ def test_a_folded_collective_takes_alone_what_its_messages_take(tmp_path: object
 
 
 def test_a_folded_collective_shares_with_others() -> None:
-    # the ring's link to rank 1 and 100 bytes of somebody else's share rank 1's card; the ring waits for its slowest link
+    # the ring and somebody else's message share rank 1's card; a ring is as slow as its slowest link
     pair = GroupCollective("pair", "pair", "test", (), 0, "all_reduce", 100, "ring")
     plan = JobPlan(
         ((pair,), (pair, recv(2, 50)), (send(1, 50),)),
