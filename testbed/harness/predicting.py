@@ -32,13 +32,17 @@ def predict(intent: Intent, algorithm: str) -> Timeline:
 def routed(intent: Intent, algorithm: str) -> Network:
     """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
     network = network_of(intent.topology, intent.hosts)
-    capacities = dict(network.capacities)
+    capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    for ends, flow, path, more in _Routes(intent).paths(intent.flows_of(algorithm)):
+    routes = _Routes(intent)
+    for name, way in routes.links.values():
+        capacities[name] = routes.per_bit * way.rate_bps
+        queues[name] = way.queue_bytes
+    for ends, flow, path, more in routes.paths(intent.flows_of(algorithm)):
         capacities |= more
         key = ends, flow.dscp
         ways[key] = (*ways.get(key, ()), path)
-    return replace(network, capacities=capacities, ways=ways)
+    return replace(network, capacities=capacities, ways=ways, queues=queues)
 
 
 class _Routes:
@@ -65,7 +69,7 @@ class _Routes:
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
-        """Of every flow between buildings: its ranks, its path, and capacities of what is on it between buildings."""
+        """Of every flow between buildings: its ranks, its path, and what on it has a capacity and is no link."""
         for flow in flows:
             (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
             if one.building != other.building:
@@ -78,7 +82,7 @@ class _Routes:
         hops = [self.links[hop] for hop in journey.hops if hop in self.links]
         latency_s = sum(way.delay_s for _, (way,) in inside) + sum(way.delay_s for _, way in hops)
         rate_bps = min(way.rate_bps for way in [*(way for _, (way,) in inside), *(way for _, way in hops)])
-        capacities = {name: self.per_bit * way.rate_bps for name, way in hops}
+        capacities = {}
         parts = [name for name, _ in (*inside, *hops)]
         own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / self.per_bit / rate_bps))
         if own_byte_s:

@@ -30,13 +30,18 @@ Way = Mapping[str, float]
 
 @dataclass(eq=False)
 class _Connection:
-    """Messages one after the other, on all of its ways at once. ways: the parts of each; loads: see `Way`."""
+    """Messages one after the other, on all of its ways at once. ways: the parts of each; loads: see `Way`.
+
+    parts: of all ways, and what goes through each for each byte of a message.
+    """
 
     number: int
     mark: int
     ways: tuple[Places, ...]
     loads: tuple[Floats, ...]
+    parts: tuple[tuple[int, float], ...]
     messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    burst_bytes: float = math.inf
 
 
 class _Shares(NamedTuple):
@@ -49,10 +54,15 @@ class _Shares(NamedTuple):
 class Fluid:
     """What flows now. `send` and `advance` are its events; figures of time are the caller's.
 
-    capacities: bytes per second of each part.
+    capacities: bytes per second of each part; queues: bytes that wait in front of it at the most, 0 unless said.
     """
 
-    def __init__(self, capacities: Mapping[str, float]) -> None:
+    def __init__(self, capacities: Mapping[str, float], queues: Mapping[str, float] | None = None) -> None:
+        queues = queues or {}
+        self._queues = [queues.get(name, 0.0) for name in capacities]
+        self._through: list[dict[int, float]] = [
+            {} for _ in capacities
+        ]  # of busy connections, by number, their load
         self._part = {name: number for number, name in enumerate(capacities)}
         self._capacities = np.array(list(capacities.values()), dtype=float)
         self._connections: list[_Connection] = []
@@ -65,15 +75,26 @@ class Fluid:
         self._known: dict[int, _Shares] = {}
         self._shares: _Shares | None = None
 
-    def send(self, key: object, ways: Sequence[Way], size_bytes: float, sent: Callable[[], None]) -> None:
+    def send(
+        self,
+        key: object,
+        ways: Sequence[Way],
+        size_bytes: float,
+        sent: Callable[[], None],
+        burst_bytes: float = math.inf,
+    ) -> None:
         """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
 
-        ways: those that the connection's bytes take side by side; the same in every call.
+        ways: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
+        so many are on their way, or in queues, at once.
         """
         connection = self._by_key.get(key) or self._open(key, ways)
         connection.messages.append((size_bytes, sent))
         if len(connection.messages) == 1:
+            connection.burst_bytes = burst_bytes
             self._busy[connection.number] = connection
+            for part, load in connection.parts:
+                self._through[part][connection.number] = load
             self._left[connection.number] = size_bytes
             self._who ^= connection.mark
             self._shares = None
@@ -81,12 +102,39 @@ class Fluid:
     def _open(self, key: object, ways: Sequence[Way]) -> _Connection:
         places = tuple(np.array([self._part[part] for part in way], dtype=np.intp) for way in ways)
         loads = tuple(np.array(list(way.values())) for way in ways)
-        connection = _Connection(len(self._connections), self._draw.getrandbits(128), places, loads)
+        through: dict[int, float] = {}
+        for way in ways:
+            for part, load in way.items():
+                number = self._part[part]
+                through[number] = through.get(number, 0.0) + load / len(ways)
+        connection = _Connection(
+            len(self._connections), self._draw.getrandbits(128), places, loads, tuple(through.items())
+        )
         self._connections.append(connection)
         self._by_key[key] = connection
         if len(self._left) < len(self._connections):
             self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
         return connection
+
+    def ahead_s(self, key: object, ways: Sequence[Way], size_bytes: float) -> float:
+        """When a message's last byte has left, if all that others have in queues now goes before it.
+
+        What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
+        end; a short one waits for what was there.
+        """
+        own = self._by_key.get(key) or self._open(key, ways)
+        latest_s = 0.0
+        for part, load in own.parts:
+            waiting = 0.0
+            if queue := self._queues[part]:
+                for number, other_load in self._through[part].items():
+                    if number != own.number:
+                        other = self._connections[number]
+                        waiting += other_load * min(float(self._left[number]), other.burst_bytes)
+                waiting = min(waiting, queue)
+            if waiting:
+                latest_s = max(latest_s, (waiting + load * size_bytes) / float(self._capacities[part]))
+        return latest_s
 
     def next_s(self) -> float:
         """Seconds until the next message has left, infinity if nothing flows."""
@@ -110,6 +158,8 @@ class Fluid:
                 self._left[number] = connection.messages[0][0]
             else:
                 del self._busy[number]
+                for part, _ in connection.parts:
+                    del self._through[part][number]
                 self._who ^= connection.mark
                 self._shares = None
             sent()

@@ -21,10 +21,14 @@ Members = tuple[int, ...]
 
 
 class Alone(NamedTuple):
-    """What a collective takes with nothing else on the network, and each rank's software of that."""
+    """What a collective takes with nothing else on the network, and each rank's software of that.
+
+    burst_bytes: the most that any connection has to send at once.
+    """
 
     seconds: float
     software_s: Sequence[float]
+    burst_bytes: float
 
 
 def software_of(rank: int) -> str:
@@ -36,12 +40,13 @@ def software_of(rank: int) -> str:
 class CollectiveFlow:
     """size_bytes: of the connection with the most. way: what goes through each part for each byte of that one.
 
-    rest_s: what the collective takes alone, beyond its bytes.
+    rest_s: what the collective takes alone, beyond its bytes. burst_bytes: of those that it has to send at once.
     """
 
     size_bytes: float
     way: Way
     rest_s: float
+    burst_bytes: float
 
 
 class Folder:
@@ -82,7 +87,7 @@ class Folder:
         software = {software_of(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
         busy_s = max(bytes_s, *software.values(), 0.0)
         way = {part: load / most for part, load in (*loads.items(), *software.items())}
-        return CollectiveFlow(most, way, max(0.0, alone.seconds - busy_s))
+        return CollectiveFlow(most, way, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
 
     def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
         """Every path that the pairs' bytes take, with those that take it: on several ways as many as each carries."""

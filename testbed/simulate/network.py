@@ -24,14 +24,16 @@ Ends = tuple[int, int]
 
 @dataclass(frozen=True)
 class Network:
-    """capacities: payload bytes per second of every part. paths: between ranks, as if alone.
+    """capacities: payload bytes per second of every part; queues: bytes that wait in front of it at the most.
 
+    paths: between ranks, as if alone.
     ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
     """
 
     capacities: Mapping[str, float]
     paths: Mapping[Ends, Path]
     ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
+    queues: Mapping[str, float] = field(default_factory=dict)
 
     def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """One way, or more."""
@@ -51,6 +53,7 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
     hops = View(topology).next_hops
     per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}
+    queues: dict[str, float] = {}
     paths = {}
     for source, one in enumerate(hosts):
         for target, other in enumerate(hosts):
@@ -61,10 +64,11 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
             for name, ways in links_between(topology, one, other, hops):
                 latency_s += min(way.delay_s for way in ways)
                 capacities[name] = per_second * sum(way.rate_bps for way in ways)
+                queues[name] = sum(way.queue_bytes for way in ways)
                 parts.append(name)
                 if len(ways) > 1:
                     own = f"{name}, {one.name} to {other.name}"
                     capacities[own] = per_second * max(way.rate_bps for way in ways)
                     parts.append(own)
             paths[source, target] = Path(latency_s, tuple(parts))
-    return Network(capacities, paths)
+    return Network(capacities, paths, queues=queues)

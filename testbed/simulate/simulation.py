@@ -117,9 +117,11 @@ class _Simulation:
         self.network = network
         self.buildings = buildings or (0,) * len(plan.ranks)
         software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
-        self.fluid = Fluid({**network.capacities, **software})
+        self.fluid = Fluid({**network.capacities, **software}, network.queues)
         self.busy_until_s = [0.0] * len(plan.ranks)
         self.worked_s = [0.0] * len(plan.ranks)
+        self.sending: dict[Ends, int] = {}
+        self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.number = count()
@@ -200,19 +202,28 @@ class _Simulation:
             else:
                 self._join(rank, operation, self.folder, over)
 
-    def _send(self, key: Key, ends: Ends, size_bytes: float, dscp: int, held: bool = False) -> _Event:
+    def _send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> _Event:
         """Begin to send; the event is that the last byte has left."""
         left, box = _Event(), self._box(key)
         here, there = ends
         ways = self.network.ways_of(ends, dscp)
         latency_s = max(way.latency_s for way in ways)
 
+        parts = [dict.fromkeys(way.parts, 1.0) for way in ways]
+        until_s = 0.0
+
         def sent() -> None:
-            self._later(latency_s, lambda: self._work(there, size_bytes, lambda: _arrive(box)))
+            late_s = latency_s + max(0.0, until_s - self.now_s)
+            self._later(late_s, lambda: self._work(there, size_bytes, lambda: _arrive(box)))
+            self.sending[ends] -= size_bytes
             left.happen()
 
         def begin() -> None:
-            self.fluid.send((ends, dscp), [dict.fromkeys(way.parts, 1.0) for way in ways], size_bytes, sent)
+            nonlocal until_s
+            self.sending[ends] = self.sending.get(ends, 0) + size_bytes
+            self.burst_bytes = max(self.burst_bytes, self.sending[ends])
+            until_s = self.now_s + self.fluid.ahead_s((ends, dscp), parts, size_bytes)
+            self.fluid.send((ends, dscp), parts, size_bytes, sent)
 
         def hand_over() -> None:
             self._work(here, size_bytes, begin)
@@ -296,7 +307,8 @@ class _Simulation:
         if flow is None:
             done()
         else:
-            self.fluid.send(flow, [flow.way], flow.size_bytes, lambda: self._later(flow.rest_s, done))
+            over = lambda: self._later(flow.rest_s, done)  # noqa: E731
+            self.fluid.send(flow, [flow.way], flow.size_bytes, over, flow.burst_bytes)
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Alone:
         """What a collective takes, message by message, with nothing else on the network."""
@@ -305,7 +317,7 @@ class _Simulation:
         plan = JobPlan(ranks, (("alone", members),), dscps={operation.kind: dscp})
         costs = self.message_s, self.byte_s
         made = _Simulation(plan, self.network, self.itemsize, *costs, self.buildings, False)
-        return Alone(made.run().step_time_s, made.worked_s)
+        return Alone(made.run().step_time_s, made.worked_s, made.burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
 

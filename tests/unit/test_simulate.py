@@ -208,3 +208,37 @@ def test_classes_of_traffic_have_connections_of_their_own() -> None:
         JobPlan(((collective, small),) * 2, groups, dscps={"small": 10}), everybody_apart(2), BYTES
     )
     assert two.spans[0][1][1] < 0.5 * one.spans[0][1][1]
+
+
+def test_a_short_message_waits_for_what_stands_in_the_queue() -> None:
+    # rank 0 has 400 bytes on the link of 100 a second when rank 3 begins to send 4: in fair shares 0.08 s
+    paths = {ends: Path(0.0, ("link",)) for ends in ((0, 1), (3, 2))}
+    wait = Computing("wait", "wait", "test", duration_s=1.0)
+    plan = JobPlan(((send(1, 125),), (recv(0, 125),), (recv(3, 1),), (wait, send(2, 1, after=(0,)))))
+
+    def arrived_s(queue: float) -> float:
+        network = Network({"link": 100.0}, paths, queues={"link": queue})
+        timeline = simulate(plan, network, BYTES)
+        assert timeline.spans[1][0][1] == pytest.approx(5.04)
+        return timeline.spans[2][0][1] - 1.0
+
+    assert arrived_s(queue=0.0) == pytest.approx(0.08)
+    assert arrived_s(queue=100.0) == pytest.approx(1.04)
+    assert arrived_s(queue=1e9) == pytest.approx(4.04)
+
+
+def test_a_collective_has_no_more_in_queues_than_it_sends_at_once() -> None:
+    ring = GroupCollective("ring", "ring", "test", (), 0, "all_reduce", 1_200, "ring")
+    wait = Computing("wait", "wait", "test", duration_s=1.0)
+    plan = JobPlan(
+        ((ring,), (ring,), (ring,), (wait, send(4, 1, after=(0,))), (recv(3, 1),)), (("ring", (0, 1, 2)),)
+    )
+    paths = {(a, b): Path(0.0, (f"{a} to {b}",)) for a in range(3) for b in range(3) if a != b}
+    paths |= {(0, 1): Path(0.0, ("link",)), (3, 4): Path(0.0, ("link",))}
+    network = Network(
+        {part: 100.0 for path in paths.values() for part in path.parts}, paths, queues={"link": 1e9}
+    )
+    for folded in (False, True):
+        timeline = simulate(plan, network, BYTES, folded=folded)
+        assert timeline.spans[4][0][1] - 1.0 <= (1_200 / 3 * BYTES + 4) / 100 + 1e-6
+        assert timeline.spans[4][0][1] - 1.0 > 1.0

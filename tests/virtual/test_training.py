@@ -67,11 +67,10 @@ VARIANTS = (
     "stages-in-turns",
 )
 
-# Where much is sent at once, a step depends on whose packet is first at an instant: five steps of `in-order` take
+# Where much is sent at once, a step depends on whose packet is first at an instant: five steps of `in-order` took
 # 273.4 ms each, and 286.5 ms each after a change of the harness that should not matter. Up to the 75th millisecond
-# both are the same to 10 us; then two gradients' rings meet the activations in another order. Above the model by 6.4 %
-# and 10.7 %; `experts-uneven` 7.9 % and 9.4 %, with another seed, which routes otherwise, 12.1 % and 10.8 %.
-BOUNDS = {"ideal": 0.05, "in-order": 0.15, "experts-uneven": 0.15}
+# both were the same to 10 us; then two gradients' rings met the activations in another order.
+BOUNDS = {"ideal": 0.05}
 
 
 @pytest.fixture(scope="module")
