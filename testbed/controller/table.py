@@ -97,11 +97,15 @@ class Switch:
 
 @dataclass(frozen=True)
 class Journey:
-    """What became of a packet: the ports it left switches by, in order; the outer ports it came out of; loops."""
+    """What became of a packet: the ports it left switches by, in order; the outer ports it came out of; loops.
+
+    dscps: what it was marked with at each of the hops.
+    """
 
     hops: tuple[Port, ...]
     delivered: tuple[Port, ...]
     looped: bool
+    dscps: tuple[int, ...] = ()
 
 
 class Network:
@@ -119,6 +123,7 @@ class Network:
         """
         pending, seen = [(start, packet)], set[Port]()
         hops: list[Port] = []
+        dscps: list[int] = []
         delivered: list[Port] = []
         while pending:
             (dpid, in_port), packet = pending.pop()
@@ -127,12 +132,13 @@ class Network:
             seen.add((dpid, in_port))
             for port, sent in self.switches[dpid].outputs(packet, in_port):
                 hops.append((dpid, port))
+                dscps.append(sent.ip_dscp)
                 self.bytes[dpid, port] += size
                 if (dpid, port) in self._wires:
                     pending.append((self._wires[dpid, port], sent))
                 else:
                     delivered.append((dpid, port))
-        return Journey(tuple(hops), tuple(delivered), looped=False)
+        return Journey(tuple(hops), tuple(delivered), looped=False, dscps=tuple(dscps))
 
     def cut(self, end: Port) -> None:
         """A wire is cut: the ports at both its ends go down."""

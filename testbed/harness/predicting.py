@@ -9,6 +9,7 @@ from testbed.config import Host
 from testbed.controller import Flow, PolicyChoice, View, compute
 from testbed.controller.table import Network as Switches
 from testbed.controller.table import wires
+from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.fidelity.alpha_beta import Step, links_inside
 from testbed.harness.alone import slowest_byte_s
@@ -35,14 +36,24 @@ def routed(intent: Intent, algorithm: str) -> Network:
     capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
     routes = _Routes(intent)
+    classes = {}
     for name, way in routes.links.values():
-        capacities[name] = routes.per_bit * way.rate_bps
-        queues[name] = way.queue_bytes
+        rate = capacities[name] = routes.per_bit * way.rate_bps
+        own = [(class_part(name, entry), entry) for entry in routes.classes]
+        capacities |= {part: rate * entry.limit for part, entry in own}
+        queues |= dict.fromkeys([part for part, _ in own] or [name], float(way.queue_bytes))
+        if own:
+            classes[name] = tuple(own)
     for ends, flow, path, more in routes.paths(intent.flows_of(algorithm)):
         capacities |= more
         key = ends, flow.dscp
         ways[key] = (*ways.get(key, ()), path)
-    return replace(network, capacities=capacities, ways=ways, queues=queues)
+    return replace(network, capacities=capacities, ways=ways, queues=queues, classes=classes)
+
+
+def class_part(link: str, entry: QueueClass) -> str:
+    """The part that a class's queue in front of a link is."""
+    return f"{link}, class {entry.name}"
 
 
 class _Routes:
@@ -57,6 +68,7 @@ class _Routes:
         self.view = View(self.topology, intent.flows, seed=intent.scenario.seed)
         choice = PolicyChoice(**intent.scenario.policy.to_choice())
         computed = compute(choice, self.view, edges)
+        self.classes = computed.classes
         self.switches = Switches(computed.rules, wires(self.topology, edges))
         self.edges = {edge.building: edge for edge in edges}
         self.links = {
@@ -79,17 +91,25 @@ class _Routes:
         edge = self.edges[one.building]
         journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
         inside = links_inside(self.topology, one, other)
-        hops = [self.links[hop] for hop in journey.hops if hop in self.links]
+        marked = zip(journey.hops, journey.dscps, strict=True)
+        taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
+        hops = [hop for hop, _ in taken]
         latency_s = sum(way.delay_s for _, (way,) in inside) + sum(way.delay_s for _, way in hops)
         rate_bps = min(way.rate_bps for way in [*(way for _, (way,) in inside), *(way for _, way in hops)])
         capacities = {}
         parts = [name for name, _ in (*inside, *hops)]
+        parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
         own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / self.per_bit / rate_bps))
         if own_byte_s:
             name = f"sockets of {flow}, DSCP {flow.dscp}"
             capacities[name] = 1 / own_byte_s
             parts.append(name)
         return Path(latency_s, tuple(parts)), capacities
+
+    def _class_of(self, dscp: int) -> QueueClass:
+        """Of a packet: the class that names its DSCP, or the one that names none."""
+        rest = next(entry for entry in self.classes if not entry.dscps)
+        return next((entry for entry in self.classes if dscp in entry.dscps), rest)
 
     def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
         """What a byte takes by what the connection's sockets allow."""

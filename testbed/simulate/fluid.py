@@ -16,8 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.directions import QueueClass
+
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
 ALIKE = 1e-9  # shares of parts that differ by less are one
+TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
 
 Floats = NDArray[np.float64]
@@ -55,16 +58,26 @@ class Fluid:
     """What flows now. `send` and `advance` are its events; figures of time are the caller's.
 
     capacities: bytes per second of each part; queues: bytes that wait in front of it at the most, 0 unless said.
+    classes: of parts with several queues, the parts that those are.
     """
 
-    def __init__(self, capacities: Mapping[str, float], queues: Mapping[str, float] | None = None) -> None:
-        queues = queues or {}
+    def __init__(
+        self,
+        capacities: Mapping[str, float],
+        queues: Mapping[str, float] | None = None,
+        classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
+    ) -> None:
+        queues, classes = queues or {}, classes or {}
         self._queues = [queues.get(name, 0.0) for name in capacities]
         self._through: list[dict[int, float]] = [
             {} for _ in capacities
         ]  # of busy connections, by number, their load
         self._part = {name: number for number, name in enumerate(capacities)}
         self._capacities = np.array(list(capacities.values()), dtype=float)
+        self._classes = {
+            self._part[name]: [(self._part[own], entry) for own, entry in entries]
+            for name, entries in classes.items()
+        }
         self._connections: list[_Connection] = []
         self._by_key: dict[object, _Connection] = {}
         self._busy: dict[int, _Connection] = {}
@@ -177,14 +190,35 @@ class Fluid:
 
     def _share(self) -> _Shares:
         connections = list(self._busy.values())
-        rates = _fair(
-            self._capacities,
-            [way for connection in connections for way in connection.ways],
-            [load for connection in connections for load in connection.loads],
-        )
+        ways = [way for connection in connections for way in connection.ways]
+        loads = [load for connection in connections for load in connection.loads]
+        rates = _fair(self._with_classes(ways, loads), ways, loads)
         owner = np.repeat(np.arange(len(connections)), [len(one.ways) for one in connections])
         numbers = np.array([connection.number for connection in connections], dtype=np.intp)
         return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
+
+    def _with_classes(self, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
+        """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
+        if not self._classes:
+            return self._capacities
+        alone = self._capacities.copy()
+        for link, entries in self._classes.items():
+            alone[link] = math.inf
+            for own, entry in entries:
+                alone[own] = self._capacities[link] * entry.limit
+        wanted = np.zeros(len(alone))
+        for way, load, rate in zip(ways, loads, _fair(alone, ways, loads), strict=True):
+            wanted[way] += load * rate
+        found: Floats = self._capacities.copy()
+        for link, entries in self._classes.items():
+            rate = float(self._capacities[link])
+            given = {own: min(float(wanted[own]), entry.share * rate) for own, entry in entries}
+            rest = rate - sum(given.values())
+            for own, _ in sorted(entries, key=lambda one: one[1].priority):
+                more = min(rest, float(wanted[own]) - given[own])
+                found[own], rest = given[own] + more, rest - more
+        found[found <= 0.0] = TRICKLE
+        return found
 
 
 def fair_rates(capacities: Mapping[str, float], ways: Sequence[Way]) -> list[float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from testbed.config import Host, Topology
 from testbed.controller.view import View
+from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import frame_per_payload, links_between
 
 
@@ -28,12 +29,14 @@ class Network:
 
     paths: between ranks, as if alone.
     ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
+    classes: where a part's traffic has several queues, the part that each of them is.
     """
 
     capacities: Mapping[str, float]
     paths: Mapping[Ends, Path]
     ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
     queues: Mapping[str, float] = field(default_factory=dict)
+    classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
 
     def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """One way, or more."""

@@ -117,7 +117,7 @@ class _Simulation:
         self.network = network
         self.buildings = buildings or (0,) * len(plan.ranks)
         software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
-        self.fluid = Fluid({**network.capacities, **software}, network.queues)
+        self.fluid = Fluid({**network.capacities, **software}, network.queues, network.classes)
         self.busy_until_s = [0.0] * len(plan.ranks)
         self.worked_s = [0.0] * len(plan.ranks)
         self.sending: dict[Ends, int] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from testbed.collectives import traffic
 from testbed.collectives.catalogue import ALGORITHMS
 from testbed.config import load_topology
+from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.simulate import Network, Path, network_of, simulate
 from testbed.simulate.fluid import Fluid, fair_rates
@@ -242,3 +244,22 @@ def test_a_collective_has_no_more_in_queues_than_it_sends_at_once() -> None:
         timeline = simulate(plan, network, BYTES, folded=folded)
         assert timeline.spans[4][0][1] - 1.0 <= (1_200 / 3 * BYTES + 4) / 100 + 1e-6
         assert timeline.spans[4][0][1] - 1.0 > 1.0
+
+
+def test_a_class_of_priority_goes_first_and_others_have_their_guarantee() -> None:
+    first, rest = QueueClass("first", (10,), 0, limit=0.75), QueueClass("rest", (), 1, share=0.1)
+    network = Network(
+        {"link": 100.0, "first": 75.0, "rest": 100.0},
+        {},
+        {((0, 1), 10): (Path(0.0, ("link", "first")),), ((2, 3), 0): (Path(0.0, ("link", "rest")),)},
+        classes={"link": (("first", first), ("rest", rest))},
+    )
+    urgent = Message("to 1", "to 1", "urgent", (), 1, 75, sends=True)
+    plan = JobPlan(((urgent,), (recv(0, 75),), (send(3, 75),), (recv(2, 75),)), dscps={"urgent": 10})
+    timeline = simulate(plan, network, BYTES)
+    assert timeline.spans[0][0] == pytest.approx((0.0, 4.0))  # 300 bytes at 75
+    assert timeline.spans[2][0] == pytest.approx((0.0, 6.0))  # 100 in those 4 s, then 200 at 100
+    unlimited = replace(network, classes={"link": (("first", replace(first, limit=1.0)), ("rest", rest))})
+    timeline = simulate(plan, replace(unlimited, capacities={**network.capacities, "first": 100.0}), BYTES)
+    assert timeline.spans[0][0] == pytest.approx((0.0, 300 / 90))  # but for what is guaranteed to the other
+    assert timeline.spans[2][0] == pytest.approx((0.0, 6.0))
