@@ -1,4 +1,4 @@
-"""Published models, accelerators and placements, as the data files in `data/` say."""
+"""Published models, accelerators, placements and baselines, as the data files in `data/` say."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ def accelerators() -> Mapping[str, Entry]:
 def placements() -> Mapping[str, Entry]:
     """By name: source, order of the dimensions of parallelism, outermost first."""
     return _read("placements")
+
+
+@cache
+def baselines() -> Mapping[str, Entry]:
+    """By name: source, changes of a scenario by path."""
+    return _read("baselines")
 
 
 def _read(name: str) -> Mapping[str, Entry]:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.bench import add_bench_command
+from testbed.cli.explore import add_explore_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
 from testbed.cli.launch import add_launch_command
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 add_run_commands(app)
 add_bench_command(app)
+add_explore_command(app)
 add_fabric_commands(app)
 add_launch_command(app)
 add_link_commands(app)

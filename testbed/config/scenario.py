@@ -15,6 +15,7 @@ from pydantic_core import CoreSchema
 from testbed.config.buildings import Host
 from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
+from testbed.config.explore import ExploreSpec
 from testbed.config.forms import (
     Count,
     CountOrZero,
@@ -41,7 +42,7 @@ from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import ALGORITHMS, WorkloadSpec
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
-FIXED_IN_VARIANTS = ("name", "variants", "trials", "warmup", "seed", "scale", "ranks", "hosts")
+FIXED_IN_VARIANTS = ("name", "variants", "explore", "trials", "warmup", "seed", "scale", "ranks", "hosts")
 
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.001, 1.0
@@ -167,6 +168,9 @@ class Scenario(Strict):
         "paths that `--set` takes, such as {policy: te} or {topology.wan.0.queue: 1 MiB}. Trials are interleaved, "
         "each in a network of its own and with a seed of its own.",
     )
+    explore: ExploreSpec | None = Field(
+        default=None, description="What `testbed explore` searches; `testbed run` takes no notice of it."
+    )
     trials: Count = Field(default=5, description="Measured steps per variant.")
     warmup: CountOrZero = Field(default=1, description="Steps per variant before measuring starts.")
     seed: CountOrZero = Field(default=1, description="Seed of everything random.")
@@ -215,6 +219,8 @@ class Scenario(Strict):
                 key = ("transport", "sockets", position, "pacing")
                 yield Finding(key, f"planned with policy {self.policy.label}", "it with policy te only")
         yield from self._variant_findings()
+        if self.explore is not None:
+            yield from self._explore_findings()
         yield from self._host_findings(topology)
         used = [host.name for host in self.rank_hosts(topology)]
         for position, event in enumerate(self.events):
@@ -267,13 +273,28 @@ class Scenario(Strict):
                 )
                 return
 
+    def _explore_findings(self) -> Iterator[Finding]:
+        """There is a training step to search for, alone, and what differs may differ."""
+        if self.variants is not None:
+            yield Finding(("explore",), "a search and variants", "one of the two")
+        if self.workload.parallelism is None:
+            yield Finding(("explore",), "a search without workload.parallelism", "a step that has it")
+        assert self.explore is not None
+        for path in self.explore.space:
+            if path.split(".")[0] in FIXED_IN_VARIANTS:
+                yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")
+
     def variant(self, name: str) -> Scenario:
         """What a variant runs: this scenario with its changes. ConfigError, KeyError."""
         if self.variants is None:
             return self.model_copy(update={"algorithms": (name,)})
-        document = Document(f"variant {name}", self.model_copy(update={"variants": None}).to_data(), {})
-        document.origins[()] = Origin(f"variant {name}", None)
-        for path, value in self.variants[name].items():
+        return self.changed(self.variants[name], f"variant {name}")
+
+    def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
+        """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
+        alone = self.model_copy(update={"variants": None, "explore": None})
+        document = Document(name, alone.to_data(), {(): Origin(name, None)})
+        for path, value in changes.items():
             document.put(path, value)
         return validate(Scenario, document)
 

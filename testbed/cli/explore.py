@@ -1,0 +1,114 @@
+"""The command `explore`: the quickest configuration of a training step, by the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.explorer import Exploration, NothingFits, Search
+from testbed.explorer.search import Result
+from testbed.report.figures import size_text, time_text
+
+SHOWN = 5
+
+
+def add_explore_command(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(explore)
+
+
+def explore(
+    scenario: Annotated[Path, typer.Argument(help="A scenario with `explore`.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+) -> None:
+    """Search a scenario's configurations for the quickest step, by the model; nothing is built or sent.
+
+    All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees.
+    """
+    loaded = load_scenario(scenario, overrides or [])
+    if loaded.explore is None:
+        expected = "a scenario that says what to search"
+        raise ConfigError([Problem(str(scenario), None, "explore", "nothing", expected)])
+    found = _search(loaded, str(scenario))
+    if as_json:
+        print(json.dumps(_document(found), indent=1))
+    else:
+        _print(found, Console(highlight=False))
+
+
+def _search(loaded: Scenario, file: str) -> Exploration:
+    console = Console(stderr=True, highlight=False)
+    with Progress(
+        TextColumn("trying configurations"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=None)
+        search = Search(loaded, lambda done, total: bar.update(task, completed=done, total=total))
+        try:
+            return search.run()
+        except NothingFits as error:
+            expected = "a space with one that does, or a constraint that lets one through"
+            raise ConfigError([Problem(file, None, "explore", str(error), expected)]) from None
+
+
+def _print(found: Exploration, console: Console) -> None:
+    tried = len(found.fitting) + sum(found.misfits.values())
+    looked = "all" if tried >= found.combinations else f"a sample of {tried:,} of"
+    console.print(f"{looked} {found.combinations:,} combinations tried, {len(found.fitting):,} fit.")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("configuration", overflow="fold")
+    for heading in ("predicted\nstep time", "against\nthe first", "between\nbuildings", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    first, *others = _compared(found)
+    for result in (first, *others):
+        tried_out = result.tried
+        table.add_row(
+            result.name or str(result.configuration),
+            time_text(tried_out.step_time_s),
+            f"{first.tried.step_time_s / tried_out.step_time_s:.2f}x",
+            size_text(tried_out.wan_bytes),
+            "" if tried_out.memory_bytes is None else size_text(round(tried_out.memory_bytes)),
+        )
+    console.print(table)
+    for constraint, count in found.misfits.items():
+        one = found.examples[constraint]
+        console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
+
+
+def _compared(found: Exploration) -> Iterator[Result]:
+    yield from found.baselines
+    yield from found.single
+    yield from found.fitting[:SHOWN]
+
+
+def _document(found: Exploration) -> dict[str, Any]:
+    def entries(results: Sequence[Result]) -> list[dict[str, Any]]:
+        return [
+            {"name": result.name, "changes": dict(result.configuration.changes), **asdict(result.tried)}
+            for result in results
+        ]
+
+    return {
+        "combinations": found.combinations,
+        "misfits": dict(found.misfits),
+        "baselines": entries(found.baselines),
+        "single": entries(found.single),
+        "pareto": entries(found.pareto),
+        "fitting": entries(found.fitting),
+    }

@@ -1,0 +1,76 @@
+"""What `testbed explore` searches: values of a scenario that may differ, and what a configuration has to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from testbed.catalogue import baselines
+from testbed.config.forms import Count, SizeOrNone, choice
+from testbed.config.loading import show
+from testbed.config.model import Finding, Form, Strict
+
+BASELINES = tuple(baselines())
+
+
+def _parse_space(value: object) -> dict[str, tuple[Any, ...]]:
+    expected = "a mapping of paths to lists, such as {workload.schedule.microbatches: [8, 16, 32]}"
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError(expected)
+    found = {}
+    for path, values in value.items():
+        if not isinstance(path, str) or not all(path.split(".")):
+            raise ValueError(f"{expected}; {show(path)} is no path")
+        if not isinstance(values, (list, tuple)) or not values:
+            raise ValueError(f"of {path} a list of one or more values; {show(values)} is none")
+        twice = [one for number, one in enumerate(values) if one in values[:number]]
+        if twice:
+            raise ValueError(f"of {path} each value once; {show(twice[0])} is there again")
+        found[path] = tuple(values)
+    return found
+
+
+_SPACE = Form(
+    _parse_space,
+    {"type": "object", "minProperties": 1, "additionalProperties": {"type": "array", "minItems": 1}},
+    lambda value: {path: list(values) for path, values in value.items()},
+)
+
+
+class ExploreSpec(Strict):
+    """A search over configurations of this scenario."""
+
+    space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = Field(
+        description="What may differ: paths as `--set` takes them, each with its values. All combinations are looked "
+        "at; those that fit nowhere are left out, and counted."
+    )
+    memory_bytes: SizeOrNone = Field(
+        default=None,
+        alias="memory",
+        description="Of an accelerator, which weights, gradients, optimizer and activations have to fit in. Default: "
+        "what the accelerator has; without one nothing is checked.",
+    )
+    tries: Count = Field(
+        default=500,
+        description="How many configurations the model of the step tries; of more that fit, the closed form chooses.",
+    )
+    confirm: Count = Field(default=3, description="How many of the best are run on the emulated network.")
+    baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
+        default=BASELINES, description="What the best is held against, from data/baselines.yaml."
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """Each baseline once."""
+        for position, name in enumerate(self.baselines):
+            if name in self.baselines[:position]:
+                yield Finding(("baselines", position), f"{name} again", "each baseline once")
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are."""
+        count = 1
+        for values in self.space.values():
+            count *= len(values)
+        return count

@@ -1,0 +1,163 @@
+"""The search: all configurations of a space that fit, or a sample of them, and what they are held against."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.catalogue import baselines
+from testbed.config import Scenario
+from testbed.explorer.errors import NothingFits
+from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
+
+# What paths belong to; searches of one dimension alone take the others from the first baseline.
+DIMENSIONS: Mapping[str, tuple[str, ...]] = {
+    "placement": ("workload.parallelism",),
+    "schedule": ("workload.schedule", "workload.bucket_cap", "algorithms"),
+    "network": ("policy", "transport", "topology"),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A configuration that fits, under a name where it has one."""
+
+    configuration: Configuration
+    tried: Tried
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """What a search found. fitting: all that were tried and fit, the quickest first.
+
+    combinations: of the whole space; misfits: of those that were looked at, how many each constraint kept out, with
+    one example each.
+    """
+
+    combinations: int
+    fitting: Sequence[Result]
+    baselines: Sequence[Result]
+    single: Sequence[Result]
+    misfits: Mapping[str, int]
+    examples: Mapping[str, Misfit]
+
+    @property
+    def best(self) -> Result:
+        """The quickest."""
+        return self.fitting[0]
+
+    @property
+    def pareto(self) -> list[Result]:
+        """Those of which no other is quicker and sends less between buildings, the quickest first."""
+        found: list[Result] = []
+        for result in self.fitting:
+            if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
+                found.append(result)
+        return found
+
+
+@dataclass
+class Search:
+    """One search of a scenario's `explore`. progress: told how many of how many are tried; known: results so far."""
+
+    scenario: Scenario
+    progress: Callable[[int, int], None] = lambda done, total: None
+    known: dict[str, Tried | Misfit] = field(default_factory=dict)
+    found: Callable[[Configuration, Tried | Misfit], None] = lambda configuration, tried: None
+
+    def run(self) -> Exploration:
+        """NothingFits."""
+        explore = self.scenario.explore
+        assert explore is not None
+        chosen = self._chosen()
+        fitting: list[Result] = []
+        misfits: Counter[str] = Counter()
+        examples: dict[str, Misfit] = {}
+        for number, configuration in enumerate(chosen):
+            self.progress(number, len(chosen))
+            tried = self._try(configuration)
+            if isinstance(tried, Tried):
+                fitting.append(Result(configuration, tried))
+            else:
+                misfits[tried.constraint] += 1
+                examples.setdefault(tried.constraint, tried)
+        if not fitting:
+            raise NothingFits(_why(misfits, examples, len(chosen)))
+        fitting.sort(key=lambda result: (result.tried.step_time_s, result.configuration.key))
+        compared = [self._named(name, baselines()[name]["changes"]) for name in explore.baselines]
+        return Exploration(
+            explore.size,
+            fitting,
+            [result for result in compared if result is not None],
+            [result for name in DIMENSIONS if (result := self._single(name)) is not None],
+            misfits,
+            examples,
+        )
+
+    def _chosen(self) -> list[Configuration]:
+        explore = self.scenario.explore
+        assert explore is not None
+        if explore.size <= explore.tries:
+            return list(self._configurations(explore.space))
+        draw = random.Random(self.scenario.seed)
+        numbers = sorted(draw.sample(range(explore.size), explore.tries))
+        return [_numbered(explore.space, number) for number in numbers]
+
+    @staticmethod
+    def _configurations(space: Mapping[str, Sequence[Any]]) -> Iterator[Configuration]:
+        for values in itertools.product(*space.values()):
+            yield Configuration(dict(zip(space, values, strict=True)))
+
+    def _try(self, configuration: Configuration) -> Tried | Misfit:
+        key = configuration.key
+        if key not in self.known:
+            self.known[key] = try_out(self.scenario, configuration)
+            self.found(configuration, self.known[key])
+        return self.known[key]
+
+    def _named(self, name: str, changes: Mapping[str, Any]) -> Result | None:
+        """None where it does not fit."""
+        configuration = Configuration(changes)
+        tried = self._try(configuration)
+        return Result(configuration, tried, name) if isinstance(tried, Tried) else None
+
+    def _single(self, dimension: str) -> Result | None:
+        """The best of what differs in one dimension alone from the first baseline; None where nothing does."""
+        explore = self.scenario.explore
+        assert explore is not None
+        own = {
+            path: values
+            for path, values in explore.space.items()
+            if any(path == prefix or path.startswith(f"{prefix}.") for prefix in DIMENSIONS[dimension])
+        }
+        if not own or not explore.baselines:
+            return None
+        base = baselines()[explore.baselines[0]]["changes"]
+        results = [
+            Result(one, tried, f"only {dimension}")
+            for changes in self._configurations(own)
+            if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Tried)
+        ]
+        return min(results, key=lambda result: result.tried.step_time_s, default=None)
+
+
+def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:
+    """The combination of that number."""
+    changes = {}
+    for path, values in reversed(tuple(space.items())):
+        number, place = divmod(number, len(values))
+        changes[path] = values[place]
+    return Configuration(dict(reversed(tuple(changes.items()))))
+
+
+def _why(misfits: Counter[str], examples: Mapping[str, Misfit], total: int) -> str:
+    reasons = []
+    for constraint, count in misfits.most_common():
+        one = examples[constraint]
+        reasons.append(f"{count} because of {constraint} (one has {one.found}, expected {one.expected})")
+    return f"none of {total} configurations fits: {'; '.join(reasons)}"

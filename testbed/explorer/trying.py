@@ -1,0 +1,126 @@
+"""One configuration of a scenario, tried on the model: how long a step takes, or what it does not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.catalogue import accelerators
+from testbed.config import ConfigError, Scenario
+from testbed.config.parallelism import ScheduleSpec
+from testbed.harness.intent import Intent, intent_of
+from testbed.harness.loads import ITEMSIZES
+from testbed.harness.predicting import predict
+from testbed.scale import Scale
+from testbed.timeline import peak_alive
+from testbed.workload.memory import accelerator_bytes
+from testbed.workload.parallelism import PIPELINE
+
+Changes = Mapping[str, Any]
+MEMORY = "explore.memory"
+DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Values of a scenario that differ, by path."""
+
+    changes: Changes
+
+    @property
+    def key(self) -> str:
+        """The same for the same changes, whatever their order."""
+        return json.dumps(self.changes, sort_keys=True)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{path.rpartition('.')[2]} {_shown(value)}" for path, value in self.changes.items())
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What the model says: seconds of a step, bytes between buildings in it, the fullest accelerator's memory.
+
+    memory_bytes: None where the scenario has no model to count.
+    """
+
+    step_time_s: float
+    wan_bytes: int
+    memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why a configuration cannot be. constraint: the field that keeps it out; found, expected: as an error says it."""
+
+    constraint: str
+    found: str
+    expected: str
+
+
+def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
+    """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
+    whole = sequences(scenario)
+    try:
+        changed = scenario.changed(configuration.changes, "a configuration")
+        if MICROBATCHES not in configuration.changes:
+            own = replicas(changed) * changed.workload.local_batch_size
+            if whole % own:
+                return Misfit(
+                    DEGREES, f"{replicas(changed)} replicas and shards", f"a divisor of {whole} sequences"
+                )
+            changed = changed.changed({MICROBATCHES: whole // own}, "a configuration")
+        if sequences(changed) != whole:
+            return Misfit(
+                MICROBATCHES, f"{sequences(changed)} sequences in a step", f"{whole}, the scenario's"
+            )
+        intent = intent_of(changed, Scale())
+    except ConfigError as error:
+        problem = error.problems[0]
+        return Misfit(problem.field, problem.value, problem.expected)
+    memory_bytes = _memory_bytes(intent)
+    limit_bytes = memory_limit_bytes(scenario)
+    if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
+        return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
+    algorithm = intent.scenario.algorithms[0]
+    return Tried(predict(intent, algorithm).step_time_s, intent.wan_bytes(algorithm), memory_bytes)
+
+
+def replicas(scenario: Scenario) -> int:
+    """How many ranks have sequences of their own, where each stands for one accelerator."""
+    parallelism = scenario.workload.parallelism
+    assert parallelism is not None
+    return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
+
+
+def sequences(scenario: Scenario) -> int:
+    """Of a step, of all ranks together."""
+    schedule = scenario.workload.schedule or ScheduleSpec()
+    return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
+
+
+def memory_limit_bytes(scenario: Scenario) -> float | None:
+    """Of an accelerator, by the search or by what the accelerator has; None where neither says."""
+    if scenario.explore is not None and scenario.explore.memory_bytes is not None:
+        return scenario.explore.memory_bytes
+    name = scenario.workload.accelerator
+    return None if name is None else float(accelerators()[name]["memory"])
+
+
+def _memory_bytes(intent: Intent) -> float | None:
+    training, workload = intent.load.training, intent.scenario.workload
+    if training is None or workload.model is None:
+        return None
+    peaks = peak_alive(training.plan, training.predicted.spans)
+    places = [place[PIPELINE] for place in training.mesh.places()]
+    gradient_bytes = ITEMSIZES[workload.gradient_dtype]
+    return max(
+        accelerator_bytes(
+            workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, places
+        )
+    )
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,58 @@
+"""What a training step keeps in an accelerator's memory: weights, gradients, optimizer, activations. Real figures.
+
+Adam in mixed precision keeps 2 bytes per parameter of weights, those of a gradient, and 12 of its own: weights in 32
+bits, momentum and variance (Rajbhandari et al. 2020, "ZeRO", section 3.1, arXiv:1910.02054). Sharded parameters (FSDP)
+are shared by all in the group, but for one layer that is gathered at a time. Activations: the input of each block, from
+which the rest is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from testbed.workload.parallelism import CONTEXT, EXPERT, SHARD, TENSOR, Mesh
+from testbed.workload.stages import VALUE_BYTES, Layer, split_layers
+
+if TYPE_CHECKING:
+    from testbed.config import ModelSpec
+
+OPTIMIZER_BYTES = 12
+
+
+def accelerator_bytes(
+    model: str | ModelSpec,
+    mesh: Mesh,
+    owners: Sequence[int],
+    peaks: Sequence[float],
+    gradient_bytes: int,
+    places: Sequence[int],
+) -> list[float]:
+    """Of one of each rank's accelerators. owners: the rank in the pipeline of each stage, places: of each rank.
+
+    peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
+    """
+    layers = split_layers(model, len(owners))
+    own: dict[int, list[Layer]] = {}
+    for stage, owner in enumerate(owners):
+        own.setdefault(owner, []).extend(layers[stage])
+    return [
+        _states(own[place], mesh, gradient_bytes) + peak / mesh.per_rank
+        for place, peak in zip(places, peaks, strict=True)
+    ]
+
+
+def _states(layers: Sequence[Layer], mesh: Mesh, gradient_bytes: int) -> float:
+    """Bytes of weights, gradients and optimizer of one accelerator with these layers."""
+    tensor, expert = mesh.degrees[TENSOR], mesh.degrees[EXPERT]
+    shards = mesh.degrees[SHARD] * mesh.degrees[CONTEXT]
+    each = VALUE_BYTES + gradient_bytes + OPTIMIZER_BYTES
+    whole = sum((layer.parameters - layer.experts) / tensor for layer in layers)
+    # experts are spread within the shards, and what is left of those shares each expert
+    routed = sum(layer.experts / tensor for layer in layers)
+    gathered = 0.0
+    if shards > 1:
+        gathered = VALUE_BYTES * max(
+            (layer.parameters - layer.experts + layer.experts / expert) / tensor for layer in layers
+        )
+    return each * (whole + routed) / shards + gathered

@@ -1,0 +1,146 @@
+"""The explorer: what fits, steps compared at the same sequences, what is best, and clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from testbed.cli.main import app
+from testbed.config import ConfigError, load_scenario
+from testbed.explorer import Configuration, Misfit, NothingFits, Search, Tried, try_out
+
+SCENARIO: dict[str, Any] = {
+    "name": "search",
+    "topology": {
+        "name": "pair",
+        "buildings": {
+            "east": {"hosts": 2, "nic": {"rate": "400 Gbit/s"}},
+            "west": {"hosts": 2, "nic": {"rate": "400 Gbit/s"}},
+        },
+        "wan": [{"a": "east", "b": "west", "rate": "100 Gbit/s", "delay": "1 ms"}],
+    },
+    "workload": {
+        "model": {
+            "dim": 1024,
+            "n_layers": 8,
+            "n_heads": 8,
+            "n_kv_heads": 8,
+            "ffn_dim": 4096,
+            "vocab_size": 1024,
+        },
+        "accelerator": "h100",
+        "sequence_length": 4096,
+        "parallelism": {"data_parallel_replicate_degree": 4},
+        "schedule": {"microbatches": 4},
+    },
+    "policy": "shortest",
+    "explore": {
+        "space": {
+            "workload.parallelism.data_parallel_replicate_degree": [1, 2, 4],
+            "workload.parallelism.pipeline_parallel_degree": [1, 2, 4],
+            "workload.parallelism.placement": ["production", "crosspipe"],
+        },
+    },
+}
+
+
+def written(tmp_path: Path, **explore: Any) -> Path:
+    file = tmp_path / "search.yaml"
+    file.write_text(yaml.safe_dump({**SCENARIO, "explore": {**SCENARIO["explore"], **explore}}))
+    return file
+
+
+def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    found = Search(load_scenario(written(tmp_path)), lambda done, total: told.append((done, total))).run()
+    assert found.combinations == 18
+    assert told[-1] == (17, 18)
+    assert len(found.fitting) == 6  # degrees of 1 x 4, 2 x 2 and 4 x 1
+    assert found.misfits == {"workload.parallelism": 12}
+    times = [result.tried.step_time_s for result in found.fitting]
+    assert times == sorted(times)
+    assert found.best is found.fitting[0]
+    assert [result.name for result in found.baselines] == ["production", "atlas", "crosspipe", "arnold"]
+    assert [result.name for result in found.single] == ["only placement"]
+    assert found.single[0].tried.step_time_s == pytest.approx(times[0])
+    assert found.pareto[0] is found.best
+    crossing = [result.tried.wan_bytes for result in found.pareto]
+    assert crossing == sorted(set(crossing), reverse=True)
+
+
+def test_steps_have_the_same_sequences(tmp_path: Path) -> None:
+    scenario = load_scenario(written(tmp_path))
+    degree = "workload.parallelism.data_parallel_replicate_degree"
+    stages = "workload.parallelism.pipeline_parallel_degree"
+    alone = try_out(scenario, Configuration({degree: 1, stages: 4}))
+    said = try_out(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 16}))
+    assert isinstance(alone, Tried)
+    assert alone == said
+    fewer = try_out(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 8}))
+    assert fewer == Misfit("workload.schedule.microbatches", "8 sequences in a step", "16, the scenario's")
+
+
+def test_what_does_not_fit_in_memory_is_left_out_or_refused_in_one_line(tmp_path: Path) -> None:
+    some = Search(load_scenario(written(tmp_path, memory="1.5 GB"))).run()
+    assert some.misfits["explore.memory"] == 2  # four replicas, each of the whole model
+    with pytest.raises(
+        NothingFits, match=r"because of explore.memory .one has .* GB, expected at most 0.1 GB"
+    ):
+        Search(load_scenario(written(tmp_path, memory="100 MB"))).run()
+    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path, memory="100 MB"))])
+    assert isinstance(ran.exception, ConfigError)
+    assert "none of 18 configurations fits" in str(ran.exception)
+
+
+def test_of_a_large_space_a_sample_is_tried_the_same_each_time(tmp_path: Path) -> None:
+    found = [Search(load_scenario(written(tmp_path, tries=9))).run() for _ in range(2)]
+    assert sum(found[0].misfits.values()) + len(found[0].fitting) == 9
+    keys = [[result.configuration.key for result in one.fitting] for one in found]
+    assert keys[0] == keys[1]
+
+
+def test_what_is_known_is_not_tried_again(tmp_path: Path) -> None:
+    tried: list[Configuration] = []
+    search = Search(
+        load_scenario(written(tmp_path)), found=lambda configuration, _: tried.append(configuration)
+    )
+    search.run()
+    assert len(tried) == len(search.known)
+    search.run()
+    assert len(tried) == len(search.known)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"space": {}}, "a mapping of paths to lists"),
+        ({"space": {"policy": []}}, "of policy a list of one or more values"),
+        ({"space": {"policy": ["te", "te"]}}, "of policy each value once; 'te' is there again"),
+        ({"space": {"ranks": [2]}}, "paths of what configurations may differ in"),
+        ({"baselines": ["productoin"]}, "production"),
+        ({"baselines": ["atlas", "atlas"]}, "each baseline once"),
+    ],
+)
+def test_a_wrong_search_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_scenario(written(tmp_path, **changes))
+
+
+def test_the_command_shows_baselines_and_the_best(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path))])
+    assert ran.exit_code == 0, ran.output
+    for words in ("all 18 combinations tried, 6 fit", "production", "only placement", "1.00x"):
+        assert words in ran.output
+    found = json.loads(CliRunner().invoke(app, ["explore", str(written(tmp_path)), "--json"]).output)
+    assert len(found["fitting"]) == 6
+    assert found["baselines"][0]["name"] == "production"
+    plain = yaml.safe_load(written(tmp_path).read_text())
+    del plain["explore"]
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(plain))
+    refused = CliRunner().invoke(app, ["explore", str(tmp_path / "plain.yaml")])
+    assert "a scenario that says what to search" in str(refused.exception)
