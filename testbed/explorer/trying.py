@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from testbed.harness.predicting import predict
 from testbed.scale import Scale
 from testbed.timeline import peak_alive
 from testbed.workload.memory import accelerator_bytes
-from testbed.workload.parallelism import PIPELINE
+from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, SHARD
 
 Changes = Mapping[str, Any]
 MEMORY = "explore.memory"
@@ -61,6 +62,8 @@ class Misfit:
 
 def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
+    if (misfit := _wrong_degrees(scenario, configuration.changes)) is not None:
+        return misfit
     whole = sequences(scenario)
     try:
         changed = scenario.changed(configuration.changes, "a configuration")
@@ -85,6 +88,29 @@ def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
         return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
     algorithm = intent.scenario.algorithms[0]
     return Tried(predict(intent, algorithm).step_time_s, intent.wan_bytes(algorithm), memory_bytes)
+
+
+def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
+    """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
+    parallelism = scenario.workload.parallelism
+    assert parallelism is not None
+    if any(path.split(".")[0] in ("topology", "hosts", "ranks") for path in changes):
+        return None
+    degrees = {
+        name: changes.get(f"{DEGREES}.{name}_degree", degree) for name, degree in parallelism.degrees.items()
+    }
+    per_rank = changes.get(f"{DEGREES}.accelerators_per_rank", parallelism.accelerators_per_rank)
+    if not all(type(value) is int and value > 0 for value in (*degrees.values(), per_rank)):
+        return None  # the scenario's own check says it better
+    product = math.prod(degrees[name] for name in DIMENSIONS)
+    if product != scenario.ranks * per_rank:
+        shown = " x ".join(f"{name} {degrees[name]}" for name in DIMENSIONS if degrees[name] > 1) or "1"
+        expected = f"{scenario.ranks * per_rank}: {scenario.ranks} ranks of {per_rank}"
+        return Misfit(DEGREES, f"{shown} = {product} accelerators", expected)
+    if degrees[SHARD] % degrees[EXPERT]:
+        expected = f"a divisor of data_parallel_shard_degree ({degrees[SHARD]})"
+        return Misfit(f"{DEGREES}.expert_parallel_degree", str(degrees[EXPERT]), expected)
+    return None
 
 
 def replicas(scenario: Scenario) -> int:
