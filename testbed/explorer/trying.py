@@ -15,6 +15,7 @@ from testbed.harness.intent import Intent, intent_of
 from testbed.harness.loads import ITEMSIZES
 from testbed.harness.predicting import predict
 from testbed.scale import Scale
+from testbed.simulate import Stuck, Timeline
 from testbed.timeline import peak_alive
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, SHARD
@@ -62,32 +63,41 @@ class Misfit:
 
 def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
-    if (misfit := _wrong_degrees(scenario, configuration.changes)) is not None:
-        return misfit
-    whole = sequences(scenario)
+    intent = _intent(scenario, configuration.changes)
+    if isinstance(intent, Misfit):
+        return intent
+    algorithm = intent.scenario.algorithms[0]
     try:
-        changed = scenario.changed(configuration.changes, "a configuration")
-        if MICROBATCHES not in configuration.changes:
-            own = replicas(changed) * changed.workload.local_batch_size
-            if whole % own:
-                return Misfit(
-                    DEGREES, f"{replicas(changed)} replicas and shards", f"a divisor of {whole} sequences"
-                )
-            changed = changed.changed({MICROBATCHES: whole // own}, "a configuration")
-        if sequences(changed) != whole:
-            return Misfit(
-                MICROBATCHES, f"{sequences(changed)} sequences in a step", f"{whole}, the scenario's"
-            )
-        intent = intent_of(changed, Scale())
-    except ConfigError as error:
-        problem = error.problems[0]
-        return Misfit(problem.field, problem.value, problem.expected)
-    memory_bytes = _memory_bytes(intent)
+        timeline = predict(intent, algorithm)
+    except Stuck as error:
+        return Misfit("workload.schedule", f"a step that {error}", "one that comes to its end")
+    memory_bytes = _memory_bytes(intent, timeline)
     limit_bytes = memory_limit_bytes(scenario)
     if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
         return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
-    algorithm = intent.scenario.algorithms[0]
-    return Tried(predict(intent, algorithm).step_time_s, intent.wan_bytes(algorithm), memory_bytes)
+    return Tried(timeline.step_time_s, intent.wan_bytes(algorithm), memory_bytes)
+
+
+def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
+    """What ranks do, if that fits together."""
+    if (misfit := _wrong_degrees(scenario, changes)) is not None:
+        return misfit
+    whole = sequences(scenario)
+    try:
+        changed = scenario.changed(changes, "a configuration")
+        if MICROBATCHES not in changes:
+            own = replicas(changed) * changed.workload.local_batch_size
+            if whole % own:
+                expected = f"a divisor of {whole} sequences"
+                return Misfit(DEGREES, f"{replicas(changed)} replicas and shards", expected)
+            changed = changed.changed({MICROBATCHES: whole // own}, "a configuration")
+        if sequences(changed) != whole:
+            found = f"{sequences(changed)} sequences in a step"
+            return Misfit(MICROBATCHES, found, f"{whole}, the scenario's")
+        return intent_of(changed, Scale())
+    except ConfigError as error:
+        problem = error.problems[0]
+        return Misfit(problem.field, problem.value, problem.expected)
 
 
 def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
@@ -134,11 +144,11 @@ def memory_limit_bytes(scenario: Scenario) -> float | None:
     return None if name is None else float(accelerators()[name]["memory"])
 
 
-def _memory_bytes(intent: Intent) -> float | None:
+def _memory_bytes(intent: Intent, timeline: Timeline) -> float | None:
     training, workload = intent.load.training, intent.scenario.workload
     if training is None or workload.model is None:
         return None
-    peaks = peak_alive(training.plan, training.predicted.spans)
+    peaks = peak_alive(training.plan, timeline.spans)
     places = [place[PIPELINE] for place in training.mesh.places()]
     gradient_bytes = ITEMSIZES[workload.gradient_dtype]
     return max(

@@ -100,16 +100,26 @@ def load_of(scenario: Scenario, topology: Topology, scale: Scale) -> Load:
 
 
 def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:
-    """Of every variant by name, or of the scenario by its own where none differ in what they do. ConfigError."""
+    """Of every variant by name, or of the scenario by its own where none differ in what they do.
+
+    ConfigError for what does not fit, or would never come to its end.
+    """
     if scenario.variants is None:
-        return {scenario.name: load_of(scenario, scenario.topology.resolve(scale), scale)}
+        return {scenario.name: _tried(scenario, scale)}
     found = {}
     for name in scenario.variants:
         variant = scenario.variant(name)
         try:
-            found[name] = load_of(variant, variant.topology.resolve(scale), scale)
+            found[name] = _tried(variant, scale)
         except ConfigError as error:
             raise ConfigError(
                 [replace(problem, file=f"variant {name}") for problem in error.problems]
             ) from None
     return found
+
+
+def _tried(scenario: Scenario, scale: Scale) -> Load:
+    load = load_of(scenario, scenario.topology.resolve(scale), scale)
+    if load.training is not None:
+        _ = load.training.predicted
+    return load

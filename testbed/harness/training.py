@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,14 +38,24 @@ FLAT = ("ring", "bidirectional_ring", "halving_doubling", "double_tree")
 
 @dataclass(frozen=True)
 class Training:
-    """A training step as it will be carried out. network: of the ranks; predicted: what the model says of the plan."""
+    """A training step as it will be carried out. network: of the ranks; cost: of software, per message and byte."""
 
     mesh: Mesh
     schedule: Schedule
     stages: tuple[Stage, ...]
     plan: JobPlan
     network: Network
-    predicted: Timeline
+    itemsize: int
+    cost: tuple[float, float]
+
+    @cached_property
+    def predicted(self) -> Timeline:
+        """What the model says of the plan, on the shortest paths. ConfigError where it never ends."""
+        try:
+            return simulate(self.plan, self.network, self.itemsize, *self.cost, folded=True)
+        except Stuck as error:
+            expected = f"one that comes to its end; this one {error}"
+            raise _wrong("schedule", self.schedule.name, expected) from None
 
 
 def training_of(
@@ -62,16 +73,15 @@ def training_of(
         buildings = [topology.building(host.building).index for host in hosts]
         mapping = least_crossing(plan_traffic(plan, itemsize), buildings, mesh.mappings())
     mesh, schedule, stages, plan = planner.plan(mapping)
-    try:
-        predicted = simulate(plan, network, itemsize, *modelled_cost(scenario.transport, scale), folded=True)
-    except Stuck as error:
-        raise _wrong("schedule", schedule.name, f"one that comes to its end; this one {error}") from None
-    peaks = peak_alive(plan, predicted.spans)
-    if asked.memory_limit_bytes is not None and max(peaks) > asked.memory_limit_bytes:
-        rank = peaks.index(max(peaks))
-        found = f"{schedule.name}, which keeps {format_size(round(max(peaks)))} alive on rank {rank}"
-        raise _wrong("schedule", found, f"at most memory_limit, {format_size(asked.memory_limit_bytes)}")
-    return Training(mesh, schedule, tuple(stages), plan, network, predicted)
+    cost = modelled_cost(scenario.transport, scale)
+    training = Training(mesh, schedule, tuple(stages), plan, network, itemsize, cost)
+    if asked.memory_limit_bytes is not None:
+        peaks = peak_alive(plan, training.predicted.spans)
+        if max(peaks) > asked.memory_limit_bytes:
+            rank = peaks.index(max(peaks))
+            found = f"{schedule.name}, which keeps {format_size(round(max(peaks)))} alive on rank {rank}"
+            raise _wrong("schedule", found, f"at most memory_limit, {format_size(asked.memory_limit_bytes)}")
+    return training
 
 
 class _Planner:
