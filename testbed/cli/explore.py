@@ -94,7 +94,9 @@ def _print(found: Exploration, console: Console) -> None:
 def _compared(found: Exploration) -> Iterator[Result]:
     yield from found.baselines
     yield from found.single
-    yield from found.fitting[:SHOWN]
+    # where a value makes no difference one stands for all
+    alike = {result.tried: result for result in reversed(found.fitting)}
+    yield from sorted(alike.values(), key=lambda result: result.tried.step_time_s)[:SHOWN]
 
 
 def _document(found: Exploration) -> dict[str, Any]:

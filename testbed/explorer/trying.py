@@ -37,7 +37,7 @@ class Configuration:
         return json.dumps(self.changes, sort_keys=True)
 
     def __str__(self) -> str:
-        return ", ".join(f"{path.rpartition('.')[2]} {_shown(value)}" for path, value in self.changes.items())
+        return ", ".join(f"{_short(path)} {_shown(value)}" for path, value in self.changes.items())
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,12 @@ def _memory_bytes(intent: Intent, timeline: Timeline) -> float | None:
             workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, places
         )
     )
+
+
+def _short(path: str) -> str:
+    """What a path is about: pipeline_parallel of ...pipeline_parallel_degree, schedule of ...schedule.name."""
+    *_, above, last = f".{path}".split(".")
+    return above if last == "name" else last.removesuffix("_degree")
 
 
 def _shown(value: object) -> str:

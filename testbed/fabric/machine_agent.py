@@ -24,7 +24,7 @@ from testbed.fabric.spaces_child import keep_files_apart
 from testbed.fabric.trunk import TrunkSocket, answer
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
-from testbed.links.netns import network_namespace, shift_monotonic_clock
+from testbed.links.netns import network_namespace
 from testbed.links.process import close_pipes, end_with_parent, wait_or_kill
 from testbed.links.setup import Setup
 from testbed.links.shaping import Shape
@@ -41,6 +41,7 @@ class Agent:
         self.ground = Ground()
         keep_files_apart(str(FOLDER))
         self.folder = FOLDER
+        self.offset_s = 0.0
         self.programs: list[subprocess.Popen[str]] = []
         self.trunks: list[TrunkSocket] = []
         self._saying = threading.Lock()
@@ -60,7 +61,7 @@ class Agent:
 
     def do_shift(self, offset_s: float) -> None:
         """What is started from now on sees it so much ahead."""
-        shift_monotonic_clock(offset_s)
+        self.offset_s = offset_s
 
     def do_spaces(self, texts: dict[str, str | None]) -> dict[str, int]:
         """Namespaces; `texts` are their /etc/hosts."""
@@ -118,7 +119,7 @@ class Agent:
     ) -> int:
         """Start `python -m MODULE`; the line `document` goes in, its lines come out as events. Its process id."""
         program = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", "testbed.links.ahead", str(self.offset_s), module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environment},

@@ -104,6 +104,15 @@ def test_of_a_large_space_a_sample_is_tried_the_same_each_time(tmp_path: Path) -
     assert keys[0] == keys[1]
 
 
+def test_a_configuration_is_shown_by_what_differs() -> None:
+    changes = {
+        "workload.parallelism.pipeline_parallel_degree": 8,
+        "workload.schedule.name": "ZBH1",
+        "policy": "te",
+    }
+    assert str(Configuration(changes)) == "pipeline_parallel 8, schedule ZBH1, policy te"
+
+
 def test_what_is_known_is_not_tried_again(tmp_path: Path) -> None:
     tried: list[Configuration] = []
     search = Search(
