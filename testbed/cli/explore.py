@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -14,12 +15,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from testbed.cli.run import JobsOption, run_file
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.explorer import Exploration, NothingFits, Search
+from testbed.explorer.confirming import agreement, confirmation
+from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result
+from testbed.harness.directory import default_path, hand_over
 from testbed.report.figures import size_text, time_text
 
 SHOWN = 5
+CONFIRMATION = "confirm.yaml"
 
 
 def add_explore_command(app: typer.Typer) -> None:
@@ -29,10 +35,23 @@ def add_explore_command(app: typer.Typer) -> None:
 
 def explore(
     scenario: Annotated[Path, typer.Argument(help="A scenario with `explore`.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="A folder for what was tried; one that is there is gone on with [default: runs/...].",
+        ),
+    ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Run the best, and what they are held against, on the network.")
+    ] = False,
+    clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = "virtual",
+    jobs: JobsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
 ) -> None:
-    """Search a scenario's configurations for the quickest step, by the model; nothing is built or sent.
+    """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
 
     All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees.
     """
@@ -40,14 +59,36 @@ def explore(
     if loaded.explore is None:
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(str(scenario), None, "explore", "nothing", expected)])
-    found = _search(loaded, str(scenario))
+    folder = output if output is not None else default_path(f"{loaded.name}-explored")
+    try:
+        keeper = Keeper(folder, loaded)
+    except OtherSearch as error:
+        raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
+    with contextlib.closing(keeper):
+        found = _search(loaded, str(scenario), keeper)
+    (folder / RESULT).write_text(json.dumps(_document(found), indent=1) + "\n")
+    file = folder / CONFIRMATION
+    file.write_text(confirmation(loaded, found).to_yaml())
+    hand_over(folder)
     if as_json:
         print(json.dumps(_document(found), indent=1))
     else:
         _print(found, Console(highlight=False))
+    if not confirm:
+        Console(stderr=True, highlight=False).print(
+            f"Confirm: testbed run {file} --clock virtual", soft_wrap=True
+        )
+        return
+    summary = run_file(file, folder / "confirmed", clock=clock, jobs=jobs)
+    if (right := agreement(summary["variants"])) is not None:
+        Console(highlight=False).print(
+            f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
+            f"Kendall's tau {right.kendall_tau:.2f}.",
+            soft_wrap=True,
+        )
 
 
-def _search(loaded: Scenario, file: str) -> Exploration:
+def _search(loaded: Scenario, file: str, keeper: Keeper) -> Exploration:
     console = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("trying configurations"),
@@ -59,9 +100,12 @@ def _search(loaded: Scenario, file: str) -> Exploration:
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None)
-        search = Search(loaded, lambda done, total: bar.update(task, completed=done, total=total))
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
         try:
-            return search.run()
+            return Search(loaded, progress, keeper.known(), keeper.note).run()
         except NothingFits as error:
             expected = "a space with one that does, or a constraint that lets one through"
             raise ConfigError([Problem(file, None, "explore", str(error), expected)]) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -42,6 +43,12 @@ EXIT_UNTRUSTED = 3
 CLOCKS = ("real", "virtual")
 
 
+JobsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Virtual clock: how many guests at once [default: one for each core]."),
+]
+
+
 def add_run_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(run)
@@ -66,10 +73,7 @@ def run(
         str,
         typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),
     ] = "real",
-    jobs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Virtual clock: how many guests at once [default: one for each core]."),
-    ] = None,
+    jobs: JobsOption = None,
     memory: MemoryOption = None,
     cpu_time: CpuTimeOption = "free",
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
@@ -158,6 +162,14 @@ def run(
     _report(summary, target, console, strict=strict, as_json=as_json)
     if summary["status"] == "untrusted":
         raise typer.Exit(EXIT_UNTRUSTED)
+
+
+def run_file(file: Path, target: Path, *, clock: str, jobs: int | None) -> dict[str, Any]:
+    """As the command with no more said does it; returns the summary, which may be untrusted."""
+    with contextlib.suppress(typer.Exit):
+        run(file, output=target, clock=clock, jobs=jobs)
+    summary: dict[str, Any] = json.loads((target / "summary.json").read_text())
+    return summary
 
 
 def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.catalogue import accelerators
-from testbed.config import ConfigError, Scenario
+from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.parallelism import ScheduleSpec
 from testbed.harness.intent import Intent, intent_of
 from testbed.harness.loads import ITEMSIZES
@@ -84,13 +84,7 @@ def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
         return misfit
     whole = sequences(scenario)
     try:
-        changed = scenario.changed(changes, "a configuration")
-        if MICROBATCHES not in changes:
-            own = replicas(changed) * changed.workload.local_batch_size
-            if whole % own:
-                expected = f"a divisor of {whole} sequences"
-                return Misfit(DEGREES, f"{replicas(changed)} replicas and shards", expected)
-            changed = changed.changed({MICROBATCHES: whole // own}, "a configuration")
+        changed = scenario.changed(completed(scenario, changes), "a configuration")
         if sequences(changed) != whole:
             found = f"{sequences(changed)} sequences in a step"
             return Misfit(MICROBATCHES, found, f"{whole}, the scenario's")
@@ -98,6 +92,19 @@ def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
     except ConfigError as error:
         problem = error.problems[0]
         return Misfit(problem.field, problem.value, problem.expected)
+
+
+def completed(scenario: Scenario, changes: Changes) -> Changes:
+    """With the microbatches that follow where they are not said, at the scenario's sequences in a step. ConfigError."""
+    if MICROBATCHES in changes:
+        return changes
+    changed = scenario.changed(changes, "a configuration")
+    own = replicas(changed) * changed.workload.local_batch_size
+    whole = sequences(scenario)
+    if whole % own:
+        found, expected = f"{replicas(changed)} replicas and shards", f"a divisor of {whole} sequences"
+        raise ConfigError([Problem("a configuration", None, DEGREES, found, expected)])
+    return {**changes, MICROBATCHES: whole // own}
 
 
 def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:

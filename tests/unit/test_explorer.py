@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario
 from testbed.explorer import Configuration, Misfit, NothingFits, Search, Tried, try_out
+from testbed.explorer.confirming import agreement, kendall_tau
+from testbed.explorer.keeping import Keeper
+from testbed.harness.intent import intent_of
+from testbed.harness.predicting import predict
+from testbed.scale import Scale
 
 SCENARIO: dict[str, Any] = {
     "name": "search",
@@ -92,7 +98,9 @@ def test_what_does_not_fit_in_memory_is_left_out_or_refused_in_one_line(tmp_path
         NothingFits, match=r"because of explore.memory .one has .* GB, expected at most 0.1 GB"
     ):
         Search(load_scenario(written(tmp_path, memory="100 MB"))).run()
-    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path, memory="100 MB"))])
+    ran = CliRunner().invoke(
+        app, ["explore", str(written(tmp_path, memory="100 MB")), "-o", str(tmp_path / "explored")]
+    )
     assert isinstance(ran.exception, ConfigError)
     assert "none of 18 configurations fits" in str(ran.exception)
 
@@ -140,16 +148,81 @@ def test_a_wrong_search_is_refused(tmp_path: Path, changes: dict[str, Any], word
         load_scenario(written(tmp_path, **changes))
 
 
-def test_the_command_shows_baselines_and_the_best(tmp_path: Path) -> None:
-    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path))])
+def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(tmp_path: Path) -> None:
+    folder = str(tmp_path / "explored")
+    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", folder])
     assert ran.exit_code == 0, ran.output
-    for words in ("all 18 combinations tried, 6 fit", "production", "only placement", "1.00x"):
+    for words in (
+        "all 18 combinations tried, 6 fit",
+        "production",
+        "only placement",
+        "1.00x",
+        "confirm.yaml",
+    ):
         assert words in ran.output
-    found = json.loads(CliRunner().invoke(app, ["explore", str(written(tmp_path)), "--json"]).output)
+    again = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", folder, "--json"])
+    found = json.loads(again.stdout)
+    assert found == json.loads((tmp_path / "explored/exploration.json").read_text())
     assert len(found["fitting"]) == 6
     assert found["baselines"][0]["name"] == "production"
+    confirms = load_scenario(tmp_path / "explored/confirm.yaml")
+    assert confirms.explore is None
+    assert confirms.variant_names[0] == "production"
+    assert "best-1" in confirms.variant_names
+    best = intent_of(confirms.variant("best-1"), Scale())
+    assert predict(best, "ring").step_time_s == pytest.approx(found["fitting"][0]["step_time_s"])
+
+
+def test_a_folder_of_another_search_is_refused(tmp_path: Path) -> None:
+    folder = str(tmp_path / "explored")
+    CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", folder])
+    refused = CliRunner().invoke(app, ["explore", str(written(tmp_path, tries=9)), "-o", folder])
+    assert "holds the search of another scenario" in str(refused.exception)
+
+
+def test_a_search_that_was_stopped_goes_on(tmp_path: Path) -> None:
+    scenario, folder = load_scenario(written(tmp_path)), tmp_path / "explored"
+    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+        whole = Search(scenario, known=keeper.known(), found=keeper.note).run()
+    lines = (folder / "tried.jsonl").read_text()
+    (folder / "tried.jsonl").write_text(lines[: len(lines) // 2])  # killed in the middle of a line
+    tried: list[Configuration] = []
+    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+        known = keeper.known()
+
+        def note(configuration: Configuration, one: Tried | Misfit) -> None:
+            tried.append(configuration)
+            keeper.note(configuration, one)
+
+        again = Search(scenario, known=known, found=note).run()
+    assert 0 < len(tried) < len(lines.splitlines())
+    assert again == whole
+    with contextlib.closing(Keeper(folder, scenario)) as keeper:
+        assert len(keeper.known()) == len(lines.splitlines())
+
+
+def test_a_scenario_without_a_search_is_refused(tmp_path: Path) -> None:
     plain = yaml.safe_load(written(tmp_path).read_text())
     del plain["explore"]
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(plain))
     refused = CliRunner().invoke(app, ["explore", str(tmp_path / "plain.yaml")])
     assert "a scenario that says what to search" in str(refused.exception)
+
+
+def test_agreement_of_predicted_and_measured() -> None:
+    assert kendall_tau([(1, 10), (2, 20), (3, 30)]) == 1.0
+    assert kendall_tau([(1, 30), (2, 20), (3, 10)]) == -1.0
+    assert kendall_tau([(1, 10), (2, 30), (3, 20)]) == pytest.approx(1 / 3)
+
+    def entry(predicted: float, measured: float, status: str = "trusted") -> dict[str, Any]:
+        return {
+            "predicted": {"step_time_s": predicted},
+            "step_time_s": {"median": measured},
+            "verdict": {"status": status},
+        }
+
+    some = [entry(1.1, 1.0), entry(1.9, 2.0), entry(3.0, 3.0), entry(9.0, 1.0, "untrusted")]
+    found = agreement(some)
+    assert found is not None
+    assert (found.median_error, found.worst_error, found.kendall_tau) == pytest.approx((0.05, 0.1, 1.0))
+    assert agreement(some[:1]) is None

@@ -1,0 +1,69 @@
+"""From a search to a scenario that runs its best and what they are held against; how right the model was."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from testbed.config import Scenario
+from testbed.explorer.search import Exploration, Result
+from testbed.explorer.trying import completed
+
+
+def confirmation(scenario: Scenario, found: Exploration) -> Scenario:
+    """The same with variants: the baselines, the best of each dimension alone, and the best of all. ConfigError.
+
+    Of those that the model takes for the same step one is run, under its first name.
+    """
+    explore = scenario.explore
+    assert explore is not None
+    named = [*found.baselines, *found.single]
+    chosen = {result.name.replace(" ", "-"): result for result in named}
+    told = {result.tried for result in named}
+    best = [result for result in _different(found.fitting) if result.tried not in told or not named]
+    for number, result in enumerate([found.best, *(one for one in best if one.tried != found.best.tried)]):
+        if number < explore.confirm:
+            chosen[f"best-{number + 1}"] = result
+    variants = {
+        name: dict(completed(scenario, result.configuration.changes)) for name, result in chosen.items()
+    }
+    document = scenario.model_copy(update={"explore": None, "variants": variants})
+    return Scenario.model_validate(document.to_data())
+
+
+def _different(results: Iterable[Result]) -> list[Result]:
+    found: dict[object, Result] = {}
+    for result in results:
+        found.setdefault(result.tried, result)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of predicted and measured step times: errors as parts of what was measured, rank correlation (1: same order)."""
+
+    median_error: float
+    worst_error: float
+    kendall_tau: float
+
+
+def agreement(variants: Sequence[Mapping[str, Any]]) -> Agreement | None:
+    """Over a summary's variants whose figures are to be trusted; None of fewer than two."""
+    pairs = [
+        (entry["predicted"]["step_time_s"], entry["step_time_s"]["median"])
+        for entry in variants
+        if entry["predicted"] and entry["verdict"]["status"] != "untrusted"
+    ]
+    if len(pairs) < 2:
+        return None
+    errors = [abs(predicted / measured - 1) for predicted, measured in pairs]
+    return Agreement(statistics.median(errors), max(errors), kendall_tau(pairs))
+
+
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
+    """Part of all pairs that are in the same order in both, less those that are not (Kendall 1938, tau-a)."""
+    orders = [(one[0] - other[0]) * (one[1] - other[1]) for one, other in combinations(pairs, 2)]
+    return sum((order > 0) - (order < 0) for order in orders) / len(orders)

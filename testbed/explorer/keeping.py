@@ -1,0 +1,58 @@
+"""What a search has tried, kept in a folder, so that it goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from testbed.config import Scenario
+from testbed.explorer.trying import Configuration, Misfit, Tried
+
+SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
+
+
+class OtherSearch(ValueError):
+    """The folder holds the search of another scenario."""
+
+
+class Keeper:
+    """A search's folder, made where there is none. OtherSearch."""
+
+    def __init__(self, folder: Path, scenario: Scenario) -> None:
+        self.folder = folder
+        text = scenario.to_yaml()
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / SCENARIO
+        if file.exists() and file.read_text() != text:
+            raise OtherSearch(f"{folder} holds the search of another scenario")
+        file.write_text(text)
+        lines = folder / TRIED
+        # what a killed search left unfinished was not tried
+        self._whole = [line for line in _lines(lines) if line.endswith("\n")]
+        lines.write_text("".join(self._whole))
+        self._lines = lines.open("a")
+
+    def close(self) -> None:
+        """All is written."""
+        self._lines.close()
+
+    def known(self) -> dict[str, Tried | Misfit]:
+        """What earlier searches tried, by configuration."""
+        found: dict[str, Tried | Misfit] = {}
+        for line in self._whole:
+            entry = json.loads(line)
+            made = Tried(**entry["fits"]) if "fits" in entry else Misfit(**entry["misfit"])
+            found[Configuration(entry["changes"]).key] = made
+        return found
+
+    def note(self, configuration: Configuration, tried: Tried | Misfit) -> None:
+        """One more."""
+        kind = "fits" if isinstance(tried, Tried) else "misfit"
+        line = json.dumps({"changes": dict(configuration.changes), kind: asdict(tried)})
+        self._lines.write(line + "\n")
+        self._lines.flush()
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines(keepends=True) if file.exists() else []
