@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from testbed.collectives import traffic
 from testbed.config import ConfigError, Scenario, Topology
@@ -27,6 +27,7 @@ class Load:
     buildings: tuple[int, ...]
     program: tuple[Action, ...] = ()
     training: Training | None = None
+    _pairs: dict[str, dict[int, Pairs]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def plan(self) -> JobPlan:
@@ -63,6 +64,11 @@ class Load:
 
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
         """Payload bytes per ordered pair of ranks, by DSCP; algorithm: of what names none."""
+        if algorithm not in self._pairs:
+            self._pairs[algorithm] = self._count_pairs(algorithm)
+        return self._pairs[algorithm]
+
+    def _count_pairs(self, algorithm: str) -> dict[int, Pairs]:
         found: dict[int, list[Pairs]] = {}
         for action in self._sending():
             found.setdefault(action.dscp, []).append(self._pairs_of(action, algorithm))

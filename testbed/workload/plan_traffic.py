@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from testbed.collectives import traffic
 from testbed.collectives.late_counts import rows_traffic
@@ -13,6 +14,7 @@ from testbed.workload.plan import GroupCollective, JobPlan, Message
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
     """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
     found: Counter[tuple[int, int]] = Counter()
+    alike: Counter[GroupCollective] = Counter()
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if dscp is not None and plan.dscp(operation) != dscp:
@@ -22,7 +24,11 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
             elif isinstance(operation, GroupCollective):
                 members = plan.groups[operation.group][1]
                 if rank == members[0]:
-                    found.update(group_traffic(operation, members, itemsize, [0] * len(members)))
+                    alike[replace(operation, name="", stream="", kind="", after=())] += 1
+    for operation, count in alike.items():
+        members = plan.groups[operation.group][1]
+        for ends, size in group_traffic(operation, members, itemsize, [0] * len(members)).items():
+            found[ends] += count * size
     return found
 
 
