@@ -112,9 +112,12 @@ def _search(loaded: Scenario, file: str, keeper: Keeper) -> Exploration:
 
 
 def _print(found: Exploration, console: Console) -> None:
-    tried = len(found.fitting) + sum(found.misfits.values())
-    looked = "all" if tried >= found.combinations else f"a sample of {tried:,} of"
-    console.print(f"{looked} {found.combinations:,} combinations tried, {len(found.fitting):,} fit.")
+    how = (
+        "all tried"
+        if found.tried == found.combinations
+        else f"the best {found.tried:,} by the closed form tried"
+    )
+    console.print(f"{found.combinations:,} combinations: {how}, {len(found.fitting):,} fit.")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     for heading in ("predicted\nstep time", "against\nthe first", "between\nbuildings", "memory"):
@@ -152,6 +155,7 @@ def _document(found: Exploration) -> dict[str, Any]:
 
     return {
         "combinations": found.combinations,
+        "tried": found.tried,
         "misfits": dict(found.misfits),
         "baselines": entries(found.baselines),
         "single": entries(found.single),

@@ -54,7 +54,7 @@ class ExploreSpec(Strict):
     )
     tries: Count = Field(
         default=500,
-        description="How many configurations the model of the step tries; of more that fit, the closed form chooses.",
+        description="How many configurations the model of the step tries: of more, the best by a closed form.",
     )
     confirm: Count = Field(default=3, description="How many of the best are run on the emulated network.")
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(

@@ -1,7 +1,8 @@
-"""The search: all configurations of a space that fit, or a sample of them, and what they are held against."""
+"""The search: all configurations of a space, or the best by the closed form, tried; and what they are held against."""
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 from collections import Counter
@@ -12,8 +13,10 @@ from typing import Any
 from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.explorer.errors import NothingFits
-from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
+from testbed.explorer.screening import Screener
+from testbed.explorer.trying import DEGREES, Configuration, Misfit, Tried, try_out
 
+MOST_SCREENED = 2_000_000  # by the closed form: half a minute
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "placement": ("workload.parallelism",),
@@ -35,11 +38,12 @@ class Result:
 class Exploration:
     """What a search found. fitting: all that were tried and fit, the quickest first.
 
-    combinations: of the whole space; misfits: of those that were looked at, how many each constraint kept out, with
-    one example each.
+    combinations: of the whole space; tried: how many of them the model tried; misfits: how many of those each
+    constraint kept out, with one example each.
     """
 
     combinations: int
+    tried: int
     fitting: Sequence[Result]
     baselines: Sequence[Result]
     single: Sequence[Result]
@@ -87,11 +91,17 @@ class Search:
                 misfits[tried.constraint] += 1
                 examples.setdefault(tried.constraint, tried)
         if not fitting:
+            if not chosen:
+                misfits[DEGREES] = explore.size
+                examples[DEGREES] = Misfit(
+                    DEGREES, "other degrees", "those of the accelerators and sequences"
+                )
             raise NothingFits(_why(misfits, examples, len(chosen)))
         fitting.sort(key=lambda result: (result.tried.step_time_s, result.configuration.key))
         compared = [self._named(name, baselines()[name]["changes"]) for name in explore.baselines]
         return Exploration(
             explore.size,
+            len(chosen),
             fitting,
             [result for result in compared if result is not None],
             [result for name in DIMENSIONS if (result := self._single(name)) is not None],
@@ -104,9 +114,17 @@ class Search:
         assert explore is not None
         if explore.size <= explore.tries:
             return list(self._configurations(explore.space))
-        draw = random.Random(self.scenario.seed)
-        numbers = sorted(draw.sample(range(explore.size), explore.tries))
-        return [_numbered(explore.space, number) for number in numbers]
+        some = self._configurations(explore.space)
+        if explore.size > MOST_SCREENED:
+            draw = random.Random(self.scenario.seed)
+            numbers = sorted(draw.sample(range(explore.size), MOST_SCREENED))
+            some = (_numbered(explore.space, number) for number in numbers)
+        screener = Screener(self.scenario)
+        timed = ((screener.step_s(one.changes), number, one) for number, one in enumerate(some))
+        best = heapq.nsmallest(
+            explore.tries, ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
+        )
+        return [one for _, _, one in best]
 
     @staticmethod
     def _configurations(space: Mapping[str, Sequence[Any]]) -> Iterator[Configuration]:

@@ -1,0 +1,271 @@
+"""A closed form for a step's time, some tens of microseconds per configuration: what to try on the model of the step.
+
+A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
+section 2.2, arXiv:2104.04473), what sends more than it computes taking as long as it sends; what is sent within a stage
+is added, gathers of parameters as far as computing does not hide them. Where backward is split, weight gradients fill
+the bubble (Qi et al. 2023, arXiv:2401.10241). Replicas' gradients go after the last microbatch. Links are those of the
+scenario's network, shared by all groups of a kind at once; different kinds do not get in each other's way, and policies
+are all alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from testbed.catalogue import placements
+from testbed.config import Scenario
+from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
+from testbed.explorer.trying import Changes, sequences
+from testbed.harness.loads import ITEMSIZES
+from testbed.simulate import Network, network_of
+from testbed.workload.models import dimensions, experts_per_token, key_value_dim
+from testbed.workload.parallelism import (
+    CONTEXT,
+    EXPERT,
+    PIPELINE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    Mesh,
+    ParallelismError,
+    make_mesh,
+)
+from testbed.workload.plan import GroupCollective
+from testbed.workload.plan_traffic import group_traffic
+from testbed.workload.schedules import SCHEDULES
+from testbed.workload.stages import Sizes, Stage, model_stages
+
+UNIT = 1 << 20  # bytes of the array by which links' shares are found
+PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Of a kind of traffic, where all groups do it at once: latency of all its rounds, seconds per byte of an array."""
+
+    latency_s: float = 0.0
+    byte_s: float = 0.0
+
+    def seconds(self, size_bytes: float) -> float:
+        """Of an array; nothing for none."""
+        return self.latency_s + size_bytes * self.byte_s if size_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What configurations with the same degrees in the same order have alike."""
+
+    mesh: Mesh
+    paces: Mapping[str, Pace]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of the slowest stage for one microbatch: forward, gradients of inputs, of weights, with what it sends within.
+
+    message_s: of what goes to the next stage, latency_s until it is there. end_s: of gradients after the last one.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    message_s: float
+    latency_s: float
+    end_s: float
+
+
+class Screener:
+    """Says what configurations of a scenario should take, roughly."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        workload = scenario.workload
+        assert workload.parallelism is not None
+        self._scenario = scenario
+        self._sequences = sequences(scenario)
+        schedule = workload.schedule or ScheduleSpec()
+        self._base: dict[str, Any] = {
+            **{PARALLELISM + name: value for name, value in _fields(workload.parallelism).items()},
+            **{SCHEDULE + name: getattr(schedule, name) for name in ("name", "microbatches", "chunks")},
+            "workload.local_batch_size": workload.local_batch_size,
+        }
+        self._networks: dict[str, Network] = {}
+        self._shapes: dict[object, _Shape | None] = {}
+        self._works: dict[object, _Work | None] = {}
+
+    def step_s(self, changes: Changes) -> float | None:
+        """Seconds; None for what does not fit."""
+
+        def value(path: str) -> Any:
+            return changes.get(path, self._base[path])
+
+        name, chunks = value(SCHEDULE + "name"), value(SCHEDULE + "chunks")
+        kept = SCHEDULES[name]
+        chunks = kept.chunks or chunks
+        local = value("workload.local_batch_size")
+        replicas = value(f"{PARALLELISM}{REPLICATE}_degree") * value(f"{PARALLELISM}{SHARD}_degree")
+        microbatches = changes.get(SCHEDULE + "microbatches", self._sequences // (replicas * local))
+        if microbatches * replicas * local != self._sequences:
+            return None
+        key = self._key(changes)
+        work = self._work(key, changes, chunks, local)
+        if work is None:
+            return None
+        stages = value(f"{PARALLELISM}{PIPELINE}_degree")
+        return _pipeline_s(work, stages, microbatches, chunks, split=kept.split) + work.end_s
+
+    def _key(self, changes: Changes) -> tuple[object, ...]:
+        degrees = tuple(
+            changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
+        )
+        return (str(degrees), self._network_key(changes))
+
+    @staticmethod
+    def _network_key(changes: Changes) -> str:
+        return json.dumps({path: value for path, value in changes.items() if path.startswith("topology")})
+
+    def _network(self, changes: Changes) -> Network:
+        key = self._network_key(changes)
+        if key not in self._networks:
+            own = {path: value for path, value in changes.items() if path.startswith("topology")}
+            scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
+            topology = scenario.topology.resolve()
+            self._networks[key] = network_of(topology, scenario.rank_hosts(topology))
+        return self._networks[key]
+
+    def _shape(self, key: object, changes: Changes) -> _Shape | None:
+        if key not in self._shapes:
+            self._shapes[key] = self._make_shape(changes)
+        return self._shapes[key]
+
+    def _make_shape(self, changes: Changes) -> _Shape | None:
+        def value(name: str) -> Any:
+            return changes.get(PARALLELISM + name, self._base[PARALLELISM + name])
+
+        degrees = {name: value(f"{name}_degree") for name in DEGREES}
+        placement = value("placement")
+        order = placements()[placement]["order"] if isinstance(placement, str) else placement
+        if degrees[SHARD] % degrees[EXPERT]:
+            return None
+        try:
+            mesh = make_mesh(degrees, self._scenario.ranks, value("accelerators_per_rank"), order)
+        except ParallelismError:
+            return None
+        network = self._network(changes)
+        experts = [
+            members[first : first + size]
+            for members in mesh.groups(SHARD)
+            if (size := mesh.degrees[EXPERT] // mesh.inside[SHARD]) > 1
+            for first in range(0, len(members), size)
+        ]
+        kinds = {
+            REPLICATE: (mesh.groups(REPLICATE), "all_reduce", "ring"),
+            SHARD: (mesh.groups(SHARD, CONTEXT), "all_gather", "ring"),
+            TENSOR: (mesh.groups(TENSOR), "all_reduce", "ring"),
+            EXPERT: (experts, "all_to_all", "direct"),
+        }
+        paces = {kind: _pace(network, *what) for kind, what in kinds.items()}
+        rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
+        lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
+        paces[CONTEXT] = _of_loads(network, dict.fromkeys(rings, UNIT), 1)
+        paces[PIPELINE] = _of_loads(network, dict.fromkeys(lines, UNIT), 1)
+        return _Shape(mesh, paces)
+
+    def _work(self, key: object, changes: Changes, chunks: int, local: int) -> _Work | None:
+        whole = (key, chunks, local)
+        if whole not in self._works:
+            shape = self._shape(key, changes)
+            self._works[whole] = None if shape is None else self._make_work(shape, chunks, local)
+        return self._works[whole]
+
+    def _make_work(self, shape: _Shape, chunks: int, local: int) -> _Work | None:
+        workload, mesh = self._scenario.workload, shape.mesh
+        assert workload.model is not None
+        sizes = Sizes(
+            dimensions(workload.model).dim,
+            key_value_dim(workload.model),
+            experts_per_token(workload.model),
+            workload.sequence_length,
+            local,
+            workload.flops,
+            ITEMSIZES[workload.gradient_dtype],
+        )
+        try:
+            stages = model_stages(workload.model, mesh.outside[PIPELINE] * chunks, mesh, sizes)
+        except ValueError:
+            return None
+        works = [_stage_work(stage, shape) for stage in stages]
+        return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
+
+
+def _fields(spec: ParallelismSpec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ParallelismSpec.model_fields}
+
+
+def _pace(network: Network, groups: list[tuple[int, ...]], collective: str, algorithm: str) -> Pace:
+    if not groups:
+        return Pace()
+    size = len(groups[0])
+    operation = GroupCollective("", "", "", (), 0, collective, UNIT // size * size, algorithm)
+    loads: dict[tuple[int, int], float] = {}
+    for members in groups:
+        loads |= group_traffic(operation, members, 1, [0] * size)
+    rounds = {"all_reduce": 2 * (size - 1), "all_gather": size - 1}.get(collective, 1)
+    return _of_loads(network, loads, rounds)
+
+
+def _of_loads(network: Network, loads: Mapping[tuple[int, int], float], rounds: int) -> Pace:
+    through: dict[str, float] = {}
+    for ends, size_bytes in loads.items():
+        for part in network.paths[ends].parts:
+            through[part] = through.get(part, 0.0) + size_bytes
+    seconds = max((size / network.capacities[part] for part, size in through.items()), default=0.0)
+    latency_s = max((network.paths[ends].latency_s for ends in loads), default=0.0)
+    return Pace(rounds * latency_s, seconds / UNIT)
+
+
+def _stage_work(stage: Stage, shape: _Shape) -> _Work:
+    """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring."""
+    paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
+    forward_s = input_s = weight_s = 0.0
+    gathered_s = reduced_s = 0.0
+    reduced = 0.0
+    for part in stage.parts:
+        within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
+        turns = max(0, shape.mesh.outside[CONTEXT] - 1)
+        ring_s = turns * paces[CONTEXT].seconds(part.context)
+        gather_s = paces[SHARD].seconds(part.gathered + part.expert_gathered)
+        gathered_s += gather_s
+        hidden_s = 0.0 if pipelined else max(0.0, gather_s - part.forward_s)
+        forward_s += part.forward_s + within_s + max(0.0, ring_s - part.forward_s) + hidden_s
+        input_s += part.input_s + within_s + max(0.0, 2 * ring_s - part.input_s) + hidden_s
+        weight_s += part.weight_s
+        if paces[SHARD].byte_s:
+            reduced_s += paces[SHARD].seconds(part.reduced + part.expert_reduced)
+        reduced += part.reduced + part.expert_reduced
+    shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
+    end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)
+    if pipelined:
+        end_s += gathered_s
+    else:
+        # with one stage all but the first layers' gradients go while the others are computed
+        end_s = max(end_s / max(1, len(stage.parts)), end_s - input_s - weight_s)
+    pipe = paces[PIPELINE]
+    message_s = pipe.byte_s * stage.activation
+    return _Work(forward_s, input_s, weight_s, message_s, pipe.latency_s, end_s)
+
+
+def _pipeline_s(work: _Work, ranks: int, microbatches: int, chunks: int, *, split: bool) -> float:
+    """All microbatches through all stages and back; `chunks` stages on each rank."""
+    turn_s = work.forward_s + work.input_s + work.weight_s
+    if ranks == 1:
+        return microbatches * turn_s * chunks
+    busy_s = chunks * max(turn_s, 2 * work.message_s)
+    bubble_s = turn_s
+    if split:
+        bubble_s = max(0.0, work.forward_s + work.input_s - work.weight_s)
+    hops_s = 2 * (work.latency_s + work.message_s)
+    return microbatches * busy_s + (ranks - 1) * (bubble_s + hops_s)
