@@ -121,11 +121,11 @@ def make_mesh(
         inside[name] = math.gcd(degrees[name], left)
         if inside[name] < min(degrees[name], left):
             raise ParallelismError(
-                f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}: "
+                f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}, "
                 "expected one to divide the other"
             )
         left //= inside[name]
     numbers = tuple(mapping) or tuple(range(ranks))
     if sorted(numbers) != list(range(ranks)):
-        raise ParallelismError(f"ranks of places {list(numbers)}: expected each of 0 to {ranks - 1} once")
+        raise ParallelismError(f"ranks of places {list(numbers)}, expected each of 0 to {ranks - 1} once")
     return Mesh(tuple(order), dict(degrees), per_rank, inside, numbers)

@@ -393,6 +393,15 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
     ("parallelism", "more", "said"),
     [
         ({"data_parallel_replicate_degree": 4}, {}, "data_parallel_replicate 4 = 4 accelerators, expected 8"),
+        (
+            {
+                "data_parallel_shard_degree": 4,
+                "data_parallel_replicate_degree": 12,
+                "accelerators_per_rank": 6,
+            },
+            {},
+            "got a rank has 6 accelerators, of which 6 are left for data_parallel_shard 4, expected one to divide",
+        ),
         ({"pipeline_parallel_degree": 8}, {}, "4 layers on 8 stages, expected stages to divide layers"),
         (
             {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 4},
