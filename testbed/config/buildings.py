@@ -111,7 +111,8 @@ class NicSpec(Strict):
     queue_bytes: Queue = Field(
         default="auto",
         alias="queue",
-        description="Buffer in front of the card and of its switch port; auto: 1 ms at `rate`, at least 64 packets.",
+        description="Buffer of the switch port that the card is plugged into; auto: 1 ms at `rate`, at least 64 "
+        "packets. What the host itself cannot send yet waits in its memory.",
     )
 
 

@@ -10,7 +10,7 @@ link engine is all that it is; another is a plain pair of interfaces, shaped at 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from testbed.config import Building, Clos, Direction, Host, Topology
 from testbed.links.shaping import Shape
@@ -18,6 +18,7 @@ from testbed.links.wire import LinkWire
 
 UPLINK = "uplink"  # of the core, to the edge
 CARD = "eth0"
+HELD_BYTES = 1 << 30
 
 End = tuple[str, str]  # node, interface
 
@@ -63,7 +64,7 @@ class Cable:
         if self.direction is None or self.takes_time:
             return {}
         shape = Shape.of(self.direction)
-        return {self.a: shape, self.b: shape}
+        return {end: _held(shape) if end[1] == CARD else shape for end in (self.a, self.b)}
 
     def wire(self, number: int) -> LinkWire:
         """As a link engine takes it; `number` counts those of a fabric."""
@@ -77,6 +78,15 @@ class Cable:
             node_a=self.a[0],
             node_b=self.b[0],
         )
+
+
+def _held(shape: Shape) -> Shape:
+    """A host's own card: what it cannot send yet waits in the host's memory, as with cards that fetch when they can.
+
+    TCP holds back by itself (small queues); but a segment that is dropped here, with nothing else under way, waits
+    200 ms for a timer that counts as no retransmission.
+    """
+    return replace(shape, queue_bytes=max(shape.queue_bytes, HELD_BYTES), queue_packets=None)
 
 
 def bridges(topology: Topology) -> Iterator[Bridge]:

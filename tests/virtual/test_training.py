@@ -18,8 +18,8 @@ topology:
   name: pair
   mtu: 9000
   buildings:
-    east: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 640 MB}, region: here}
-    west: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 640 MB}, region: there}
+    east: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 64 MB}, region: here}
+    west: {hosts: 4, nic: {rate: 40 Gbit/s, queue: 64 MB}, region: there}
   wan:
     - {a: east, b: west, rate: 40 Gbit/s, delay: 2 ms, queue: 256 MB}
 workload:
@@ -67,8 +67,6 @@ VARIANTS = (
     "stages-in-turns",
 )
 
-# Cards have room for all that their host can hand them: what does not fit is dropped there, and with nothing else under
-# way TCP then waits 200 ms before it tries again (524 ms in place of 286 for a step of `in-order` with 64 MB).
 # Where much is sent at once, a step depends on whose packet is first at an instant: five steps of `in-order` took
 # 273.4 ms each, and 286.5 ms each after a change of the harness that should not matter. Up to the 75th millisecond
 # both were the same to 10 us; then two gradients' rings met the activations in another order.
