@@ -111,8 +111,11 @@ def main() -> None:
     finally:
         checkout = folder / "checkout"
         if (checkout / ".vagrant").exists():
+            # as many machines as there are: Vagrant sees those alone that its file names
+            machines = len(list(checkout.glob(".vagrant/machines/*")))
+            settings = {**environment(folder), "TESTBED_MACHINES": str(max(1, machines))}
             destroy = ["vagrant", "destroy", "--force"]
-            subprocess.run(destroy, cwd=checkout, env=environment(folder), stdout=2, check=False)
+            subprocess.run(destroy, cwd=checkout, env=settings, stdout=2, check=False)
         for command in sorted(objects() - existing):
             if command.startswith("net-"):
                 said("virsh", "net-destroy", command.split()[-1])
