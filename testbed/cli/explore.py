@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from testbed.cli.options import JsonOption, OverridesOption
 from testbed.cli.run import JobsOption, run_file
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.explorer import Exploration, NothingFits, Search
@@ -22,6 +24,7 @@ from testbed.explorer.confirming import agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result
 from testbed.harness.directory import default_path, hand_over
+from testbed.report.exploration import PAGE, write_exploration
 from testbed.report.figures import size_text, time_text
 
 SHOWN = 5
@@ -43,13 +46,13 @@ def explore(
             help="A folder for what was tried; one that is there is gone on with [default: runs/...].",
         ),
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
+    overrides: OverridesOption = None,
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Run the best, and what they are held against, on the network.")
     ] = False,
     clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = "virtual",
     jobs: JobsOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
 
@@ -66,26 +69,37 @@ def explore(
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
     with contextlib.closing(keeper):
         found = _search(loaded, str(scenario), keeper)
-    (folder / RESULT).write_text(json.dumps(_document(found), indent=1) + "\n")
+    document = _document(loaded, found)
+    _write(folder, document)
     file = folder / CONFIRMATION
     file.write_text(confirmation(loaded, found).to_yaml())
     hand_over(folder)
-    if as_json:
-        print(json.dumps(_document(found), indent=1))
-    else:
+    if not as_json:
         _print(found, Console(highlight=False))
+    if confirm:
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            summary = run_file(file, folder / "confirmed", clock=clock, jobs=jobs)
+        right = agreement(summary["variants"])
+        document["agreement"] = asdict(right) if right else None
+        _write(folder, document, summary)
+        if right is not None and not as_json:
+            Console(highlight=False).print(
+                f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
+                f"Kendall's tau {right.kendall_tau:.2f}.",
+                soft_wrap=True,
+            )
+    console = Console(stderr=True, highlight=False)
+    console.print(f"page: {folder / PAGE}", soft_wrap=True)
     if not confirm:
-        Console(stderr=True, highlight=False).print(
-            f"Confirm: testbed run {file} --clock virtual", soft_wrap=True
-        )
-        return
-    summary = run_file(file, folder / "confirmed", clock=clock, jobs=jobs)
-    if (right := agreement(summary["variants"])) is not None:
-        Console(highlight=False).print(
-            f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
-            f"Kendall's tau {right.kendall_tau:.2f}.",
-            soft_wrap=True,
-        )
+        console.print(f"Confirm: testbed run {file} --clock virtual", soft_wrap=True)
+    if as_json:
+        print(json.dumps(document, indent=1))
+
+
+def _write(folder: Path, document: dict[str, Any], confirmed: dict[str, Any] | None = None) -> None:
+    (folder / RESULT).write_text(json.dumps(document, indent=1) + "\n")
+    write_exploration(folder, document, confirmed)
+    hand_over(folder)
 
 
 def _search(loaded: Scenario, file: str, keeper: Keeper) -> Exploration:
@@ -122,13 +136,13 @@ def _print(found: Exploration, console: Console) -> None:
     table.add_column("configuration", overflow="fold")
     for heading in ("predicted\nstep time", "against\nthe first", "between\nbuildings", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
-    first, *others = _compared(found)
-    for result in (first, *others):
+    compared = found.compared(SHOWN)
+    for result in compared:
         tried_out = result.tried
         table.add_row(
-            result.name or str(result.configuration),
+            str(result.configuration) if result.name.startswith("best ") else result.name,
             time_text(tried_out.step_time_s),
-            f"{first.tried.step_time_s / tried_out.step_time_s:.2f}x",
+            f"{compared[0].tried.step_time_s / tried_out.step_time_s:.2f}x",
             size_text(tried_out.wan_bytes),
             "" if tried_out.memory_bytes is None else size_text(round(tried_out.memory_bytes)),
         )
@@ -138,27 +152,27 @@ def _print(found: Exploration, console: Console) -> None:
         console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
 
 
-def _compared(found: Exploration) -> Iterator[Result]:
-    yield from found.baselines
-    yield from found.single
-    # where a value makes no difference one stands for all
-    alike = {result.tried: result for result in reversed(found.fitting)}
-    yield from sorted(alike.values(), key=lambda result: result.tried.step_time_s)[:SHOWN]
-
-
-def _document(found: Exploration) -> dict[str, Any]:
+def _document(scenario: Scenario, found: Exploration) -> dict[str, Any]:
     def entries(results: Sequence[Result]) -> list[dict[str, Any]]:
         return [
-            {"name": result.name, "changes": dict(result.configuration.changes), **asdict(result.tried)}
+            {
+                "name": result.name,
+                "configuration": str(result.configuration),
+                "changes": dict(result.configuration.changes),
+                **asdict(result.tried),
+            }
             for result in results
         ]
 
     return {
+        "scenario": scenario.name,
         "combinations": found.combinations,
         "tried": found.tried,
-        "misfits": dict(found.misfits),
-        "baselines": entries(found.baselines),
-        "single": entries(found.single),
+        "misfits": [
+            {"count": count, **asdict(found.examples[name])} for name, count in found.misfits.items()
+        ],
+        "compared": entries(found.compared(SHOWN)),
         "pareto": entries(found.pareto),
         "fitting": entries(found.fitting),
+        "agreement": None,
     }

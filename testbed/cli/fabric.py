@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import doctor
+from testbed.cli.options import JsonOption
 from testbed.cli.scale import POLICY_HELP, choose_policy, choose_scale, choose_stack
 from testbed.config import LossBursts, Topology, load_topology
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
@@ -36,7 +37,6 @@ DatapathOption = Annotated[
     typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
 ]
 EVENTS = ("duplicate", "reorder", "corrupt")
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on standard output, nothing else.")]
 
 
 def add_fabric_commands(app: typer.Typer) -> None:

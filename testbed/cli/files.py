@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import expand, expand_data, json_schema
 
 
@@ -19,8 +20,8 @@ def add_file_commands(app: typer.Typer) -> None:
 
 def check(
     file: Annotated[Path, typer.Argument(help="A topology or scenario file.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of YAML.")] = False,
+    overrides: OverridesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Check a topology or scenario file and print it fully expanded: every default, every unit."""
     if as_json:

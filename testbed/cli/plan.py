@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import ConfigError, Problem, load_scenario
 from testbed.harness.loads import loads_of
 from testbed.harness.training_summary import limited_words, prediction
@@ -27,8 +28,8 @@ def add_plan_command(app: typer.Typer) -> None:
 
 def plan(
     scenario: Annotated[Path, typer.Argument(help="A scenario with `workload.parallelism`.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    overrides: OverridesOption = None,
+    as_json: JsonOption = False,
     as_csv: Annotated[
         str | None, typer.Option("--csv", help="Of this variant the schedule alone, as a CSV file.")
     ] = None,

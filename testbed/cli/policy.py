@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.fabric import FabricOption, JsonOption
+from testbed.cli.fabric import FabricOption
+from testbed.cli.options import JsonOption
 from testbed.config.loading import Document, Origin, parse_override
 from testbed.config.model import validate
 from testbed.config.policy import PolicySpec, rooted

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, load_scenario
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict as predict_step
@@ -27,8 +28,8 @@ def add_predict_command(app: typer.Typer) -> None:
 
 def predict(
     scenario: Annotated[Path, typer.Argument(help="Any scenario file.")],
-    overrides: Annotated[list[str] | None, typer.Option("--set", help="PATH=VALUE, as for run.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON in place of a table.")] = False,
+    overrides: OverridesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
 

@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.fabric import FabricOption, JsonOption
+from testbed.cli.fabric import FabricOption
+from testbed.cli.options import JsonOption
 from testbed.config import ConfigError, Problem
 from testbed.config.loading import did_you_mean
 from testbed.config.units import format_duration

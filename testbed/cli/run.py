@@ -16,7 +16,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from testbed.cli.fabric import DatapathOption, EngineOption, JsonOption
+from testbed.cli.fabric import DatapathOption, EngineOption
+from testbed.cli.options import JsonOption, OverridesOption
 from testbed.cli.scale import choose_guest_memory, choose_scale, choose_stack, choose_virtual_scale
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
@@ -61,14 +62,7 @@ def run(
         typer.Option("--output", "-o", help="The run directory to make [default: runs/NAME-DATE-TIME]."),
     ] = None,
     trials: Annotated[int | None, typer.Option(help="How many measured steps of each variant.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="PATH=VALUE",
-            help="Change a value of the scenario, such as topology.wan.0.delay='5 ms'.",
-        ),
-    ] = None,
+    overrides: OverridesOption = None,
     clock: Annotated[
         str,
         typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),

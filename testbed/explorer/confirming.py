@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 from testbed.config import Scenario
+from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.search import Exploration, Result
-from testbed.explorer.trying import completed
+from testbed.explorer.trying import MICROBATCHES, configured
 
 
 def confirmation(scenario: Scenario, found: Exploration) -> Scenario:
@@ -20,25 +21,16 @@ def confirmation(scenario: Scenario, found: Exploration) -> Scenario:
     """
     explore = scenario.explore
     assert explore is not None
-    named = [*found.baselines, *found.single]
-    chosen = {result.name.replace(" ", "-"): result for result in named}
-    told = {result.tried for result in named}
-    best = [result for result in _different(found.fitting) if result.tried not in told or not named]
-    for number, result in enumerate([found.best, *(one for one in best if one.tried != found.best.tried)]):
-        if number < explore.confirm:
-            chosen[f"best-{number + 1}"] = result
-    variants = {
-        name: dict(completed(scenario, result.configuration.changes)) for name, result in chosen.items()
-    }
+    compared = found.compared(explore.confirm)
+    variants = {result.name.replace(" ", "-"): _complete(scenario, result) for result in compared}
     document = scenario.model_copy(update={"explore": None, "variants": variants})
     return Scenario.model_validate(document.to_data())
 
 
-def _different(results: Iterable[Result]) -> list[Result]:
-    found: dict[object, Result] = {}
-    for result in results:
-        found.setdefault(result.tried, result)
-    return list(found.values())
+def _complete(scenario: Scenario, result: Result) -> dict[str, Any]:
+    """A configuration's changes, with the microbatches that follow from them."""
+    schedule = configured(scenario, result.configuration.changes).workload.schedule or ScheduleSpec()
+    return {**result.configuration.changes, MICROBATCHES: schedule.microbatches}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ are all alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +21,8 @@ from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
 from testbed.explorer.trying import Changes, sequences
 from testbed.harness.loads import ITEMSIZES
-from testbed.simulate import Network, network_of
-from testbed.workload.models import dimensions, experts_per_token, key_value_dim
+from testbed.simulate import Members, Network, network_of
+from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
     CONTEXT,
     EXPERT,
@@ -36,10 +36,17 @@ from testbed.workload.parallelism import (
 )
 from testbed.workload.plan import GroupCollective
 from testbed.workload.plan_traffic import group_traffic
+from testbed.workload.planning import groups_of
 from testbed.workload.schedules import SCHEDULES
 from testbed.workload.stages import Sizes, Stage, model_stages
 
 UNIT = 1 << 20  # bytes of the array by which links' shares are found
+_COLLECTIVES = {
+    REPLICATE: ("all_reduce", "ring"),
+    FSDP: ("all_gather", "ring"),
+    TENSOR: ("all_reduce", "ring"),
+    EXPERT: ("all_to_all", "direct"),
+}
 PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
 
 
@@ -88,7 +95,10 @@ class Screener:
         self._sequences = sequences(scenario)
         schedule = workload.schedule or ScheduleSpec()
         self._base: dict[str, Any] = {
-            **{PARALLELISM + name: value for name, value in _fields(workload.parallelism).items()},
+            **{
+                PARALLELISM + name: getattr(workload.parallelism, name)
+                for name in ParallelismSpec.model_fields
+            },
             **{SCHEDULE + name: getattr(schedule, name) for name in ("name", "microbatches", "chunks")},
             "workload.local_batch_size": workload.local_batch_size,
         }
@@ -155,19 +165,10 @@ class Screener:
         except ParallelismError:
             return None
         network = self._network(changes)
-        experts = [
-            members[first : first + size]
-            for members in mesh.groups(SHARD)
-            if (size := mesh.degrees[EXPERT] // mesh.inside[SHARD]) > 1
-            for first in range(0, len(members), size)
-        ]
-        kinds = {
-            REPLICATE: (mesh.groups(REPLICATE), "all_reduce", "ring"),
-            SHARD: (mesh.groups(SHARD, CONTEXT), "all_gather", "ring"),
-            TENSOR: (mesh.groups(TENSOR), "all_reduce", "ring"),
-            EXPERT: (experts, "all_to_all", "direct"),
-        }
-        paces = {kind: _pace(network, *what) for kind, what in kinds.items()}
+        groups: dict[str, list[Members]] = {}
+        for name, members in groups_of(mesh):
+            groups.setdefault(name, []).append(members)
+        paces = {kind: _pace(network, groups.get(kind, []), *how) for kind, how in _COLLECTIVES.items()}
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
         paces[CONTEXT] = _of_loads(network, dict.fromkeys(rings, UNIT), 1)
@@ -184,15 +185,7 @@ class Screener:
     def _make_work(self, shape: _Shape, chunks: int, local: int) -> _Work | None:
         workload, mesh = self._scenario.workload, shape.mesh
         assert workload.model is not None
-        sizes = Sizes(
-            dimensions(workload.model).dim,
-            key_value_dim(workload.model),
-            experts_per_token(workload.model),
-            workload.sequence_length,
-            local,
-            workload.flops,
-            ITEMSIZES[workload.gradient_dtype],
-        )
+        sizes = replace(Sizes.of(workload, ITEMSIZES[workload.gradient_dtype]), microbatch_size=local)
         try:
             stages = model_stages(workload.model, mesh.outside[PIPELINE] * chunks, mesh, sizes)
         except ValueError:
@@ -201,11 +194,7 @@ class Screener:
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
-def _fields(spec: ParallelismSpec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ParallelismSpec.model_fields}
-
-
-def _pace(network: Network, groups: list[tuple[int, ...]], collective: str, algorithm: str) -> Pace:
+def _pace(network: Network, groups: Sequence[Members], collective: str, algorithm: str) -> Pace:
     if not groups:
         return Pace()
     size = len(groups[0])
@@ -237,14 +226,14 @@ def _stage_work(stage: Stage, shape: _Shape) -> _Work:
         within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * paces[CONTEXT].seconds(part.context)
-        gather_s = paces[SHARD].seconds(part.gathered + part.expert_gathered)
+        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered)
         gathered_s += gather_s
         hidden_s = 0.0 if pipelined else max(0.0, gather_s - part.forward_s)
         forward_s += part.forward_s + within_s + max(0.0, ring_s - part.forward_s) + hidden_s
         input_s += part.input_s + within_s + max(0.0, 2 * ring_s - part.input_s) + hidden_s
         weight_s += part.weight_s
-        if paces[SHARD].byte_s:
-            reduced_s += paces[SHARD].seconds(part.reduced + part.expert_reduced)
+        if paces[FSDP].byte_s:
+            reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
         reduced += part.reduced + part.expert_reduced
     shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
     end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)

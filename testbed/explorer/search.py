@@ -7,14 +7,14 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.screening import Screener
-from testbed.explorer.trying import DEGREES, Configuration, Misfit, Tried, try_out
+from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
@@ -56,6 +56,24 @@ class Exploration:
         return self.fitting[0]
 
     @property
+    def distinct(self) -> list[Result]:
+        """Where a value makes no difference to the model, one for all, the quickest first."""
+        found: dict[Tried, Result] = {}
+        for result in self.fitting:
+            found.setdefault(result.tried, result)
+        return list(found.values())
+
+    def compared(self, most: int) -> list[Result]:
+        """The baselines, the best of each dimension alone, and so many of the best that are none of these.
+
+        The very best is among them whatever it is.
+        """
+        named = [*self.baselines, *self.single]
+        told = {result.tried for result in named}
+        best = [result for result in self.distinct if result == self.best or result.tried not in told][:most]
+        return [*named, *(replace(result, name=f"best {number}") for number, result in enumerate(best, 1))]
+
+    @property
     def pareto(self) -> list[Result]:
         """Those of which no other is quicker and sends less between buildings, the quickest first."""
         found: list[Result] = []
@@ -91,12 +109,7 @@ class Search:
                 misfits[tried.constraint] += 1
                 examples.setdefault(tried.constraint, tried)
         if not fitting:
-            if not chosen:
-                misfits[DEGREES] = explore.size
-                examples[DEGREES] = Misfit(
-                    DEGREES, "other degrees", "those of the accelerators and sequences"
-                )
-            raise NothingFits(_why(misfits, examples, len(chosen)))
+            raise NothingFits(_why(misfits, examples, len(chosen) or explore.size))
         fitting.sort(key=lambda result: (result.tried.step_time_s, result.configuration.key))
         compared = [self._named(name, baselines()[name]["changes"]) for name in explore.baselines]
         return Exploration(
@@ -174,6 +187,8 @@ def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:
 
 
 def _why(misfits: Counter[str], examples: Mapping[str, Misfit], total: int) -> str:
+    if not misfits:
+        return f"of {total} configurations none has degrees that go with the ranks, layers and sequences"
     reasons = []
     for constraint, count in misfits.most_common():
         one = examples[constraint]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from testbed.scale import Scale
 from testbed.simulate import Stuck, Timeline
 from testbed.timeline import peak_alive
 from testbed.workload.memory import accelerator_bytes
-from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, SHARD
+from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
 Changes = Mapping[str, Any]
 MEMORY = "explore.memory"
@@ -82,51 +81,52 @@ def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
     """What ranks do, if that fits together."""
     if (misfit := _wrong_degrees(scenario, changes)) is not None:
         return misfit
-    whole = sequences(scenario)
     try:
-        changed = scenario.changed(completed(scenario, changes), "a configuration")
-        if sequences(changed) != whole:
-            found = f"{sequences(changed)} sequences in a step"
-            return Misfit(MICROBATCHES, found, f"{whole}, the scenario's")
-        return intent_of(changed, Scale())
+        return intent_of(configured(scenario, changes), Scale())
     except ConfigError as error:
         problem = error.problems[0]
         return Misfit(problem.field, problem.value, problem.expected)
 
 
-def completed(scenario: Scenario, changes: Changes) -> Changes:
-    """With the microbatches that follow where they are not said, at the scenario's sequences in a step. ConfigError."""
-    if MICROBATCHES in changes:
-        return changes
+def configured(scenario: Scenario, changes: Changes) -> Scenario:
+    """The scenario with these changes, at as many sequences in a step as it has itself. ConfigError.
+
+    Microbatches follow from the degrees where the changes name none.
+    """
     changed = scenario.changed(changes, "a configuration")
-    own = replicas(changed) * changed.workload.local_batch_size
     whole = sequences(scenario)
-    if whole % own:
-        found, expected = f"{replicas(changed)} replicas and shards", f"a divisor of {whole} sequences"
-        raise ConfigError([Problem("a configuration", None, DEGREES, found, expected)])
-    return {**changes, MICROBATCHES: whole // own}
+    if MICROBATCHES not in changes:
+        own = replicas(changed) * changed.workload.local_batch_size
+        if whole % own:
+            found, expected = f"{replicas(changed)} replicas and shards", f"a divisor of {whole} sequences"
+            raise _wrong(DEGREES, found, expected)
+        schedule = changed.workload.schedule or ScheduleSpec()
+        schedule = schedule.model_copy(update={"microbatches": whole // own})
+        workload = changed.workload.model_copy(update={"schedule": schedule})
+        return changed.model_copy(update={"workload": workload})
+    if sequences(changed) != whole:
+        raise _wrong(MICROBATCHES, f"{sequences(changed)} sequences in a step", f"{whole}, the scenario's")
+    return changed
+
+
+def _wrong(field: str, found: str, expected: str) -> ConfigError:
+    return ConfigError([Problem("a configuration", None, field, found, expected)])
 
 
 def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
     """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
     parallelism = scenario.workload.parallelism
     assert parallelism is not None
-    if any(path.split(".")[0] in ("topology", "hosts", "ranks") for path in changes):
-        return None
     degrees = {
         name: changes.get(f"{DEGREES}.{name}_degree", degree) for name, degree in parallelism.degrees.items()
     }
     per_rank = changes.get(f"{DEGREES}.accelerators_per_rank", parallelism.accelerators_per_rank)
     if not all(type(value) is int and value > 0 for value in (*degrees.values(), per_rank)):
         return None  # the scenario's own check says it better
-    product = math.prod(degrees[name] for name in DIMENSIONS)
-    if product != scenario.ranks * per_rank:
-        shown = " x ".join(f"{name} {degrees[name]}" for name in DIMENSIONS if degrees[name] > 1) or "1"
-        expected = f"{scenario.ranks * per_rank}: {scenario.ranks} ranks of {per_rank}"
-        return Misfit(DEGREES, f"{shown} = {product} accelerators", expected)
-    if degrees[SHARD] % degrees[EXPERT]:
-        expected = f"a divisor of data_parallel_shard_degree ({degrees[SHARD]})"
-        return Misfit(f"{DEGREES}.expert_parallel_degree", str(degrees[EXPERT]), expected)
+    try:
+        check_product(degrees, scenario.ranks, per_rank)
+    except ParallelismError as error:
+        return Misfit(DEGREES, *str(error).split(", expected ", 1))
     return None
 
 

@@ -21,7 +21,6 @@ from testbed.fidelity.alpha_beta import (
 )
 from testbed.harness.wiring import Wiring, software_cost
 from testbed.scale import Scale
-from testbed.transport import SocketSettings
 from testbed.transport.wire import ConnectionKey
 from testbed.virtual import clock_here
 
@@ -88,29 +87,9 @@ class Alone:
         for rank, step in enumerate(ring):
             peer = (rank + 1) % size
             lanes = self._wiring.lanes(rank, peer)
-            settings = self._wiring.sockets.settings(
-                SocketSettings(), rank, peer, ConnectionKey(), self._wiring.distance(rank, peer)
-            )
-            stripe = self._wiring.stripe(rank, peer)
-            slowest_s = slowest_byte_s(settings, stripe, step, paced)
+            slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
             found.append(replace(step, beta_s=max(step.beta_s, slowest_s / lanes)))
         return found
-
-
-def slowest_byte_s(
-    settings: SocketSettings, stripe: Mapping[str, Any] | None, step: Step, paced: bool
-) -> float:
-    """What a byte takes at least on one connection, as its sockets allow; step: of its path. paced: pacing counts."""
-    found = [0.0]
-    if settings.pacing_bps is not None and paced:
-        found.append(8 / settings.pacing_bps)
-    if settings.window_bytes is not None:
-        found.append(2 * step.alpha_s / settings.window_bytes)
-    if stripe is not None:
-        segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
-        # a segment is acknowledged when all of it has come
-        found.append((2 * step.alpha_s + step.beta_s * segment_bytes) / (segment_bytes * most))
-    return max(found)
 
 
 def _quickest_s(calibrations: Iterable[Mapping[str, Any]]) -> float | None:

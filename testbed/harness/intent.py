@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from testbed.collectives import between_groups
@@ -26,6 +26,7 @@ class Intent:
     topology: Topology
     hosts: Sequence[Host]
     load: Load
+    _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def flows(self) -> list[Flow]:
@@ -34,10 +35,13 @@ class Intent:
 
     def flows_of(self, algorithm: str) -> list[Flow]:
         """Who will send how much on which ports."""
-        flows = []
-        for dscp, pairs in self.load.pairs(algorithm).items():
-            flows += flows_of(self._joined, pairs, TrafficClass(dscp))
-        return flows
+        if algorithm not in self._flows:
+            self._flows[algorithm] = [
+                flow
+                for dscp, pairs in self.load.pairs(algorithm).items()
+                for flow in flows_of(self._joined, pairs, TrafficClass(dscp))
+            ]
+        return self._flows[algorithm]
 
     @cached_property
     def wiring(self) -> Wiring:

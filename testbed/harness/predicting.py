@@ -12,11 +12,10 @@ from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.fidelity.alpha_beta import Step, links_inside
-from testbed.harness.alone import slowest_byte_s
 from testbed.harness.intent import Intent
 from testbed.harness.wiring import modelled_cost
 from testbed.simulate import Ends, Network, Path, Timeline, network_of, payload_per_bit, simulate
-from testbed.transport import SocketSettings, TrafficClass
+from testbed.transport import TrafficClass
 from testbed.workload.program_plan import plan_of_program
 
 
@@ -32,7 +31,8 @@ def predict(intent: Intent, algorithm: str) -> Timeline:
 
 def routed(intent: Intent, algorithm: str) -> Network:
     """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
-    network = network_of(intent.topology, intent.hosts)
+    training = intent.load.training
+    network = network_of(intent.topology, intent.hosts) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
     routes = _Routes(intent)
@@ -115,5 +115,4 @@ class _Routes:
         """What a byte takes by what the connection's sockets allow."""
         wiring = self.intent.wiring
         key = wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
-        settings = wiring.sockets.settings(SocketSettings(), *ends, key, wiring.distance(*ends))
-        return slowest_byte_s(settings, wiring.stripe(*ends), step, paced=True)
+        return wiring.slowest_byte_s(*ends, key, step, paced=True)

@@ -291,7 +291,8 @@ class Run:
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self.intent.wan_bytes(algorithm)
-        predicted = predict(self.intent, algorithm)
+        training, undisturbed = self.load.training is not None, self.intent.undisturbed
+        predicted = predict(self.intent, algorithm) if training or undisturbed else None
         observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
@@ -305,9 +306,9 @@ class Run:
             connections=socket_use(records.tcp, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
             verdict=assess(evidence, steps, expected, observed).to_dict(),
-            predicted_s=self.scale.real_s(predicted.step_time_s) if self.intent.undisturbed else None,
+            predicted_s=self.scale.real_s(predicted.step_time_s) if predicted and undisturbed else None,
         )
-        if self.load.training is not None:
+        if training and predicted is not None:
             entry["training"] = training_summary(self.load, steps, records.samples, predicted, self.scale)
             entry["limited_by"] = limited_words(entry["training"]["measured"])
         if evidence.events:

@@ -16,7 +16,7 @@ from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
 from testbed.timeline import peak_alive
 from testbed.workload.layers import Options, Turn
-from testbed.workload.models import dimensions, experts_per_token, key_value_dim
+from testbed.workload.models import dimensions
 from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
 from testbed.workload.placing import least_crossing
 from testbed.workload.plan import JobPlan
@@ -235,17 +235,8 @@ def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[S
             f"a divisor of the model's experts ({experts})" if experts else "1, as the model has no experts"
         )
         raise _wrong("parallelism.expert_parallel_degree", str(shared_by), expected)
-    sizes = Sizes(
-        dimensions(workload.model).dim,
-        key_value_dim(workload.model),
-        experts_per_token(workload.model),
-        workload.sequence_length,
-        workload.local_batch_size,
-        workload.flops,
-        itemsize,
-    )
     try:
-        return model_stages(workload.model, count, mesh, sizes)
+        return model_stages(workload.model, count, mesh, Sizes.of(workload, itemsize))
     except ValueError as error:
         raise _wrong("schedule", *str(error).split(": expected ", 1)) from None
 

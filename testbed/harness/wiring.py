@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.config import Host, Topology, TransportSpec, distance
 from testbed.fabric.plan import Multipath
+from testbed.fidelity.alpha_beta import Step
 from testbed.harness.socket_rules import SocketRules
 from testbed.scale import Scale
 from testbed.transport import (
@@ -106,6 +107,29 @@ class Wiring:
     def stripe(self, rank: int, peer: int) -> Mapping[str, Any] | None:
         """How two ranks' messages are spread over their connections; None where they are not."""
         return self.stripes[self.distance(rank, peer)] if self.kind == "striped" else None
+
+    def settings(
+        self, rank: int, peer: int, key: ConnectionKey, usual: SocketSettings | None = None
+    ) -> SocketSettings:
+        """Of a connection's sockets on the side of `rank`, where they would be `usual` ones."""
+        return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
+
+    def slowest_byte_s(self, rank: int, peer: int, key: ConnectionKey, step: Step, *, paced: bool) -> float:
+        """What a byte takes at least on one connection, as its sockets allow.
+
+        step: of the connection's path. paced: whether pacing counts.
+        """
+        settings, stripe = self.settings(rank, peer, key), self.stripe(rank, peer)
+        found = [0.0]
+        if settings.pacing_bps is not None and paced:
+            found.append(8 / settings.pacing_bps)
+        if settings.window_bytes is not None:
+            found.append(2 * step.alpha_s / settings.window_bytes)
+        if stripe is not None:
+            segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
+            # a segment is acknowledged when all of it has come
+            found.append((2 * step.alpha_s + step.beta_s * segment_bytes) / (segment_bytes * most))
+        return max(found)
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Wiring:
@@ -238,7 +262,7 @@ def join(wiring: Wiring, rank: int) -> Joined:
         )
 
     def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
-        return wiring.sockets.settings(usual, rank, peer, key, wiring.distance(rank, peer))
+        return wiring.settings(rank, peer, key, usual)
 
     settings = MeshSettings(
         token=wiring.token,

@@ -15,9 +15,9 @@ from testbed.report.charts import (
     time_split_chart,
     timeline_chart,
 )
-from testbed.report.compare import comparisons, deviation, deviation_text, failing
+from testbed.report.compare import comparisons, deviation, failing
 from testbed.report.data import JsonObject, LinkKey, RunData, load_run
-from testbed.report.figures import percent_text, rate_text, size_text, time_text
+from testbed.report.pages import render_page
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
@@ -43,19 +43,7 @@ def write_report(run_dir: Path) -> Path:
 
 def render_report(data: RunData) -> str:
     """The report's HTML."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # noqa: PLC0415 (slow)
-
-    environment = Environment(
-        loader=PackageLoader("testbed.report"),
-        autoescape=select_autoescape(("j2", "html")),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        duration=time_text, size=size_text, rate=rate_text, percent=percent_text, deviation=deviation_text
-    )
-    return environment.get_template("report.html.j2").render(_content(data))
+    return render_page("report.html.j2", _content(data))
 
 
 def _content(data: RunData) -> dict[str, Any]:

@@ -113,8 +113,7 @@ class Fluid:
             self._shares = None
 
     def _open(self, key: object, ways: Sequence[Way]) -> _Connection:
-        places = tuple(np.array([self._part[part] for part in way], dtype=np.intp) for way in ways)
-        loads = tuple(np.array(list(way.values())) for way in ways)
+        places, loads = _arrays(self._part, ways)
         through: dict[int, float] = {}
         for way in ways:
             for part, load in way.items():
@@ -224,10 +223,16 @@ class Fluid:
 def fair_rates(capacities: Mapping[str, float], ways: Sequence[Way]) -> list[float]:
     """Of all of these at once, in bytes per second."""
     part = {name: number for number, name in enumerate(capacities)}
-    places = [np.array([part[name] for name in way], dtype=np.intp) for way in ways]
-    loads = [np.array(list(way.values())) for way in ways]
-    found: list[float] = _fair(np.array(list(capacities.values()), dtype=float), places, loads).tolist()
+    found: list[float] = _fair(
+        np.array(list(capacities.values()), dtype=float), *_arrays(part, ways)
+    ).tolist()
     return found
+
+
+def _arrays(part: Mapping[str, int], ways: Sequence[Way]) -> tuple[tuple[Places, ...], tuple[Floats, ...]]:
+    """Of each way, its parts by number and what goes through them."""
+    places = tuple(np.array([part[name] for name in way], dtype=np.intp) for way in ways)
+    return places, tuple(np.array(list(way.values())) for way in ways)
 
 
 def _fair(capacities: Floats, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:

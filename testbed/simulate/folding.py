@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from testbed.simulate.fluid import Way, fair_rates
-from testbed.simulate.network import Ends, Network, Path
+from testbed.simulate.network import Ends, Members, Network, Path
 from testbed.workload.plan import GroupCollective
 from testbed.workload.plan_traffic import group_traffic
-
-Members = tuple[int, ...]
 
 
 class Alone(NamedTuple):
@@ -65,8 +63,7 @@ class Folder:
         self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
     ) -> CollectiveFlow | None:
         """Of one of a plan's groups; None where nothing is sent."""
-        what = operation.collective, operation.algorithm, operation.numel, operation.counts, operation.returns
-        key = (*what, operation.table, members, dscp)
+        key = operation.alike, dscp
         if key not in self._known:
             self._known[key] = self._fold(operation, members, buildings, dscp)
         return self._known[key]
@@ -94,7 +91,7 @@ class Folder:
         ways = {ends: self.network.ways_of(ends, dscp) for ends in pairs}
         rates: Iterator[float] = iter(())
         if any(len(paths) > 1 for paths in ways.values()):
-            each = [dict.fromkeys(path.parts, 1.0) for paths in ways.values() for path in paths]
+            each = [path.way for paths in ways.values() for path in paths]
             rates = iter(fair_rates(self.network.capacities, each))
         for ends, paths in ways.items():
             own = [next(rates, 1.0) for _ in paths]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from testbed.config import Host, Topology
 from testbed.controller.view import View
 from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import frame_per_payload, links_between
+from testbed.simulate.fluid import Way
 
 
 @dataclass(frozen=True)
@@ -18,9 +20,17 @@ class Path:
     latency_s: float
     parts: tuple[str, ...]
 
+    @cached_property
+    def way(self) -> Way:
+        """All of the bytes go through each part."""
+        return dict.fromkeys(self.parts, 1.0)
+
 
 Ends = tuple[int, int]
 """A rank that sends, and the one that it sends to."""
+
+Members = tuple[int, ...]
+"""The ranks of a group."""
 
 
 @dataclass(frozen=True)

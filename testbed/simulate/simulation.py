@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from testbed.collectives.catalogue import AUTO, Ask, automatic, pieces_for, plan_of
@@ -19,12 +18,12 @@ from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
 from testbed.simulate.fluid import Fluid
 from testbed.simulate.folding import Alone, Folder, software_of
-from testbed.simulate.network import Ends, Network
+from testbed.simulate.network import Ends, Members, Network
+from testbed.simulate.waiting import Event, Mailbox
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
 Key = tuple[object, ...]
-Members = tuple[int, ...]
-Events = Generator[list["_Event"], None, None]
+Events = Generator[list[Event], None, None]
 
 
 class Stuck(ValueError):
@@ -59,29 +58,6 @@ def simulate(
     messages go through, and takes alone on the network exactly what it takes message by message. Stuck.
     """
     return _Simulation(plan, network, itemsize, message_s, byte_s, buildings, folded).run()
-
-
-@dataclass(eq=False)
-class _Event:
-    """Something that will have happened."""
-
-    done: bool = False
-    then: list[Callable[[], None]] = field(default_factory=list)
-
-    def happen(self) -> None:
-        self.done = True
-        for action in self.then:
-            action()
-
-
-@dataclass(eq=False)
-class _Mailbox:
-    """Messages of one kind from one rank to another, in order: those that have come, those that are waited for."""
-
-    come: deque[None] = field(default_factory=deque)
-    waiting: deque[_Event] = field(default_factory=deque)
-    held: deque[Callable[[], None]] = field(default_factory=deque)
-    allowed: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ class _Simulation:
         self.trackers = [Tracker(operations) for operations in plan.ranks]
         self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
-        self.boxes: dict[Key, _Mailbox] = {}
+        self.boxes: dict[Key, Mailbox] = {}
         self.sequence: dict[tuple[int, int], int] = {}
         self.folder = Folder(network, itemsize, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
@@ -195,26 +171,25 @@ class _Simulation:
                 dscp = self.plan.dscp(operation)
                 self._send(key, ends, size_bytes, dscp, self.plan.holds_receivers).then.append(over)
             else:
-                self._then(self._receive(key), over)
+                self._receive(key).and_then(over)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
                 self._drive(self._collective(rank, operation), over)
             else:
                 self._join(rank, operation, self.folder, over)
 
-    def _send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> _Event:
+    def _send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
         """Begin to send; the event is that the last byte has left."""
-        left, box = _Event(), self._box(key)
+        left, box = Event(), self._box(key)
         here, there = ends
-        ways = self.network.ways_of(ends, dscp)
-        latency_s = max(way.latency_s for way in ways)
-
-        parts = [dict.fromkeys(way.parts, 1.0) for way in ways]
+        paths = self.network.ways_of(ends, dscp)
+        latency_s = max(path.latency_s for path in paths)
+        ways = [path.way for path in paths]
         until_s = 0.0
 
         def sent() -> None:
             late_s = latency_s + max(0.0, until_s - self.now_s)
-            self._later(late_s, lambda: self._work(there, size_bytes, lambda: _arrive(box)))
+            self._later(late_s, lambda: self._work(there, size_bytes, box.arrive))
             self.sending[ends] -= size_bytes
             left.happen()
 
@@ -222,17 +197,13 @@ class _Simulation:
             nonlocal until_s
             self.sending[ends] = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, self.sending[ends])
-            until_s = self.now_s + self.fluid.ahead_s((ends, dscp), parts, size_bytes)
-            self.fluid.send((ends, dscp), parts, size_bytes, sent)
+            until_s = self.now_s + self.fluid.ahead_s((ends, dscp), ways, size_bytes)
+            self.fluid.send((ends, dscp), ways, size_bytes, sent)
 
         def hand_over() -> None:
             self._work(here, size_bytes, begin)
 
-        if held and not box.allowed:
-            box.held.append(hand_over)
-        else:
-            box.allowed -= held
-            hand_over()
+        box.leave(hand_over, held=held)
         return left
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None]) -> None:
@@ -242,32 +213,15 @@ class _Simulation:
         self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
         self._later(self.busy_until_s[rank] - self.now_s, action)
 
-    def _receive(self, key: Key) -> _Event:
-        box, event = self._box(key), _Event()
-        if box.come:
-            box.come.popleft()
-            event.done = True
-        else:
-            box.waiting.append(event)
-        if box.held:
-            box.held.popleft()()
-        else:
-            box.allowed += 1
-        return event
+    def _receive(self, key: Key) -> Event:
+        return self._box(key).receive()
 
-    def _box(self, key: Key) -> _Mailbox:
-        return self.boxes.setdefault(key, _Mailbox())
+    def _box(self, key: Key) -> Mailbox:
+        return self.boxes.setdefault(key, Mailbox())
 
-    @staticmethod
-    def _then(event: _Event, action: Callable[[], None]) -> None:
-        if event.done:
-            action()
-        else:
-            event.then.append(action)
-
-    def _begin(self, steps: Events) -> _Event:
+    def _begin(self, steps: Events) -> Event:
         """Run a generator; the event is its end."""
-        event = _Event()
+        event = Event()
         self._drive(steps, event.happen)
         return event
 
@@ -306,9 +260,12 @@ class _Simulation:
         flow = folder.flow(operation, members, groups, self.plan.dscp(operation))
         if flow is None:
             done()
-        else:
-            over = lambda: self._later(flow.rest_s, done)  # noqa: E731
-            self.fluid.send(flow, [flow.way], flow.size_bytes, over, flow.burst_bytes)
+            return
+
+        def left() -> None:
+            self._later(flow.rest_s, done)
+
+        self.fluid.send(flow, [flow.way], flow.size_bytes, left, flow.burst_bytes)
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Alone:
         """What a collective takes, message by message, with nothing else on the network."""
@@ -395,10 +352,3 @@ class _Simulation:
                     receives.append(self._receive((*call.key, *call.ends(transfer.peer, call.own))))
             yield receives
         yield sends
-
-
-def _arrive(box: _Mailbox) -> None:
-    if box.waiting:
-        box.waiting.popleft().happen()
-    else:
-        box.come.append(None)

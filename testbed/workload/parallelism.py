@@ -99,6 +99,18 @@ class Mesh:
         return [tuple(members) for members in found.values()]
 
 
+def check_product(
+    degrees: Mapping[str, int], ranks: int, per_rank: int, order: Sequence[str] = DIMENSIONS
+) -> None:
+    """ParallelismError unless degrees multiply to the accelerators of all ranks; order: as the message names them."""
+    world = math.prod(degrees[name] for name in order)
+    if world != ranks * per_rank:
+        product = " x ".join(f"{name} {degrees[name]}" for name in order if degrees[name] > 1) or "1"
+        raise ParallelismError(
+            f"{product} = {world} accelerators, expected {ranks * per_rank}: {ranks} ranks of {per_rank}"
+        )
+
+
 def make_mesh(
     degrees: Mapping[str, int],
     ranks: int,
@@ -110,12 +122,7 @@ def make_mesh(
 
     mapping: the rank of each place of the mesh, in its order; by default place and rank have the same number.
     """
-    world = math.prod(degrees[name] for name in order)
-    if world != ranks * per_rank:
-        product = " x ".join(f"{name} {degrees[name]}" for name in order if degrees[name] > 1) or "1"
-        raise ParallelismError(
-            f"{product} = {world} accelerators, expected {ranks * per_rank}: {ranks} ranks of {per_rank}"
-        )
+    check_product(degrees, ranks, per_rank, order)
     inside, left = {}, per_rank
     for name in reversed(order):
         inside[name] = math.gcd(degrees[name], left)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 COMPUTE = "compute"
@@ -73,6 +73,11 @@ class GroupCollective(Operation):
     def uneven(self) -> bool:
         """Whether every pair of members has a count of its own."""
         return bool(self.counts or self.table)
+
+    @property
+    def alike(self) -> GroupCollective:
+        """The same for all that send the same in the same group."""
+        return replace(self, name="", stream="", kind="", after=())
 
     def rows(self) -> list[list[int]]:
         """Elements of an all_to_all_v from each member, in rows, to each."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from testbed.collectives import traffic
 from testbed.collectives.late_counts import rows_traffic
@@ -24,7 +23,7 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
             elif isinstance(operation, GroupCollective):
                 members = plan.groups[operation.group][1]
                 if rank == members[0]:
-                    alike[replace(operation, name="", stream="", kind="", after=())] += 1
+                    alike[operation.alike] += 1
     for operation, count in alike.items():
         members = plan.groups[operation.group][1]
         for ends, size in group_traffic(operation, members, itemsize, [0] * len(members)).items():

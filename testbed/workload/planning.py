@@ -21,7 +21,7 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     """The plan of every rank of the mesh."""
     groups: list[tuple[str, tuple[int, ...]]] = []
     of_rank: list[dict[str, Group]] = [{} for _ in range(mesh.size)]
-    for name, members in _groups(mesh):
+    for name, members in groups_of(mesh):
         for rank in members:
             of_rank[rank][name] = Group(len(groups), members)
         groups.append((name, members))
@@ -42,7 +42,8 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     )
 
 
-def _groups(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
+def groups_of(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
+    """Ranks that do collectives together, by what those are about."""
     found = [(name, members) for name in (REPLICATE, TENSOR, CONTEXT) for members in mesh.groups(name)]
     found += [(FSDP, members) for members in mesh.groups(SHARD, CONTEXT)]
     ranks = mesh.degrees[EXPERT] // mesh.inside[SHARD]

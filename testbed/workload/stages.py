@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from testbed.workload.models import Parameter, parameters
+from testbed.workload.models import Parameter, dimensions, experts_per_token, key_value_dim, parameters
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh
 
 if TYPE_CHECKING:
-    from testbed.config import ModelSpec
+    from testbed.config import ModelSpec, WorkloadSpec
 
 VALUE_BYTES = 2
 _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
@@ -122,6 +122,20 @@ class Sizes:
     microbatch_size: int
     flops: float
     gradient_bytes: int
+
+    @classmethod
+    def of(cls, workload: WorkloadSpec, gradient_bytes: int) -> Sizes:
+        """Of a workload with a model."""
+        assert workload.model is not None
+        return cls(
+            dimensions(workload.model).dim,
+            key_value_dim(workload.model),
+            experts_per_token(workload.model),
+            workload.sequence_length,
+            workload.local_batch_size,
+            workload.flops,
+            gradient_bytes,
+        )
 
 
 def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) -> list[Stage]:

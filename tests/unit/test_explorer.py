@@ -20,6 +20,7 @@ from testbed.explorer.keeping import Keeper
 from testbed.explorer.screening import Screener
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict
+from testbed.report.exploration import write_exploration
 from testbed.scale import Scale
 
 SCENARIO: dict[str, Any] = {
@@ -190,7 +191,16 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
     found = json.loads(again.stdout)
     assert found == json.loads((tmp_path / "explored/exploration.json").read_text())
     assert len(found["fitting"]) == 6
-    assert found["baselines"][0]["name"] == "production"
+    assert [entry["name"] for entry in found["compared"][:5]] == [
+        *("production", "atlas", "crosspipe", "arnold"),
+        "only placement",
+    ]
+    assert found["compared"][5]["name"] == "best 1"
+    assert found["misfits"][0]["constraint"] == "workload.parallelism"
+    page = (tmp_path / "explored/exploration.html").read_text()
+    assert page.count("<circle") == len(found["fitting"])
+    assert "The best is" in page
+    assert "Predicted and measured" not in page
     confirms = load_scenario(tmp_path / "explored/confirm.yaml")
     assert confirms.explore is None
     assert confirms.variant_names[0] == "production"
@@ -252,3 +262,33 @@ def test_agreement_of_predicted_and_measured() -> None:
     assert found is not None
     assert (found.median_error, found.worst_error, found.kendall_tau) == pytest.approx((0.05, 0.1, 1.0))
     assert agreement(some[:1]) is None
+
+
+def test_the_page_shows_what_confirmed_an_exploration(tmp_path: Path) -> None:
+    folder = tmp_path / "explored"
+    CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(folder)])
+    document = json.loads((folder / "exploration.json").read_text())
+    document["agreement"] = {"median_error": 0.012, "worst_error": 0.034, "kendall_tau": 0.95}
+
+    def variant(entry: dict[str, Any]) -> dict[str, Any]:
+        median = entry["step_time_s"] * 1.02
+        return {
+            "name": entry["name"].replace(" ", "-"),
+            "step_time_s": {"median": median, "n": 3, "samples": [median, median * 1.01, median * 0.99]},
+            "predicted": {"step_time_s": entry["step_time_s"], "error": -0.0196},
+            "verdict": {"status": "trusted"},
+            "limited_by": "computing 90 %",
+        }
+
+    confirmed = {"status": "trusted", "variants": [variant(entry) for entry in document["compared"]]}
+    page = write_exploration(folder, document, confirmed).read_text()
+    assert page.count("<circle") == len(document["fitting"]) + len(document["compared"])
+    for words in (
+        "confirmed: trusted",
+        "1.2 % off in the median, 3.4 % at the worst, Kendall's tau 0.95",
+        "at 95 % confidence)",
+        "Where the model was wrong",
+        "-2.0 %",
+        "computing 90 %",
+    ):
+        assert words in page, words

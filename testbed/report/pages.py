@@ -1,0 +1,26 @@
+"""Pages from templates: one HTML file each that needs nothing else, neither network nor script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from testbed.report.compare import deviation_text
+from testbed.report.figures import percent_text, rate_text, size_text, time_text
+
+
+def render_page(template: str, content: Mapping[str, Any]) -> str:
+    """The HTML of one of the templates in `templates/`."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape  # noqa: PLC0415 (slow)
+
+    environment = Environment(
+        loader=PackageLoader("testbed.report"),
+        autoescape=select_autoescape(("j2", "html")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        duration=time_text, size=size_text, rate=rate_text, percent=percent_text, deviation=deviation_text
+    )
+    return environment.get_template(template).render(content)

@@ -1,0 +1,69 @@
+"""What happens once, and who waits for it; messages that have come, and receives that wait for theirs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class Event:
+    """Something that will have happened."""
+
+    done: bool = False
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    def happen(self) -> None:
+        """Now; who waits for it goes on."""
+        self.done = True
+        for action in self.then:
+            action()
+
+    def and_then(self, action: Callable[[], None]) -> None:
+        """Act when it has happened, at once if it has."""
+        if self.done:
+            action()
+        else:
+            self.then.append(action)
+
+
+@dataclass(eq=False)
+class Mailbox:
+    """Messages of one kind from one rank to another, in order: those that have come, those that are waited for.
+
+    Messages that are held leave as receives are posted, one for each.
+    """
+
+    come: int = 0
+    waiting: deque[Event] = field(default_factory=deque)
+    held: deque[Callable[[], None]] = field(default_factory=deque)
+    allowed: int = 0
+
+    def leave(self, hand_over: Callable[[], None], *, held: bool) -> None:
+        """Hand a message over; if held, once it is waited for."""
+        if held and not self.allowed:
+            self.held.append(hand_over)
+        else:
+            self.allowed -= held
+            hand_over()
+
+    def arrive(self) -> None:
+        """A message has come."""
+        if self.waiting:
+            self.waiting.popleft().happen()
+        else:
+            self.come += 1
+
+    def receive(self) -> Event:
+        """Wait for the next message; the event is that it has come."""
+        event = Event(done=self.come > 0)
+        if event.done:
+            self.come -= 1
+        else:
+            self.waiting.append(event)
+        if self.held:
+            self.held.popleft()()
+        else:
+            self.allowed += 1
+        return event
