@@ -1,4 +1,4 @@
-"""Explores all design points, confirms what it finds under the virtual clock, prints the table of docs/explore.md.
+"""Explores all design points, confirms what it finds under the virtual clock, prints what docs/design-points.md has.
 
     .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs 2] [--table]
 
@@ -23,7 +23,7 @@ from testbed.report.figures import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 BASELINES = ("production", "atlas", "crosspipe", "arnold")
-SINGLE = "only-"
+SINGLE = "only "
 
 
 def main() -> None:
@@ -44,11 +44,19 @@ def main() -> None:
             command = [sys.executable, "-m", "testbed", "explore", str(SCENARIOS / f"{name}.yaml")]
             subprocess.run([*command, "-o", str(folder), "--confirm", "--jobs", options.jobs], check=False)
         if (folder / "confirmed/summary.json").exists():
-            points.append((name, json.loads((folder / "confirmed/summary.json").read_text())["variants"]))
+            points.append((name, _compared(folder)))
     print("\n".join(_table(points)))
 
 
-def _table(points: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Iterator[str]:
+def _compared(folder: Path) -> dict[str, dict[str, Any]]:
+    """What was measured, by what was compared."""
+    compared = json.loads((folder / "exploration.json").read_text())["compared"]
+    variants = json.loads((folder / "confirmed/summary.json").read_text())["variants"]
+    measured = {one["name"]: one for one in variants}
+    return {entry["name"]: measured[entry["variant"]] for entry in compared if entry["variant"] in measured}
+
+
+def _table(points: Sequence[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[str]:
     heads = (
         "production",
         "best baseline",
@@ -60,25 +68,23 @@ def _table(points: Sequence[tuple[str, Sequence[dict[str, Any]]]]) -> Iterator[s
     yield f"| design point | {' | '.join(heads)} |"
     yield f"|---{'|---' * len(heads)}|"
     pairs: list[list[tuple[float, float]]] = []
-    for name, variants in points:
-        trusted = {one["name"]: one for one in variants if one["verdict"]["status"] != "untrusted"}
-        best = min((one for own, one in trusted.items() if own.startswith("best-")), key=_median_s)
-        base = min((one for own, one in trusted.items() if own in BASELINES), key=_median_s)
-        single = min(
-            (one for own, one in trusted.items() if own.startswith(SINGLE)), key=_median_s, default=None
-        )
+    for point, compared in points:
+        trusted = {name: one for name, one in compared.items() if one["verdict"]["status"] != "untrusted"}
+        best = min((one for own, one in trusted.items() if own.startswith("best ")), key=_median_s)
+        base = min((trusted[own] for own in BASELINES if own in trusted), key=_median_s)
+        alone = [own for own in trusted if own.startswith(SINGLE)]
+        single = min(alone, key=lambda own: _median_s(trusted[own]), default=None)
         cells = [
             time_text(_median_s(trusted["production"])),
             f"{time_text(_median_s(base))} ({base['name']})",
             time_text(_median_s(best)),
             _faster(best, trusted["production"]),
             _faster(best, base),
-            ""
-            if single is None
-            else f"{single['name'].removeprefix(SINGLE)}, {_faster(single, trusted['production'])}",
+            "" if single is None else f"{single}, {_faster(trusted[single], trusted['production'])}",
         ]
-        yield f"| `{name}` | {' | '.join(cells)} |"
-        pairs.append([(one["predicted"]["step_time_s"], _median_s(one)) for one in trusted.values()])
+        yield f"| `{point}` | {' | '.join(cells)} |"
+        runs = {one["name"]: one for one in trusted.values()}  # what is the same configuration was run once
+        pairs.append([(one["predicted"]["step_time_s"], _median_s(one)) for one in runs.values()])
     every = [pair for own in pairs for pair in own]
     if every:
         errors = sorted(abs(predicted / measured - 1) for predicted, measured in every)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,16 +64,26 @@ def explore(
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(str(scenario), None, "explore", "nothing", expected)])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
+    fresh = not folder.exists()
     try:
         keeper = Keeper(folder, loaded)
     except OtherSearch as error:
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
-    with contextlib.closing(keeper):
-        found = _search(loaded, str(scenario), keeper)
-    document = _document(loaded, found)
+    try:
+        with contextlib.closing(keeper):
+            found = _search(loaded, str(scenario), keeper)
+    except ConfigError:
+        if fresh:
+            shutil.rmtree(folder)
+        raise
+    except KeyboardInterrupt:
+        Console(stderr=True, highlight=False).print(f"stopped; -o {folder} goes on", soft_wrap=True)
+        raise
+    confirms = confirmation(loaded, found)
+    document = _document(loaded, found, confirms.variants)
     _write(folder, document)
     file = folder / CONFIRMATION
-    file.write_text(confirmation(loaded, found).to_yaml())
+    file.write_text(confirms.scenario.to_yaml())
     hand_over(folder)
     if not as_json:
         _print(found, Console(highlight=False))
@@ -134,14 +145,17 @@ def _print(found: Exploration, console: Console) -> None:
     console.print(f"{found.combinations:,} combinations: {how}, {len(found.fitting):,} fit.")
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
-    for heading in ("predicted\nstep time", "against\nthe first", "between\nbuildings", "memory"):
-        table.add_column(heading, justify="right", no_wrap=True)
     compared = found.compared(SHOWN)
+    tailed = any(result.tried.tail_s != result.tried.step_time_s for result in compared)
+    headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else [])]
+    for heading in (*headings, "against\nthe first", "between\nbuildings", "memory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for result in compared:
         tried_out = result.tried
         table.add_row(
             str(result.configuration) if result.name.startswith("best ") else result.name,
             time_text(tried_out.step_time_s),
+            *([time_text(tried_out.tail_s)] if tailed else []),
             f"{compared[0].tried.step_time_s / tried_out.step_time_s:.2f}x",
             size_text(tried_out.wan_bytes),
             "" if tried_out.memory_bytes is None else size_text(round(tried_out.memory_bytes)),
@@ -152,7 +166,9 @@ def _print(found: Exploration, console: Console) -> None:
         console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
 
 
-def _document(scenario: Scenario, found: Exploration) -> dict[str, Any]:
+def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str]) -> dict[str, Any]:
+    """variants: of the scenario that confirms, by what is compared."""
+
     def entries(results: Sequence[Result]) -> list[dict[str, Any]]:
         return [
             {
@@ -171,7 +187,9 @@ def _document(scenario: Scenario, found: Exploration) -> dict[str, Any]:
         "misfits": [
             {"count": count, **asdict(found.examples[name])} for name, count in found.misfits.items()
         ],
-        "compared": entries(found.compared(SHOWN)),
+        "compared": [
+            {**entry, "variant": variants.get(entry["name"])} for entry in entries(found.compared(SHOWN))
+        ],
         "pareto": entries(found.pareto),
         "fitting": entries(found.fitting),
         "agreement": None,

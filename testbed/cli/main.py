@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.bench import add_bench_command
+from testbed.cli.calibrate import add_calibrate_command
 from testbed.cli.explore import add_explore_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
@@ -42,6 +43,7 @@ app = typer.Typer(
 add_run_commands(app)
 add_bench_command(app)
 add_explore_command(app)
+add_calibrate_command(app)
 add_fabric_commands(app)
 add_launch_command(app)
 add_link_commands(app)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich import box
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, load_scenario
+from testbed.harness.calibration import Calibration, find_calibration
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict as predict_step
 from testbed.report.figures import size_text, time_text
@@ -29,15 +30,19 @@ def add_predict_command(app: typer.Typer) -> None:
 def predict(
     scenario: Annotated[Path, typer.Argument(help="Any scenario file.")],
     overrides: OverridesOption = None,
+    clock: Annotated[
+        Literal["virtual", "real"],
+        typer.Option(help="Whose calibration the model takes: `testbed calibrate`."),
+    ] = "virtual",
     as_json: JsonOption = False,
 ) -> None:
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
 
-    The model knows paths under the policy, fair shares, latency and the software's cost per message, and what each
-    collective sends. It knows nothing of loss, full queues, events and neighbours.
+    The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
+    per message, and what each collective sends. It knows nothing of full queues, events and neighbours.
     """
     began_s = time.perf_counter()
-    found = dict(_predictions(load_scenario(scenario, overrides or [])))
+    found = dict(_predictions(load_scenario(scenario, overrides or []), find_calibration(clock)))
     took_s = time.perf_counter() - began_s
     if as_json:
         entries = {name: {"step_time_s": step_s, "wan_bytes": size} for name, (step_s, size) in found.items()}
@@ -57,11 +62,11 @@ def predict(
     )
 
 
-def _predictions(scenario: Scenario) -> Iterator[tuple[str, tuple[float, int]]]:
+def _predictions(scenario: Scenario, calibration: Calibration) -> Iterator[tuple[str, tuple[float, int]]]:
     """By name of what is compared: seconds of a step, bytes between buildings."""
     scale = Scale()
     common = None if scenario.variants is not None else intent_of(scenario, scale)
     for name in scenario.variant_names:
         intent = common or intent_of(scenario.variant(name), scale)
         algorithm = name if common else intent.scenario.algorithms[0]
-        yield name, (predict_step(intent, algorithm).step_time_s, intent.wan_bytes(algorithm))
+        yield name, (predict_step(intent, algorithm, calibration).step_time_s, intent.wan_bytes(algorithm))

@@ -42,6 +42,11 @@ class Topology:
         """Names of all switches."""
         return tuple(name for building in self.buildings for name in building.switches)
 
+    @property
+    def lossy(self) -> bool:
+        """Whether any link between buildings loses packets."""
+        return any(way.mean_loss for link in self.wan for way in (link.a_to_b, link.b_to_a))
+
     def host(self, name: str) -> Host:
         """The host of this name. KeyError if there is none."""
         return {host.name: host for host in self.hosts}[name]

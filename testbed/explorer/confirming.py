@@ -10,27 +10,34 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.config.parallelism import ScheduleSpec
-from testbed.explorer.search import Exploration, Result
+from testbed.explorer.search import Exploration
 from testbed.explorer.trying import MICROBATCHES, configured
 
 
-def confirmation(scenario: Scenario, found: Exploration) -> Scenario:
-    """The same with variants: the baselines, the best of each dimension alone, and the best of all. ConfigError.
+@dataclass(frozen=True)
+class Confirmation:
+    """scenario: its variants are what was compared, each configuration once. variants: which, by name."""
 
-    Of those that the model takes for the same step one is run, under its first name.
-    """
+    scenario: Scenario
+    variants: Mapping[str, str]
+
+
+def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
+    """The baselines, the best of each dimension alone and of as many at random, and the best of all. ConfigError."""
     explore = scenario.explore
     assert explore is not None
-    compared = found.compared(explore.confirm)
-    variants = {result.name.replace(" ", "-"): _complete(scenario, result) for result in compared}
+    variants: dict[str, dict[str, Any]] = {}
+    names: dict[str, str] = {}
+    known: dict[str, str] = {}
+    for result in found.compared(explore.confirm):
+        changed = configured(scenario, result.configuration.changes)
+        name = known.setdefault(changed.to_yaml(), result.name.replace(" ", "-"))
+        names[result.name] = name
+        # with the microbatches that follow from the changes
+        schedule = changed.workload.schedule or ScheduleSpec()
+        variants.setdefault(name, {**result.configuration.changes, MICROBATCHES: schedule.microbatches})
     document = scenario.model_copy(update={"explore": None, "variants": variants})
-    return Scenario.model_validate(document.to_data())
-
-
-def _complete(scenario: Scenario, result: Result) -> dict[str, Any]:
-    """A configuration's changes, with the microbatches that follow from them."""
-    schedule = configured(scenario, result.configuration.changes).workload.schedule or ScheduleSpec()
-    return {**result.configuration.changes, MICROBATCHES: schedule.microbatches}
+    return Confirmation(Scenario.model_validate(document.to_data()), names)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class Screener:
 
         name, chunks = value(SCHEDULE + "name"), value(SCHEDULE + "chunks")
         kept = SCHEDULES[name]
+        if not kept.takes(chunks):
+            return None
         chunks = kept.chunks or chunks
         local = value("workload.local_batch_size")
         replicas = value(f"{PARALLELISM}{REPLICATE}_degree") * value(f"{PARALLELISM}{SHARD}_degree")

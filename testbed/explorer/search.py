@@ -17,6 +17,7 @@ from testbed.explorer.screening import Screener
 from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
+RANDOM = "random search"
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "placement": ("workload.parallelism",),
@@ -36,7 +37,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What a search found. fitting: all that were tried and fit, the quickest first.
+    """What a search found. fitting: all that were chosen to be tried and fit, the quickest first.
+
+    random: the best of as many drawn at random, where not all were tried.
 
     combinations: of the whole space; tried: how many of them the model tried; misfits: how many of those each
     constraint kept out, with one example each.
@@ -47,6 +50,7 @@ class Exploration:
     fitting: Sequence[Result]
     baselines: Sequence[Result]
     single: Sequence[Result]
+    random: Result | None
     misfits: Mapping[str, int]
     examples: Mapping[str, Misfit]
 
@@ -64,21 +68,21 @@ class Exploration:
         return list(found.values())
 
     def compared(self, most: int) -> list[Result]:
-        """The baselines, the best of each dimension alone, and so many of the best that are none of these.
+        """The baselines, the best of each dimension alone and at random, so many of the best that are none of these.
 
         The very best is among them whatever it is.
         """
-        named = [*self.baselines, *self.single]
+        named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
         told = {result.tried for result in named}
         best = [result for result in self.distinct if result == self.best or result.tried not in told][:most]
         return [*named, *(replace(result, name=f"best {number}") for number, result in enumerate(best, 1))]
 
     @property
     def pareto(self) -> list[Result]:
-        """Those of which no other is quicker and sends less between buildings, the quickest first."""
+        """Those than which no other is quicker, sends less between buildings and has a shorter tail, by step time."""
         found: list[Result] = []
         for result in self.fitting:
-            if not found or result.tried.wan_bytes < found[-1].tried.wan_bytes:
+            if not any(_no_worse(earlier.tried, result.tried) for earlier in found):
                 found.append(result)
         return found
 
@@ -118,9 +122,24 @@ class Search:
             fitting,
             [result for result in compared if result is not None],
             [result for name in DIMENSIONS if (result := self._single(name)) is not None],
+            self._random(),
             misfits,
             examples,
         )
+
+    def _random(self) -> Result | None:
+        """The best of as many tries at random; None where all are tried, or none of these fits."""
+        explore = self.scenario.explore
+        assert explore is not None
+        if explore.size <= explore.tries:
+            return None
+        numbers = random.Random(f"{self.scenario.seed}/random").sample(range(explore.size), explore.tries)
+        results = [
+            Result(one, tried, RANDOM)
+            for number in numbers
+            if isinstance(tried := self._try(one := _numbered(explore.space, number)), Tried)
+        ]
+        return min(results, key=lambda result: result.tried.step_time_s, default=None)
 
     def _chosen(self) -> list[Configuration]:
         explore = self.scenario.explore
@@ -175,6 +194,11 @@ class Search:
             if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Tried)
         ]
         return min(results, key=lambda result: result.tried.step_time_s, default=None)
+
+
+def _no_worse(one: Tried, other: Tried) -> bool:
+    """In anything but step time."""
+    return one.wan_bytes <= other.wan_bytes and one.tail_s <= other.tail_s
 
 
 def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:

@@ -92,8 +92,12 @@ def _step(topology: Topology, one: Host, other: Host, hops: Hops, planes: Planes
 
 def frame_per_payload(topology: Topology) -> float:
     """Bytes on the wire per byte of payload, of full packets."""
-    frame = topology.mtu + ETHERNET_HEADER_BYTES
-    return frame / (frame - HEADER_BYTES)
+    return (topology.mtu + ETHERNET_HEADER_BYTES) / packet_payload_bytes(topology)
+
+
+def packet_payload_bytes(topology: Topology) -> int:
+    """Of a full packet."""
+    return topology.mtu + ETHERNET_HEADER_BYTES - HEADER_BYTES
 
 
 def links_between(

@@ -43,7 +43,7 @@ class Alone:
         # what messages cost software where that is modelled: else it costs what it costs
         self.message_cost_s, self.byte_cost_s = software_cost(transport, scale)
         self._wiring = wiring
-        self._lossy = any(way.mean_loss for link in topology.wan for way in (link.a_to_b, link.b_to_a))
+        self._lossy = topology.lossy
         # which plane a message takes is the policy's to say, and several connections may take several
         best = nearest_plane if transport.kind == "tcp" else all_planes
         self._ring = self._as_sockets_allow(ring_steps(topology, hosts, best), paced=False)

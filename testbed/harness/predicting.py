@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -11,31 +12,69 @@ from testbed.controller.table import Network as Switches
 from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
-from testbed.fidelity.alpha_beta import Step, links_inside
+from testbed.fidelity.alpha_beta import Step, links_inside, packet_payload_bytes
+from testbed.harness.calibration import USUAL, VIRTUAL, Calibration, find_calibration
 from testbed.harness.intent import Intent
-from testbed.harness.wiring import modelled_cost
-from testbed.simulate import Ends, Network, Path, Timeline, network_of, payload_per_bit, simulate
+from testbed.simulate import Ends, Lossy, Network, Path, Timeline, network_of, payload_per_bit, simulate
 from testbed.transport import TrafficClass
+from testbed.transport.wire import ConnectionKey
 from testbed.workload.program_plan import plan_of_program
 
+MOST_DELAYS = 10_000  # in a step: more are not told apart
 
-def predict(intent: Intent, algorithm: str) -> Timeline:
-    """A step carried out on the model of the network, under the scenario's policy; emulated. ControllerError, Stuck."""
+
+def predict(intent: Intent, algorithm: str, calibration: Calibration | None = None) -> Timeline:
+    """A step carried out on the model of the network, under the scenario's policy; emulated.
+
+    calibration: None for that of the virtual clock. ControllerError, Stuck, BadCalibration.
+    """
+    calibration = calibration or find_calibration(VIRTUAL)
     load = intent.load
     plan, buildings = load.plan, tuple[int, ...]()
     if load.training is None:
         plan, buildings = plan_of_program(load.program, load.buildings, algorithm), load.buildings
-    cost = modelled_cost(intent.scenario.transport, intent.scale)
-    return simulate(plan, routed(intent, algorithm), load.itemsize, *cost, buildings, folded=True)
+    cost = calibration.cost(intent.scenario.transport, intent.scale)
+    return simulate(
+        plan, routed(intent, algorithm, calibration), load.itemsize, *cost, buildings, folded=True
+    )
 
 
-def routed(intent: Intent, algorithm: str) -> Network:
+def predict_tail_s(intent: Intent, algorithm: str, share: float = 0.99) -> float:
+    """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
+
+    The model's step holds losses at their mean. What it takes without any lateness says how many of them delay a step
+    on average; of more or fewer, as many as a Poisson distribution has, each delays it by as much. ControllerError,
+    Stuck, BadCalibration.
+    """
+    step_s = predict(intent, algorithm).step_time_s
+    calibration = find_calibration(VIRTUAL)
+    paths = [path for ways in routed(intent, algorithm, calibration).ways.values() for path in ways]
+    each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
+    if not each_s:
+        return step_s
+    never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
+    least_s = predict(intent, algorithm, replace(calibration, losses=never)).step_time_s
+    return least_s + poisson_quantile((step_s - least_s) / each_s, share) * each_s
+
+
+def poisson_quantile(mean: float, share: float) -> int:
+    """The least number that at least this share of draws do not exceed."""
+    number, chance = 0, math.exp(-mean)
+    reached = chance
+    while reached < share and number < MOST_DELAYS:
+        number += 1
+        chance *= mean / number
+        reached += chance
+    return number
+
+
+def routed(intent: Intent, algorithm: str, calibration: Calibration) -> Network:
     """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
     training = intent.load.training
     network = network_of(intent.topology, intent.hosts) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    routes = _Routes(intent)
+    routes = _Routes(intent, calibration)
     classes = {}
     for name, way in routes.links.values():
         rate = capacities[name] = routes.per_bit * way.rate_bps
@@ -59,8 +98,8 @@ def class_part(link: str, entry: QueueClass) -> str:
 class _Routes:
     """Where the connections of a job go."""
 
-    def __init__(self, intent: Intent) -> None:
-        self.intent = intent
+    def __init__(self, intent: Intent, calibration: Calibration) -> None:
+        self.intent, self.calibration = intent, calibration
         self.topology = intent.topology
         self.per_bit = payload_per_bit(self.topology)
         self.hosts = {host.name: (rank, host) for rank, host in enumerate(intent.hosts)}
@@ -99,12 +138,27 @@ class _Routes:
         capacities = {}
         parts = [name for name, _ in (*inside, *hops)]
         parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
-        own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / self.per_bit / rate_bps))
+        rate = self.per_bit * rate_bps
+        lossy = self._lossy(ends, flow, [way.mean_loss for _, way in hops], 2 * latency_s, rate)
+        own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / rate))
         if own_byte_s:
             name = f"sockets of {flow}, DSCP {flow.dscp}"
             capacities[name] = 1 / own_byte_s
             parts.append(name)
-        return Path(latency_s, tuple(parts)), capacities
+        return Path(latency_s, tuple(parts), lossy), capacities
+
+    def _lossy(
+        self, ends: Ends, flow: Flow, losses: Sequence[float], rtt_s: float, path_rate: float
+    ) -> Lossy | None:
+        """None where nothing is lost."""
+        loss = 1 - math.prod(1 - share for share in losses)
+        if not loss:
+            return None
+        wiring = self.intent.wiring
+        settings = wiring.settings(*ends, self._key(ends, flow))
+        control = settings.congestion_control or wiring.congestion_control or USUAL
+        response = self.calibration.response(control)
+        return Lossy(control, loss, rtt_s, path_rate, packet_payload_bytes(self.topology), response)
 
     def _class_of(self, dscp: int) -> QueueClass:
         """Of a packet: the class that names its DSCP, or the one that names none."""
@@ -113,6 +167,7 @@ class _Routes:
 
     def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
         """What a byte takes by what the connection's sockets allow."""
-        wiring = self.intent.wiring
-        key = wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
-        return wiring.slowest_byte_s(*ends, key, step, paced=True)
+        return self.intent.wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True)
+
+    def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
+        return self.intent.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)

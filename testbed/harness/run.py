@@ -23,6 +23,7 @@ from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.harness.alone import Alone
 from testbed.harness.assess import Evidence, assess
+from testbed.harness.calibration import REAL, VIRTUAL, find_calibration
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.harness.events import EventPlayer, events_record
@@ -80,6 +81,7 @@ class Run:
         self.output = output
         self.progress = progress
         self.clock = clock_here()
+        self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
         self.intent = intent_of(scenario, scale)
         self.topology: Topology = self.intent.topology
         self.hosts, self.load = self.intent.hosts, self.intent.load
@@ -252,6 +254,7 @@ class Run:
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
             "fabric": {"hosts": self._with_ranks(shown["hosts"]), "wan": shown["wan"]},
+            "calibration": dict(self._calibration.made),
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "captures": captured,
             "neighbours": job.neighbours,
@@ -292,7 +295,7 @@ class Run:
     ) -> dict[str, Any]:
         expected = self.intent.wan_bytes(algorithm)
         training, undisturbed = self.load.training is not None, self.intent.undisturbed
-        predicted = predict(self.intent, algorithm) if training or undisturbed else None
+        predicted = predict(self.intent, algorithm, self._calibration) if training or undisturbed else None
         observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario
+from testbed.harness import calibration
 from testbed.harness.directory import RunDirectory
 from testbed.harness.errors import RunError
 from testbed.harness.parted import part_folder, part_record, put_together, read_part
@@ -147,7 +148,7 @@ class VirtualRun:
                 raise RunError(f"{part.name}: stopped")
 
         command = [sys.executable, "-m", "testbed.harness.inside", str((folder / "task.json").resolve())]
-        environment = {"PYTHONPATH": str(CHECKOUT)}
+        environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment()}
         try:
             ended = guest.run(command, CHECKOUT, environment, told, complaints.append, meanwhile)
         except VirtualClockError as error:

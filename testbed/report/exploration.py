@@ -17,7 +17,8 @@ from testbed.report.pages import render_page
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
 
 PAGE = "exploration.html"
-KINDS = ("", "only ", "best ")  # what names begin with: of baselines, of one dimension alone, of all
+# What names begin with: of baselines, of one dimension alone, of all, of a search at random.
+KINDS = ("", "only ", "best ", "random ")
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
 
 
@@ -45,6 +46,7 @@ def render_exploration(document: JsonObject, confirmed: JsonObject | None) -> st
         "confirmed": confirmed,
         "rows": rows,
         "first": rows[0],
+        "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
         "sentences": _sentences(rows),
         "front": front_chart(document),
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
@@ -63,18 +65,15 @@ def _rows(document: JsonObject, confirmed: JsonObject | None) -> list[dict[str, 
     for entry in document["compared"]:
         name = entry["name"]
         kind = next((number for number, start in enumerate(KINDS) if start and name.startswith(start)), 0)
-        measured = variants.get(name.replace(" ", "-"))
-        rows.append(
-            {**entry, "series": series_class(kind), "best": kind == len(KINDS) - 1, "measured": measured}
-        )
+        measured = variants.get(entry["variant"])
+        rows.append({**entry, "series": series_class(kind), "kind": KINDS[kind], "measured": measured})
     return rows
 
 
 def _sentences(rows: Sequence[JsonObject]) -> list[str]:
     """The best against the first baseline, the quickest, and the quickest of one dimension; measured where it was."""
-    best = next(row for row in rows if row["best"])
-    alone = [row for row in rows if row["name"].startswith(KINDS[1])]
-    base = [row for row in rows if not row["best"] and row not in alone]
+    best = next(row for row in rows if row["kind"] == "best ")
+    base, alone = ([row for row in rows if row["kind"] == kind] for kind in KINDS[:2])
     others = [*base[:1], *(min(some, key=_step_s) for some in (base, alone) if some)]
     return [_faster(best, row) for number, row in enumerate(others) if row not in others[:number]]
 

@@ -11,14 +11,24 @@ from testbed.controller.view import View
 from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import frame_per_payload, links_between
 from testbed.simulate.fluid import Way
+from testbed.simulate.losses import Lossy
 
 
 @dataclass(frozen=True)
 class Path:
-    """From one rank to another: seconds, and the names of all that it goes through."""
+    """From one rank to another: seconds, the names of all that it goes through, what losses do."""
 
     latency_s: float
     parts: tuple[str, ...]
+    lossy: Lossy | None = None
+
+    def arrival_s(self, size_bytes: float) -> float:
+        """From when a message's last byte leaves until all of it is there, on average."""
+        return self.latency_s + (self.lossy.late_s(size_bytes) if self.lossy else 0.0)
+
+    def least_s(self, size_bytes: float) -> float:
+        """What a message takes to leave at least, for what losses do to the connection."""
+        return self.lossy.least_s(size_bytes) if self.lossy else 0.0
 
     @cached_property
     def way(self) -> Way:

@@ -97,6 +97,9 @@ class _Simulation:
         self.busy_until_s = [0.0] * len(plan.ranks)
         self.worked_s = [0.0] * len(plan.ranks)
         self.sending: dict[Ends, int] = {}
+        self.until_s: dict[
+            tuple[Ends, int], float
+        ] = {}  # when lossy connections are done with what they have
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -183,7 +186,8 @@ class _Simulation:
         left, box = Event(), self._box(key)
         here, there = ends
         paths = self.network.ways_of(ends, dscp)
-        latency_s = max(path.latency_s for path in paths)
+        latency_s = max(path.arrival_s(size_bytes / len(paths)) for path in paths)
+        least_s = max(path.least_s(size_bytes / len(paths)) for path in paths)
         ways = [path.way for path in paths]
         until_s = 0.0
 
@@ -197,7 +201,11 @@ class _Simulation:
             nonlocal until_s
             self.sending[ends] = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, self.sending[ends])
-            until_s = self.now_s + self.fluid.ahead_s((ends, dscp), ways, size_bytes)
+            ahead_s = self.fluid.ahead_s((ends, dscp), ways, size_bytes)
+            until_s = self.now_s + ahead_s
+            if least_s:
+                until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
+                self.until_s[ends, dscp] = until_s
             self.fluid.send((ends, dscp), ways, size_bytes, sent)
 
         def hand_over() -> None:

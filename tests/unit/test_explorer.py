@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario
 from testbed.explorer import Configuration, Misfit, NothingFits, Search, Tried, try_out
-from testbed.explorer.confirming import agreement, kendall_tau
+from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
 from testbed.explorer.screening import Screener
+from testbed.explorer.search import Result
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict
 from testbed.report.exploration import write_exploration
@@ -82,6 +84,38 @@ def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> Non
     assert crossing == sorted(set(crossing), reverse=True)
 
 
+def test_losses_make_steps_longer_and_tails_longer_still(tmp_path: Path) -> None:
+    plain = load_scenario(written(tmp_path))
+    stages = Configuration(
+        {
+            "workload.parallelism.data_parallel_replicate_degree": 1,
+            "workload.parallelism.pipeline_parallel_degree": 4,
+        }
+    )
+    clean = try_out(plain, stages)
+    lossy = try_out(plain.changed({"topology.wan.0.loss": "0.1 %"}, "lossy"), stages)
+    assert isinstance(clean, Tried)
+    assert isinstance(lossy, Tried)
+    assert clean.tail_s == clean.step_time_s < lossy.step_time_s < lossy.tail_s
+
+
+def test_the_front_is_of_time_bytes_and_tail(tmp_path: Path) -> None:
+    found = Search(load_scenario(written(tmp_path))).run()
+    shape = found.fitting[0].configuration
+
+    def result(step_time_s: float, tail_s: float, wan_bytes: int) -> Result:
+        return Result(shape, Tried(step_time_s, tail_s, wan_bytes, None))
+
+    some = [
+        result(1.0, 3.0, 10),
+        result(1.1, 3.0, 10),
+        result(1.2, 2.0, 20),
+        result(1.3, 3.0, 5),
+        result(1.4, 2.5, 30),
+    ]
+    assert replace(found, fitting=some).pareto == [some[0], some[2], some[3]]
+
+
 def test_steps_have_the_same_sequences(tmp_path: Path) -> None:
     scenario = load_scenario(written(tmp_path))
     degree = "workload.parallelism.data_parallel_replicate_degree"
@@ -106,6 +140,7 @@ def test_what_does_not_fit_in_memory_is_left_out_or_refused_in_one_line(tmp_path
     )
     assert isinstance(ran.exception, ConfigError)
     assert "none of 18 configurations fits" in str(ran.exception)
+    assert not (tmp_path / "explored").exists()
 
 
 def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) -> None:
@@ -114,6 +149,12 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
     assert (few.combinations, few.tried, len(few.fitting)) == (18, 4, 4)
     assert few.best.tried == whole.best.tried
     assert not few.misfits  # what does not fit is not tried at all
+    assert whole.random is None
+    many = Search(load_scenario(written(tmp_path, tries=17))).run()
+    assert many.random is not None
+    assert many.random.name == "random search"
+    assert many.random.tried.step_time_s >= many.best.tried.step_time_s
+    assert many.random in many.compared(1)
 
 
 def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
@@ -134,6 +175,7 @@ def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
         if isinstance(tried, Tried) and screened is not None:
             pairs.append((screened, tried.step_time_s))
     assert len(pairs) >= 50
+    assert screener.step_s({"workload.schedule.name": "1F1B", "workload.schedule.chunks": 2}) is None
     assert kendall_tau(pairs) > 0.7
     errors = sorted(abs(screened / tried - 1) for screened, tried in pairs)
     assert errors[len(errors) // 2] < 0.15
@@ -204,8 +246,11 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
     confirms = load_scenario(tmp_path / "explored/confirm.yaml")
     assert confirms.explore is None
     assert confirms.variant_names[0] == "production"
-    assert "best-1" in confirms.variant_names
-    best = intent_of(confirms.variant("best-1"), Scale())
+    variants = {entry["name"]: entry["variant"] for entry in found["compared"]}
+    assert variants["production"] == "production"
+    assert variants["arnold"] == "arnold"
+    assert set(filter(None, variants.values())) == set(confirms.variant_names)
+    best = intent_of(confirms.variant(variants["best 1"]), Scale())
     assert predict(best, "ring").step_time_s == pytest.approx(found["fitting"][0]["step_time_s"])
 
 
@@ -273,16 +318,20 @@ def test_the_page_shows_what_confirmed_an_exploration(tmp_path: Path) -> None:
     def variant(entry: dict[str, Any]) -> dict[str, Any]:
         median = entry["step_time_s"] * 1.02
         return {
-            "name": entry["name"].replace(" ", "-"),
+            "name": entry["variant"],
             "step_time_s": {"median": median, "n": 3, "samples": [median, median * 1.01, median * 0.99]},
             "predicted": {"step_time_s": entry["step_time_s"], "error": -0.0196},
             "verdict": {"status": "trusted"},
             "limited_by": "computing 90 %",
         }
 
-    confirmed = {"status": "trusted", "variants": [variant(entry) for entry in document["compared"]]}
+    confirmed = {
+        "status": "trusted",
+        "variants": [variant(entry) for entry in document["compared"] if entry["variant"]],
+    }
     page = write_exploration(folder, document, confirmed).read_text()
-    assert page.count("<circle") == len(document["fitting"]) + len(document["compared"])
+    measured = [entry for entry in document["compared"] if entry["variant"]]
+    assert page.count("<circle") == len(document["fitting"]) + len(measured)
     for words in (
         "confirmed: trusted",
         "1.2 % off in the median, 3.4 % at the worst, Kendall's tau 0.95",
@@ -292,3 +341,13 @@ def test_the_page_shows_what_confirmed_an_exploration(tmp_path: Path) -> None:
         "computing 90 %",
     ):
         assert words in page, words
+
+
+def test_what_is_the_same_configuration_is_run_once(tmp_path: Path) -> None:
+    scenario = load_scenario(written(tmp_path, baselines=["production", "crosspipe", "atlas"]))
+    found = Search(scenario).run()
+    again = replace(found.single[0], name="only schedule")
+    confirms = confirmation(scenario, replace(found, single=[*found.single, again]))
+    assert confirms.variants["only schedule"] == confirms.variants["only placement"] == "only-placement"
+    assert confirms.scenario.variant_names.count("only-placement") == 1
+    assert "only-schedule" not in confirms.scenario.variant_names

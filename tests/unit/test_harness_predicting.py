@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.config import load_scenario
+from testbed.harness.calibration import find_calibration
 from testbed.harness.intent import Intent, intent_of
-from testbed.harness.predicting import predict, routed
+from testbed.harness.predicting import poisson_quantile, predict, routed
 from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -40,7 +41,7 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
     )
 
     def on_each(asked: Intent) -> list[int]:
-        ways = routed(asked, "ring").ways
+        ways = routed(asked, "ring", find_calibration("virtual")).ways
         names = [
             part for paths in ways.values() for path in paths for part in path.parts if " from east" in part
         ]
@@ -53,7 +54,7 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
 
 
 def test_mptcp_takes_several_planes_at_once() -> None:
-    ways = routed(variant("controller/hash-collisions", "mptcp"), "ring").ways
+    ways = routed(variant("controller/hash-collisions", "mptcp"), "ring", find_calibration("virtual")).ways
     assert {len(paths) for paths in ways.values()} == {4}
 
 
@@ -84,3 +85,8 @@ def test_the_command_shows_every_variant() -> None:
     assert "1f1b-turns" in shown
     assert "12.8 GB" in shown
     assert "By the model, in" in shown
+
+
+@pytest.mark.parametrize(("mean", "expected"), [(0.0, 0), (0.005, 0), (0.1, 1), (1.0, 4), (4.0, 9)])
+def test_99_of_100_draws_are_within_the_quantile(mean: float, expected: int) -> None:
+    assert poisson_quantile(mean, 0.99) == expected

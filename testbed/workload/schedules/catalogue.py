@@ -47,6 +47,10 @@ class Kept:
     split: bool = False
     by_costs: bool = False
 
+    def takes(self, chunks: int) -> bool:
+        """Whether it can have so many stages per rank; one says nothing."""
+        return self.chunks is None or chunks in (1, self.chunks)
+
 
 def _zbh1(ask: Ask) -> Sequence[Order]:
     """As far ahead as 1F1B, but weight gradients wait as long as rank 0's memory would do on every rank."""
@@ -94,7 +98,7 @@ def make_schedule(
 ) -> Schedule:
     """One of SCHEDULES. ScheduleError. costs: of a stage; chunks: stages per rank where the schedule leaves it open."""
     kept = SCHEDULES[name]
-    if kept.chunks is not None and chunks not in (1, kept.chunks):
+    if not kept.takes(chunks):
         raise ScheduleError(f"{name}: {chunks} chunks: expected {kept.chunks}")
     ask = Ask(ranks, microbatches, kept.chunks or chunks, memory, costs)
     return schedule_of(name, kept.make(ask), microbatches)

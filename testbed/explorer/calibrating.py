@@ -1,0 +1,162 @@
+"""Probes of the emulator, and what the model learns from them: software's cost, and what losses do to connections.
+
+A probe is messages there and back between two hosts, one after the other. Clean ones of two sizes give what a message
+and a byte cost where software costs what it costs. Lossy ones, per congestion control, go over two distances: long
+messages by the window that losses leave, short ones by how late a lost packet comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from testbed.config import Scenario
+from testbed.config.workload import ExchangeSpec
+from testbed.harness.calibration import REAL, Calibration
+from testbed.harness.intent import Intent, intent_of
+from testbed.harness.predicting import predict
+from testbed.scale import Scale
+from testbed.simulate.losses import INDIFFERENT, LossResponse
+
+CONTROLS = ("reno", "cubic", "bbr")
+DELAYS = ("1 ms", "20 ms")
+# size of a message, how many of them; short ones are within the windows that their losses leave
+SHORT, LONG = ("64 kB", 100), ("16 MB", 5)
+# Losses of long messages are so many that windows come to what is usual.
+LOSSES = {SHORT: ("1 %",), LONG: ("0.05 %", "0.2 %")}
+WINDOWS, RECOVERIES = np.geomspace(0.4, 2.5, 12), np.linspace(0.0, 20.0, 26)
+NEAR, NEARER = np.geomspace(0.9, 1.1, 9), np.linspace(-0.4, 0.4, 9)  # factors; round trips
+
+_BASE: Mapping[str, Any] = {
+    "name": "calibration",
+    "topology": {
+        "name": "calibration",
+        "mtu": 9000,
+        "buildings": {name: {"hosts": 1, "nic": {"rate": "2 Gbit/s"}} for name in ("east", "west")},
+        "wan": [{"a": "east", "b": "west", "rate": "500 Mbit/s", "delay": "1 ms", "queue": "20 MB"}],
+    },
+    "workload": {"exchange": {"messages": 1, "size": "1 MB"}},
+    "transport": {"congestion_control": "reno", "timeout": "120 s"},
+    "policy": "shortest",
+    "trials": 1,
+    "warmup": 1,
+    "seed": 1,
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was learnt; the model's errors on the probes with it, as parts of what was measured."""
+
+    calibration: Calibration
+    errors: Mapping[str, float]
+
+    @property
+    def median_error(self) -> float:
+        """Without signs."""
+        return statistics.median(map(abs, self.errors.values()))
+
+
+def probes() -> Scenario:
+    """The scenario to run; its variants are the probes."""
+    variants = {}
+    for (size, count), delay in itertools.product((SHORT, LONG), DELAYS):
+        lossy = itertools.product(CONTROLS, LOSSES[size, count])
+        for control, loss in [("reno", "0 %"), *lossy]:
+            name = f"{control}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "")
+            variants[name] = {
+                "transport.congestion_control": control,
+                "topology.wan.0.delay": delay,
+                "topology.wan.0.loss": loss,
+                "workload.exchange.size": size,
+                "workload.exchange.messages": count,
+            }
+    return Scenario.model_validate({**_BASE, "variants": variants})
+
+
+def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mapping[str, str]) -> Fit:
+    """What the probes' run says. made: with what, when. ValueError where too few of its figures are to be trusted."""
+    scale = Scale(**summary["scale"])
+    found = {
+        entry["name"]: scale.emulated_s(entry["step_time_s"]["median"])
+        for entry in summary["variants"]
+        if entry["verdict"]["status"] != "untrusted"
+    }
+    if len(found) < len(summary["variants"]) / 2:
+        raise ValueError(
+            f"{len(found)} of {len(summary['variants'])} probes are to be trusted, expected half of them"
+        )
+    probed = {name: (intent_of(scenario.variant(name), scale), took_s) for name, took_s in found.items()}
+    calibration = Calibration({}, made=made)
+    if clock == REAL:
+        message_s, byte_s = _costs([own for own in probed.values() if not _loss(own[0])])
+        calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
+    for control in CONTROLS:
+        own = [one for one in probed.values() if _loss(one[0]) and _control(one[0]) == control]
+        if own:
+            response = _response(control, own, calibration)
+            calibration = replace(calibration, losses={**calibration.losses, control: response})
+    errors = {name: _step_s(intent, calibration) / took_s - 1 for name, (intent, took_s) in probed.items()}
+    return Fit(calibration, errors)
+
+
+def _loss(intent: Intent) -> float:
+    return intent.topology.wan[0].a_to_b.mean_loss
+
+
+def _control(intent: Intent) -> str | None:
+    return intent.scenario.transport.congestion_control
+
+
+def _step_s(intent: Intent, calibration: Calibration) -> float:
+    return predict(intent, intent.scenario.algorithms[0], calibration).step_time_s
+
+
+def _costs(clean: Sequence[tuple[Intent, float]]) -> tuple[float, float]:
+    """Of a message and of a byte at each end: least squares of what the model without any lacks, each as its part."""
+    free = Calibration({}, message_s=0.0, byte_s=0.0)
+    rows, lacking = [], []
+    for intent, took_s in clean:
+        ends = 4 * _exchange(intent).messages  # there and back, at both ends
+        size_bytes = intent.scale.emulated_bytes(_exchange(intent).size_bytes)
+        rows.append([ends / took_s, ends * size_bytes / took_s])
+        lacking.append((took_s - _step_s(intent, free)) / took_s)
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} clean probes are to be trusted, expected at least 2")
+    (message_s, byte_s), *_ = np.linalg.lstsq(np.array(rows), np.array(lacking), rcond=None)
+    return max(0.0, float(message_s)), max(0.0, float(byte_s))
+
+
+def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration: Calibration) -> LossResponse:
+    """What makes the squares of the model's errors, as logarithms, least: of short messages, then of long ones."""
+
+    least = min(_exchange(intent).size_bytes for intent, _ in probed)
+    short = [one for one in probed if _exchange(one[0]).size_bytes == least]
+    long = [one for one in probed if _exchange(one[0]).size_bytes > least]
+
+    def wrong(own: Sequence[tuple[Intent, float]], response: LossResponse) -> float:
+        tried = replace(calibration, losses={control: response})
+        return sum(math.log(_step_s(intent, tried) / took_s) ** 2 for intent, took_s in own)
+
+    best = LossResponse()
+    for recoveries in (RECOVERIES, NEARER):
+        some = [float(value) for value in recoveries + (best.recovery if recoveries is NEARER else 0.0)]
+        best = min(
+            (replace(best, recovery=max(0.0, value)) for value in some), key=lambda one: wrong(short, one)
+        )
+    for windows in () if control in INDIFFERENT else (WINDOWS, NEAR):
+        some = [float(value) for value in windows * (best.window if windows is NEAR else 1.0)]
+        best = min((replace(best, window=value) for value in some), key=lambda one: wrong(long, one))
+    return best
+
+
+def _exchange(intent: Intent) -> ExchangeSpec:
+    exchange = intent.scenario.workload.exchange
+    assert exchange is not None
+    return exchange

@@ -1,0 +1,49 @@
+"""What losses do to connections under the virtual clock, as the model has it; a calibration from start to end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.explorer.calibrating import fit, probes
+from tests.virtual.conftest import finished_run, variants_of
+
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
+
+NAMES = ("reno-20ms-0-64kb", "reno-20ms-1-64kb", "reno-20ms-0.2-16mb", "bbr-20ms-0.2-16mb")
+WITHIN = 0.35  # the model says what is so on average, and a probe has some tens of losses
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    scenario = probes()
+    assert scenario.variants is not None
+    some = scenario.model_copy(update={"variants": {name: scenario.variants[name] for name in NAMES}})
+    with finished_run(some.to_yaml()) as folder:
+        yield folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_knows_what_losses_do(folder: Path, name: str) -> None:
+    variant = variants_of(folder)[name]
+    assert variant["verdict"]["status"] != "untrusted"
+    assert abs(variant["predicted"]["error"]) < WITHIN
+
+
+def test_a_fit_to_these_probes_is_no_worse(folder: Path) -> None:
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    found = fit(probes(), summary, "virtual", {})
+    assert set(found.errors) == set(NAMES)
+    assert set(found.calibration.losses) == {"reno", "bbr"}
+    usual = {name: abs(variant["predicted"]["error"]) for name, variant in variants_of(folder).items()}
+    for name in NAMES[1:3]:
+        assert abs(found.errors[name]) <= max(usual[name], 0.05)
+
+
+def test_a_run_says_which_calibration_its_predictions_are_by(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert set(manifest["calibration"]) == {"testbed", "kernel", "created"}
