@@ -29,7 +29,7 @@ from testbed.report.exploration import PAGE, write_exploration
 from testbed.report.figures import size_text, time_text
 
 SHOWN = 5
-CONFIRMATION = "confirm.yaml"
+CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
 
 
 def add_explore_command(app: typer.Typer) -> None:
@@ -89,7 +89,7 @@ def explore(
         _print(found, Console(highlight=False))
     if confirm:
         with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            summary = run_file(file, folder / "confirmed", clock=clock, jobs=jobs)
+            summary = _confirmed(folder, clock, jobs)
         right = agreement(summary["variants"])
         document["agreement"] = asdict(right) if right else None
         _write(folder, document, summary)
@@ -105,6 +105,18 @@ def explore(
         console.print(f"Confirm: testbed run {file} --clock virtual", soft_wrap=True)
     if as_json:
         print(json.dumps(document, indent=1))
+
+
+def _confirmed(folder: Path, clock: str, jobs: int | None) -> dict[str, Any]:
+    """The summary of the run that confirms, which is not done again."""
+    run, file = folder / CONFIRMED, folder / CONFIRMATION
+    if not run.exists():
+        return run_file(file, run, clock=clock, jobs=jobs)
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    if (run / "scenario.yaml").read_text() != file.read_text() or summary["clock"] != clock:
+        expected = "a folder without one, or the same configurations and clock"
+        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {run}", expected)])
+    return summary
 
 
 def _write(folder: Path, document: dict[str, Any], confirmed: dict[str, Any] | None = None) -> None:

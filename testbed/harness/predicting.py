@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import NormalDist
 
 from testbed.config import Host
 from testbed.controller import Flow, PolicyChoice, View, compute
@@ -20,7 +21,7 @@ from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
 from testbed.workload.program_plan import plan_of_program
 
-MOST_DELAYS = 10_000  # in a step: more are not told apart
+MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
 def predict(intent: Intent, algorithm: str, calibration: Calibration | None = None) -> Timeline:
@@ -59,9 +60,11 @@ def predict_tail_s(intent: Intent, algorithm: str, share: float = 0.99) -> float
 
 def poisson_quantile(mean: float, share: float) -> int:
     """The least number that at least this share of draws do not exceed."""
+    if mean > MANY:
+        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
     number, chance = 0, math.exp(-mean)
     reached = chance
-    while reached < share and number < MOST_DELAYS:
+    while reached < share:
         number += 1
         chance *= mean / number
         reached += chance

@@ -22,7 +22,6 @@ from testbed.explorer.screening import Screener
 from testbed.explorer.search import Result
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict
-from testbed.report.exploration import write_exploration
 from testbed.scale import Scale
 
 SCENARIO: dict[str, Any] = {
@@ -309,11 +308,10 @@ def test_agreement_of_predicted_and_measured() -> None:
     assert agreement(some[:1]) is None
 
 
-def test_the_page_shows_what_confirmed_an_exploration(tmp_path: Path) -> None:
-    folder = tmp_path / "explored"
-    CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(folder)])
+def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> None:
+    folder, file = tmp_path / "explored", str(written(tmp_path))
+    CliRunner().invoke(app, ["explore", file, "-o", str(folder)])
     document = json.loads((folder / "exploration.json").read_text())
-    document["agreement"] = {"median_error": 0.012, "worst_error": 0.034, "kendall_tau": 0.95}
 
     def variant(entry: dict[str, Any]) -> dict[str, Any]:
         median = entry["step_time_s"] * 1.02
@@ -325,22 +323,27 @@ def test_the_page_shows_what_confirmed_an_exploration(tmp_path: Path) -> None:
             "limited_by": "computing 90 %",
         }
 
-    confirmed = {
-        "status": "trusted",
-        "variants": [variant(entry) for entry in document["compared"] if entry["variant"]],
-    }
-    page = write_exploration(folder, document, confirmed).read_text()
     measured = [entry for entry in document["compared"] if entry["variant"]]
+    confirmed = {"clock": "virtual", "status": "trusted", "variants": list(map(variant, measured))}
+    (folder / "confirmed").mkdir()
+    (folder / "confirmed/scenario.yaml").write_text((folder / "confirm.yaml").read_text())
+    (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
+    ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
+    assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
+    assert json.loads((folder / "exploration.json").read_text())["agreement"]["median_error"] < 0.02
+    page = (folder / "exploration.html").read_text()
     assert page.count("<circle") == len(document["fitting"]) + len(measured)
     for words in (
         "confirmed: trusted",
-        "1.2 % off in the median, 3.4 % at the worst, Kendall's tau 0.95",
+        "2 % off in the median, 2 % at the worst, Kendall's tau",
         "at 95 % confidence)",
         "Where the model was wrong",
         "-2.0 %",
         "computing 90 %",
     ):
         assert words in page, words
+    refused = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm", "--clock", "real"])
+    assert "got another run in" in str(refused.exception)
 
 
 def test_what_is_the_same_configuration_is_run_once(tmp_path: Path) -> None:

@@ -87,6 +87,9 @@ def test_the_command_shows_every_variant() -> None:
     assert "By the model, in" in shown
 
 
-@pytest.mark.parametrize(("mean", "expected"), [(0.0, 0), (0.005, 0), (0.1, 1), (1.0, 4), (4.0, 9)])
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [(0.0, 0), (0.005, 0), (0.1, 1), (1.0, 4), (4.0, 9), (99.9, 124), (10_000.0, 10_233)],
+)
 def test_99_of_100_draws_are_within_the_quantile(mean: float, expected: int) -> None:
     assert poisson_quantile(mean, 0.99) == expected
