@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.run import JobsOption, run_file
-from testbed.explorer.calibrating import fit, probes
+from testbed.explorer.calibrating import Fit, fit, probes
 from testbed.harness.calibration import keep_calibration
 from testbed.harness.directory import default_path, hand_over
 from testbed.harness.errors import RunError
@@ -44,15 +45,13 @@ def calibrate(
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
     folder.mkdir(parents=True)
-    scenario = probes()
-    file = folder / SCENARIO
-    file.write_text(scenario.to_yaml())
-    summary = run_file(file, folder / RUN, clock=clock, jobs=jobs)
     try:
-        found = fit(scenario, summary, clock, _made(folder / RUN))
-    except ValueError as error:
-        raise RunError(str(error)) from None
-    kept = keep_calibration(clock, found.calibration, keep)
+        found = _measured(folder, clock, jobs)
+        kept = keep_calibration(clock, found.calibration, keep)
+    except BaseException:
+        if not (folder / RUN).exists():
+            shutil.rmtree(folder)
+        raise
     hand_over(folder)
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -71,6 +70,17 @@ def calibrate(
         f"{abs(found.errors[worst]):.1%} at the worst ({worst}).\nKept in {kept}.",
         soft_wrap=True,
     )
+
+
+def _measured(folder: Path, clock: str, jobs: int | None) -> Fit:
+    scenario = probes()
+    file = folder / SCENARIO
+    file.write_text(scenario.to_yaml())
+    summary = run_file(file, folder / RUN, clock=clock, jobs=jobs)
+    try:
+        return fit(scenario, summary, clock, _made(folder / RUN))
+    except ValueError as error:
+        raise RunError(str(error)) from None
 
 
 def _made(run: Path) -> dict[str, str]:

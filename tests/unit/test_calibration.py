@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from testbed.cli.main import app
 from testbed.explorer import calibrating
 from testbed.harness.calibration import (
     REAL,
@@ -25,6 +27,7 @@ from testbed.harness.predicting import predict
 from testbed.scale import Scale
 from testbed.simulate import Lossy
 from testbed.simulate.losses import LossResponse
+from testbed.virtual import VirtualClockError
 
 RATE = 62.5e6  # 500 Mbit/s
 PACKET = 8948.0
@@ -132,3 +135,14 @@ def test_the_package_s_own_calibration_says_where_it_is_from() -> None:
     assert set(document) == {"schema", VIRTUAL, REAL}
     for clock in (VIRTUAL, REAL):
         assert set(document[clock]["made"]) == {"testbed", "kernel", "created"}
+
+
+def test_a_calibration_that_cannot_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTBED_KERNELS", str(tmp_path / "none"))
+    folder, kept = tmp_path / "calibration", tmp_path / "kept.json"
+    ran = CliRunner().invoke(app, ["calibrate", "-o", str(folder), "--keep", str(kept)])
+    assert isinstance(ran.exception, VirtualClockError)
+    assert not folder.exists()
+    assert not kept.exists()
