@@ -135,10 +135,8 @@ def _costs(clean: Sequence[tuple[Intent, float]]) -> tuple[float, float]:
 
 def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration: Calibration) -> LossResponse:
     """What makes the squares of the model's errors, as logarithms, least: of short messages, then of long ones."""
-
-    least = min(_exchange(intent).size_bytes for intent, _ in probed)
-    short = [one for one in probed if _exchange(one[0]).size_bytes == least]
-    long = [one for one in probed if _exchange(one[0]).size_bytes > least]
+    short = [one for one in probed if _exchange(one[0]).messages == SHORT[1]]
+    long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
     def wrong(own: Sequence[tuple[Intent, float]], response: LossResponse) -> float:
         tried = replace(calibration, losses={control: response})

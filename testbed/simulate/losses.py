@@ -63,4 +63,4 @@ class Lossy:
     def late_s(self, size_bytes: float) -> float:
         """By how much a message ends later, on average: nothing comes behind its last packets that tells of a loss."""
         packets = min(math.ceil(size_bytes / self.packet_bytes), TAIL_PACKETS)
-        return self.mended_s * -math.expm1(packets * math.log1p(-self.loss))
+        return self.mended_s * (1 - (1 - self.loss) ** packets)

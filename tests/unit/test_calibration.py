@@ -61,6 +61,7 @@ def test_a_loss_near_the_end_makes_a_message_late() -> None:
     assert one.late_s(10 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**10))
     assert one.late_s(1e9) == one.late_s(10 * PACKET)  # what was lost long before the end is mended by then
     assert lossy("reno", 0.001, recovery=0.0).late_s(1e9) == 0.0
+    assert lossy("reno", 1.0, recovery=2.0).late_s(1e9) == 2 * 0.04  # a link that loses all is predicted, too
 
 
 @pytest.fixture
