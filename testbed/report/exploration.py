@@ -116,7 +116,9 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
     points = []
     for row in rows:
         if row["measured"]:
-            median_s, predicted_s = row["measured"]["step_time_s"]["median"], row["step_time_s"]
+            # of the same network: the one that was emulated may be a scale model
+            predicted_s = row["measured"]["predicted"]["step_time_s"]
+            median_s = row["measured"]["step_time_s"]["median"]
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
             points.append(Point(predicted_s, median_s, f"{row['series']} point", tooltip))
     return _scatter(points, "Predicted and measured step time", sizes=False)
