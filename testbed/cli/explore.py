@@ -81,10 +81,9 @@ def explore(
         raise
     confirms = confirmation(loaded, found)
     document = _document(loaded, found, confirms.variants)
-    _write(folder, document)
     file = folder / CONFIRMATION
     file.write_text(confirms.scenario.to_yaml())
-    hand_over(folder)
+    _write(folder, document)
     if not as_json:
         _print(found, Console(highlight=False))
     if confirm:

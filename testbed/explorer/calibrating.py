@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,11 @@ DELAYS = ("1 ms", "20 ms")
 SHORT, LONG = ("64 kB", 100), ("16 MB", 5)
 # Losses of long messages are so many that windows come to what is usual.
 LOSSES = {SHORT: ("1 %",), LONG: ("0.05 %", "0.2 %")}
-WINDOWS, RECOVERIES = np.geomspace(0.4, 2.5, 12), np.linspace(0.0, 20.0, 26)
-NEAR, NEARER = np.geomspace(0.9, 1.1, 9), np.linspace(-0.4, 0.4, 9)  # factors; round trips
+WINDOWS: list[float] = np.geomspace(0.4, 2.5, 12).tolist()
+RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
+# around the best of those: factors; round trips
+NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
+NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
 
 _BASE: Mapping[str, Any] = {
     "name": "calibration",
@@ -138,20 +141,19 @@ def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration:
     short = [one for one in probed if _exchange(one[0]).messages == SHORT[1]]
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
-    def wrong(own: Sequence[tuple[Intent, float]], response: LossResponse) -> float:
-        tried = replace(calibration, losses={control: response})
-        return sum(math.log(_step_s(intent, tried) / took_s) ** 2 for intent, took_s in own)
+    def least(own: Sequence[tuple[Intent, float]], some: Iterable[LossResponse]) -> LossResponse:
+        def wrong(response: LossResponse) -> float:
+            tried = replace(calibration, losses={control: response})
+            return sum(math.log(_step_s(intent, tried) / took_s) ** 2 for intent, took_s in own)
 
-    best = LossResponse()
-    for recoveries in (RECOVERIES, NEARER):
-        some = [float(value) for value in recoveries + (best.recovery if recoveries is NEARER else 0.0)]
-        best = min(
-            (replace(best, recovery=max(0.0, value)) for value in some), key=lambda one: wrong(short, one)
-        )
-    for windows in () if control in INDIFFERENT else (WINDOWS, NEAR):
-        some = [float(value) for value in windows * (best.window if windows is NEAR else 1.0)]
-        best = min((replace(best, window=value) for value in some), key=lambda one: wrong(long, one))
-    return best
+        return min(some, key=wrong)
+
+    best = least(short, [LossResponse(recovery=value) for value in RECOVERIES])
+    best = least(short, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
+    if control in INDIFFERENT:
+        return best
+    best = least(long, [replace(best, window=value) for value in WINDOWS])
+    return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
 
 
 def _exchange(intent: Intent) -> ExchangeSpec:

@@ -39,10 +39,8 @@ class Result:
 class Exploration:
     """What a search found. fitting: all that were chosen to be tried and fit, the quickest first.
 
-    random: the best of as many drawn at random, where not all were tried.
-
-    combinations: of the whole space; tried: how many of them the model tried; misfits: how many of those each
-    constraint kept out, with one example each.
+    combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
+    random, where not all were tried; misfits: how many of those tried each constraint kept out, with one example each.
     """
 
     combinations: int

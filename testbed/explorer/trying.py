@@ -76,8 +76,9 @@ def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
     limit_bytes = memory_limit_bytes(scenario)
     if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
         return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
-    tail_s = predict_tail_s(intent, algorithm) if intent.topology.lossy else timeline.step_time_s
-    return Tried(timeline.step_time_s, tail_s, intent.wan_bytes(algorithm), memory_bytes)
+    step_s = timeline.step_time_s
+    tail_s = predict_tail_s(intent, algorithm, step_s) if intent.topology.lossy else step_s
+    return Tried(step_s, tail_s, intent.wan_bytes(algorithm), memory_bytes)
 
 
 def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:

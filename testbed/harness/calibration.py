@@ -44,9 +44,9 @@ class Calibration:
     byte_s: float | None = None
     made: Mapping[str, str] = field(default_factory=dict)
 
-    def response(self, congestion_control: str | None) -> LossResponse:
+    def response(self, congestion_control: str) -> LossResponse:
         """To losses, of one that was calibrated, or of the usual one."""
-        return self.losses.get(congestion_control or USUAL) or self.losses.get(USUAL) or LossResponse()
+        return self.losses.get(congestion_control) or self.losses.get(USUAL) or LossResponse()
 
     def cost(self, transport: TransportSpec, scale: Scale) -> tuple[float, float]:
         """What a message and a byte take at each end; emulated."""

@@ -28,7 +28,7 @@ class Intent:
     load: Load
     _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
-    @cached_property
+    @property
     def flows(self) -> list[Flow]:
         """What is declared to the policy: the traffic of the first of the algorithms."""
         return self.flows_of(self.scenario.algorithms[0])

@@ -40,14 +40,13 @@ def predict(intent: Intent, algorithm: str, calibration: Calibration | None = No
     )
 
 
-def predict_tail_s(intent: Intent, algorithm: str, share: float = 0.99) -> float:
+def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float = 0.99) -> float:
     """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
 
-    The model's step holds losses at their mean. What it takes without any lateness says how many of them delay a step
-    on average; of more or fewer, as many as a Poisson distribution has, each delays it by as much. ControllerError,
-    Stuck, BadCalibration.
+    step_s: what `predict` says of it, which holds losses at their mean. What a step takes without any lateness says how
+    many of them delay it on average; of more or fewer, as many as a Poisson distribution has, each delays it by as
+    much. ControllerError, Stuck, BadCalibration.
     """
-    step_s = predict(intent, algorithm).step_time_s
     calibration = find_calibration(VIRTUAL)
     paths = [path for ways in routed(intent, algorithm, calibration).ways.values() for path in ways]
     each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)

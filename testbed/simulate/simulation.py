@@ -97,9 +97,8 @@ class _Simulation:
         self.busy_until_s = [0.0] * len(plan.ranks)
         self.worked_s = [0.0] * len(plan.ranks)
         self.sending: dict[Ends, int] = {}
-        self.until_s: dict[
-            tuple[Ends, int], float
-        ] = {}  # when lossy connections are done with what they have
+        # when lossy connections are done with what they have
+        self.until_s: dict[tuple[Ends, int], float] = {}
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
