@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs 2] [--table]
 
-Each scenario of scenarios/explore goes into a folder of its own in FOLDER; one that is confirmed there already is not
-run again. --table: nothing is run, the table alone is printed of what is there.
+Each scenario of scenarios/explore goes into a folder of its own in FOLDER; what is there already is not run again. All
+that is compared runs for one trial; for two more, with seeds of their own, what the speed-ups are of: `production`,
+the quickest baseline, the best (under loss, all). --table: nothing is run, the table alone is printed of what is there.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from testbed.config import load_scenario
 from testbed.explorer.confirming import kendall_tau
+from testbed.harness.parts import SEED_STEP
 from testbed.report.compare import speedup_interval
 from testbed.report.figures import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 BASELINES = ("production", "atlas", "crosspipe", "arnold")
 SINGLE = "only "
+FIRST, REPEATED, SUMMARY = "confirmed", "repeated", "summary.json"
 
 
 def main() -> None:
@@ -40,23 +44,89 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         folder = options.folder / name
-        if not options.table and not (folder / "confirmed/summary.json").exists():
-            command = [sys.executable, "-m", "testbed", "explore", str(SCENARIOS / f"{name}.yaml")]
-            subprocess.run([*command, "-o", str(folder), "--confirm", "--jobs", options.jobs], check=False)
-        if (folder / "confirmed/summary.json").exists():
+        if not options.table:
+            _run_missing(name, folder, options.jobs)
+        if (folder / FIRST / SUMMARY).exists():
             points.append((name, _compared(folder)))
     print("\n".join(_table(points)))
 
 
-def _compared(folder: Path) -> dict[str, dict[str, Any]]:
-    """What was measured, by what was compared."""
+def _run_missing(name: str, folder: Path, jobs: str) -> None:
+    def measure(file: Path, trials: int, output: str) -> None:
+        if not (folder / output / SUMMARY).exists():
+            command = ["run", str(file), "--clock", "virtual", "--jobs", jobs, "--trials", str(trials)]
+            _testbed(*command, "-o", str(folder / output))
+
+    if not (folder / "confirm.yaml").exists():
+        _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
+    measure(folder / "confirm.yaml", 1, FIRST)
+    again = load_scenario(folder / "confirm.yaml", [])
+    assert again.variants is not None
+    compared = _compared(folder)
+    chosen = {measured.name for measured in _told(compared).values()}
+    if again.topology.resolve().lossy:
+        chosen = set(again.variants)
+    elif len(chosen) < 2:  # as many as a scenario with variants needs
+        chosen |= {measured.name for measured in compared.values() if measured.name not in chosen}
+    changes = {
+        "variants": {own: changes for own, changes in again.variants.items() if own in chosen},
+        "seed": again.seed + SEED_STEP,
+    }
+    (folder / "repeat.yaml").write_text(again.model_copy(update=changes).to_yaml())
+    measure(folder / "repeat.yaml", 2, REPEATED)
+
+
+def _testbed(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "testbed", *arguments], check=True)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A variant. samples: seconds of each trial; predicted_s: what the model says of each."""
+
+    name: str
+    samples: Sequence[float]
+    predicted_s: Sequence[float]
+
+    @property
+    def step_s(self) -> float:
+        """The median, to the digits that are told: of what takes the same the first is chosen."""
+        return float(f"{statistics.median(self.samples):.4g}")
+
+    @property
+    def error(self) -> float:
+        """The model's, of the mean."""
+        return statistics.mean(self.predicted_s) / statistics.mean(self.samples) - 1
+
+
+def _compared(folder: Path) -> dict[str, Measured]:
+    """What was measured and is to be trusted, by what was compared."""
     compared = json.loads((folder / "exploration.json").read_text())["compared"]
-    variants = json.loads((folder / "confirmed/summary.json").read_text())["variants"]
-    measured = {one["name"]: one for one in variants}
-    return {entry["name"]: measured[entry["variant"]] for entry in compared if entry["variant"] in measured}
+    found: dict[str, Measured] = {}
+    for output in (FIRST, REPEATED):
+        if not (folder / output / SUMMARY).exists():
+            continue
+        for one in json.loads((folder / output / SUMMARY).read_text())["variants"]:
+            if one["verdict"]["status"] != "untrusted":
+                name, samples = one["name"], one["step_time_s"]["samples"]
+                before = found.get(name, Measured(name, (), ()))
+                predicted = [one["predicted"]["step_time_s"]] * len(samples)  # their median: of two the mean
+                found[name] = Measured(name, [*before.samples, *samples], [*before.predicted_s, *predicted])
+    return {entry["name"]: found[entry["variant"]] for entry in compared if entry["variant"] in found}
 
 
-def _table(points: Sequence[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[str]:
+def _told(compared: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Of what the table tells: the first baseline, the quickest, the best of all."""
+    bases = [compared[own] for own in BASELINES if own in compared]
+    best = [measured for own, measured in compared.items() if own.startswith("best ")]
+    return {
+        "production": compared["production"],
+        "baseline": min(bases, key=lambda measured: measured.step_s),
+        "best": min(best, key=lambda measured: measured.step_s),
+    }
+
+
+def _table(points: Sequence[tuple[str, Mapping[str, Measured]]]) -> Iterator[str]:
     heads = (
         "production",
         "best baseline",
@@ -67,43 +137,53 @@ def _table(points: Sequence[tuple[str, dict[str, dict[str, Any]]]]) -> Iterator[
     )
     yield f"| design point | {' | '.join(heads)} |"
     yield f"|---{'|---' * len(heads)}|"
-    pairs: list[list[tuple[float, float]]] = []
+    runs: dict[str, list[Measured]] = {}
     for point, compared in points:
-        trusted = {name: one for name, one in compared.items() if one["verdict"]["status"] != "untrusted"}
-        best = min((one for own, one in trusted.items() if own.startswith("best ")), key=_median_s)
-        base = min((trusted[own] for own in BASELINES if own in trusted), key=_median_s)
-        alone = [own for own in trusted if own.startswith(SINGLE)]
-        single = min(alone, key=lambda own: _median_s(trusted[own]), default=None)
+        told = _told(compared)
+        alone = [own for own in compared if own.startswith(SINGLE)]
+        single = min(alone, key=lambda own: compared[own].step_s, default=None)
+        production, base, best = (told[own] for own in ("production", "baseline", "best"))
         cells = [
-            time_text(_median_s(trusted["production"])),
-            f"{time_text(_median_s(base))} ({base['name']})",
-            time_text(_median_s(best)),
-            _faster(best, trusted["production"]),
+            time_text(production.step_s),
+            f"{time_text(base.step_s)} ({base.name})",
+            time_text(best.step_s),
+            _faster(best, production),
             _faster(best, base),
-            "" if single is None else f"{single}, {_faster(trusted[single], trusted['production'])}",
+            "" if single is None else f"{single}, {_ratio(compared[single], production):.2f}x",
         ]
         yield f"| `{point}` | {' | '.join(cells)} |"
-        runs = {one["name"]: one for one in trusted.values()}  # what is the same configuration was run once
-        pairs.append([(one["predicted"]["step_time_s"], _median_s(one)) for one in runs.values()])
-    every = [pair for own in pairs for pair in own]
-    if every:
-        errors = sorted(abs(predicted / measured - 1) for predicted, measured in every)
-        taus = [f"{kendall_tau(own):.2f}" for own in pairs]
-        yield ""
-        yield (
-            f"{len(every)} configurations: the model's error is {statistics.median(errors):.1%} in the median, "
-            f"{errors[-1]:.1%} at the worst; Kendall's tau {kendall_tau(every):.2f} over all, "
-            f"{', '.join(taus)} by point."
+        # what differs by name alone counts once
+        runs[point] = list(
+            {f"{measured.samples[0]:.6g}": measured for measured in compared.values()}.values()
         )
+    lossy = [
+        point for point in runs if load_scenario(SCENARIOS / f"{point}.yaml", []).topology.resolve().lossy
+    ]
+    clean = [point for point in runs if point not in lossy]
+    for words, some in (("without losses", clean), ("with losses", lossy)):
+        every = [measured for point in some for measured in runs[point]]
+        if len(every) > 1:
+            errors = sorted(abs(measured.error) for measured in every)
+            taus = [f"{_tau(runs[point]):.2f} {point}" for point in some]
+            yield ""
+            yield (
+                f"{len(every)} configurations {words}: the model's error is {statistics.median(errors):.1%} in the "
+                f"median, {errors[-1]:.1%} at the worst; Kendall's tau {_tau(every):.2f} over all, {', '.join(taus)}."
+            )
 
 
-def _median_s(variant: dict[str, Any]) -> float:
-    return float(variant["step_time_s"]["median"])
+def _tau(some: Sequence[Measured]) -> float:
+    means = [(statistics.mean(one.predicted_s), statistics.mean(one.samples)) for one in some]
+    return kendall_tau(means)
 
 
-def _faster(quick: dict[str, Any], slow: dict[str, Any]) -> str:
-    found = f"{_median_s(slow) / _median_s(quick):.2f}x"
-    interval = speedup_interval(quick["step_time_s"]["samples"], slow["step_time_s"]["samples"])
+def _ratio(quick: Measured, slow: Measured) -> float:
+    return slow.step_s / quick.step_s
+
+
+def _faster(quick: Measured, slow: Measured) -> str:
+    found = f"{_ratio(quick, slow):.2f}x"
+    interval = speedup_interval(quick.samples, slow.samples)
     return found if interval is None else f"{found} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 

@@ -19,6 +19,7 @@ from testbed.fidelity.verdict import Invariant
 from testbed.scale import Scale
 
 LEAST_PACKETS = 4  # per message: fewer and store-and-forward of single packets shows
+LEAST_QUEUE_PACKETS = 20  # fewer and the first windows of two connections (RFC 6928) overflow it
 LARGEST_OVERHEAD = 0.1
 MATHIS = 1.22  # sqrt(3/2): Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"
 
@@ -96,7 +97,23 @@ def dimensionless(real: Topology, emulated: Topology, scale: Scale, traffic: Tra
     if real.wan:
         index = max(range(len(real.wan)), key=lambda at: _bdp_bytes(real.wan[at]))
         found += _of_link(real.wan[index], emulated.wan[index], real.mtu, scale, traffic.message_bytes)
+        found.append(_shortest_queue(real, emulated))
     return found
+
+
+def _shortest_queue(real: Topology, emulated: Topology) -> Number:
+    """Of the WAN link that has it here."""
+    queues = [min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / emulated.mtu for link in emulated.wan]
+    index = queues.index(min(queues))
+    link, here = real.wan[index], queues[index]
+    there = min(link.a_to_b.queue_bytes, link.b_to_a.queue_bytes) / real.mtu
+    harm = (
+        f"The queue of {link.name} holds {here:.2g} packets here and {there:.3g} in the modelled network: it drops "
+        "bursts that would find room there. Give it more room, or divide sizes by less."
+        if here < LEAST_QUEUE_PACKETS <= there
+        else None
+    )
+    return Number("packets per queue", there, here, f"the shortest, of {link.name}", harm)
 
 
 def _of_link(real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_bytes: float) -> list[Number]:

@@ -240,6 +240,8 @@ class Guest:
             raise VirtualClockError(
                 f"the guest could not be set up:\n{outcome['failed']}{_last_words(control)}"
             )
+        if outcome["status"] == -signal.SIGKILL:  # nobody asks for that: the guest's kernel did
+            raise VirtualClockError(self._post_mortem(process, control))
         return Ended(outcome["status"], outcome["uptime_s"], wall_s)
 
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:

@@ -69,3 +69,15 @@ def test_loss_that_rules_the_real_network_must_rule_the_emulated_one() -> None:
     assert lossy.ok is False
     assert "Loss holds a connection of the modelled network to 1/" in lossy.sentence
     assert verdict(Scale(1, 2500), loss="0.01 %").ok is True
+
+
+def test_a_queue_of_a_few_packets_is_not_the_queue_it_stands_for() -> None:
+    large = Traffic(1e12, 10e9, 1.0, overhead_s=5e-6, emulated_overhead_s=5e-6)
+    short = verdict(Scale(10_000), large, queue="1 GB")
+    assert (short.ok, short.severity) == (False, "caution")
+    assert (
+        "The queue of east-west-0 holds 11 packets here and 1.11e+05 in the modelled network"
+        in short.sentence
+    )
+    assert verdict(Scale(1000), large, queue="1 GB").ok is True
+    assert verdict(Scale(1, 10_000), large, queue="1 GB").ok is True
