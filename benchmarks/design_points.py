@@ -25,8 +25,6 @@ from testbed.report.compare import speedup_interval
 from testbed.report.figures import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
-BASELINES = ("production", "atlas", "crosspipe", "arnold")
-SINGLE = "only "
 FIRST, REPEATED, SUMMARY = "confirmed", "repeated", "summary.json"
 
 

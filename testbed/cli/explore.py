@@ -164,7 +164,7 @@ def _print(found: Exploration, console: Console) -> None:
     for result in compared:
         tried_out = result.tried
         table.add_row(
-            str(result.configuration) if result.name.startswith("best ") else result.name,
+            str(result.configuration) if result.kind == "best" else result.name,
             time_text(tried_out.step_time_s),
             *([time_text(tried_out.tail_s)] if tailed else []),
             f"{compared[0].tried.step_time_s / tried_out.step_time_s:.2f}x",
@@ -184,6 +184,7 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         return [
             {
                 "name": result.name,
+                "kind": result.kind,
                 "configuration": str(result.configuration),
                 "changes": dict(result.configuration.changes),
                 **asdict(result.tried),

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from testbed.catalogue import baselines
 from testbed.config import Scenario
@@ -17,7 +17,6 @@ from testbed.explorer.screening import Screener
 from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
-RANDOM = "random search"
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
 DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "placement": ("workload.parallelism",),
@@ -26,13 +25,18 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+Kind = Literal["baseline", "single", "random", "best"]
+"""What is compared: a baseline, the best of one dimension alone, of as many at random, of all."""
+
+
 @dataclass(frozen=True)
 class Result:
-    """A configuration that fits, under a name where it has one."""
+    """A configuration that fits; under a name, and of a kind, where it is compared."""
 
     configuration: Configuration
     tried: Tried
     name: str = ""
+    kind: Kind | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,10 @@ class Exploration:
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
         told = {result.tried for result in named}
         best = [result for result in self.distinct if result == self.best or result.tried not in told][:most]
-        return [*named, *(replace(result, name=f"best {number}") for number, result in enumerate(best, 1))]
+        return [
+            *named,
+            *(replace(result, name=f"best {n}", kind="best") for n, result in enumerate(best, 1)),
+        ]
 
     @property
     def pareto(self) -> list[Result]:
@@ -133,7 +140,7 @@ class Search:
             return None
         numbers = random.Random(f"{self.scenario.seed}/random").sample(range(explore.size), explore.tries)
         results = [
-            Result(one, tried, RANDOM)
+            Result(one, tried, "random search", "random")
             for number in numbers
             if isinstance(tried := self._try(one := _numbered(explore.space, number)), Tried)
         ]
@@ -172,7 +179,7 @@ class Search:
         """None where it does not fit."""
         configuration = Configuration(changes)
         tried = self._try(configuration)
-        return Result(configuration, tried, name) if isinstance(tried, Tried) else None
+        return Result(configuration, tried, name, "baseline") if isinstance(tried, Tried) else None
 
     def _single(self, dimension: str) -> Result | None:
         """The best of what differs in one dimension alone from the first baseline; None where nothing does."""
@@ -187,7 +194,7 @@ class Search:
             return None
         base = baselines()[explore.baselines[0]]["changes"]
         results = [
-            Result(one, tried, f"only {dimension}")
+            Result(one, tried, f"only {dimension}", "single")
             for changes in self._configurations(own)
             if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Tried)
         ]

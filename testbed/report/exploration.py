@@ -17,8 +17,8 @@ from testbed.report.pages import render_page
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
 
 PAGE = "exploration.html"
-# What names begin with: of baselines, of one dimension alone, of all, of a search at random.
-KINDS = ("", "only ", "best ", "random ")
+# of what is compared, in the order of their colours
+KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
 
 
@@ -63,17 +63,15 @@ def _rows(document: JsonObject, confirmed: JsonObject | None) -> list[dict[str, 
     variants = {variant["name"]: variant for variant in confirmed["variants"]} if confirmed else {}
     rows = []
     for entry in document["compared"]:
-        name = entry["name"]
-        kind = next((number for number, start in enumerate(KINDS) if start and name.startswith(start)), 0)
-        measured = variants.get(entry["variant"])
-        rows.append({**entry, "series": series_class(kind), "kind": KINDS[kind], "measured": measured})
+        series = series_class(KINDS.index(entry["kind"]))
+        rows.append({**entry, "series": series, "measured": variants.get(entry["variant"])})
     return rows
 
 
 def _sentences(rows: Sequence[JsonObject]) -> list[str]:
     """The best against the first baseline, the quickest, and the quickest of one dimension; measured where it was."""
-    best = next(row for row in rows if row["kind"] == "best ")
-    base, alone = ([row for row in rows if row["kind"] == kind] for kind in KINDS[:2])
+    best = next(row for row in rows if row["kind"] == BEST)
+    base, alone = ([row for row in rows if row["kind"] == kind] for kind in (BASELINE, SINGLE))
     others = [*base[:1], *(min(some, key=_step_s) for some in (base, alone) if some)]
     return [_faster(best, row) for number, row in enumerate(others) if row not in others[:number]]
 
