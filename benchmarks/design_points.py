@@ -14,7 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from testbed.report.compare import speedup_interval
 from testbed.report.figures import time_text
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
+UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out
 FIRST, REPEATED, SUMMARY = "confirmed", "repeated", "summary.json"
 
 
@@ -60,12 +61,9 @@ def _run_missing(name: str, folder: Path, jobs: str) -> None:
     measure(folder / "confirm.yaml", 1, FIRST)
     again = load_scenario(folder / "confirm.yaml", [])
     assert again.variants is not None
-    compared = _compared(folder)
-    chosen = {measured.name for measured in _told(compared).values()}
-    if again.topology.resolve().lossy:
+    chosen = {measured.variant for measured in _told(_compared(folder))}
+    if again.topology.resolve().lossy or len(chosen) < 2:  # as many as a scenario with variants needs
         chosen = set(again.variants)
-    elif len(chosen) < 2:  # as many as a scenario with variants needs
-        chosen |= {measured.name for measured in compared.values() if measured.name not in chosen}
     changes = {
         "variants": {own: changes for own, changes in again.variants.items() if own in chosen},
         "seed": again.seed + SEED_STEP,
@@ -75,14 +73,18 @@ def _run_missing(name: str, folder: Path, jobs: str) -> None:
 
 
 def _testbed(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "testbed", *arguments], check=True)
+    status = subprocess.run([sys.executable, "-m", "testbed", *arguments], check=False).returncode
+    if status not in (0, UNTRUSTED):
+        sys.exit(status)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A variant. samples: seconds of each trial; predicted_s: what the model says of each."""
+    """What is compared. samples: seconds of each trial of its variant; predicted_s: what the model says of each."""
 
     name: str
+    kind: str
+    variant: str
     samples: Sequence[float]
     predicted_s: Sequence[float]
 
@@ -97,34 +99,33 @@ class Measured:
         return statistics.mean(self.predicted_s) / statistics.mean(self.samples) - 1
 
 
-def _compared(folder: Path) -> dict[str, Measured]:
-    """What was measured and is to be trusted, by what was compared."""
+def _compared(folder: Path) -> list[Measured]:
+    """What was measured and is to be trusted, once for each that is compared."""
     compared = json.loads((folder / "exploration.json").read_text())["compared"]
-    found: dict[str, Measured] = {}
+    found: dict[str, tuple[list[float], list[float]]] = {}
     for output in (FIRST, REPEATED):
         if not (folder / output / SUMMARY).exists():
             continue
         for one in json.loads((folder / output / SUMMARY).read_text())["variants"]:
             if one["verdict"]["status"] != "untrusted":
-                name, samples = one["name"], one["step_time_s"]["samples"]
-                before = found.get(name, Measured(name, (), ()))
-                predicted = [one["predicted"]["step_time_s"]] * len(samples)  # their median: of two the mean
-                found[name] = Measured(name, [*before.samples, *samples], [*before.predicted_s, *predicted])
-    return {entry["name"]: found[entry["variant"]] for entry in compared if entry["variant"] in found}
+                samples, predicted_s = found.setdefault(one["name"], ([], []))
+                samples += one["step_time_s"]["samples"]
+                # that of several trials is their median: of two the mean
+                predicted_s += [one["predicted"]["step_time_s"]] * len(one["step_time_s"]["samples"])
+    return [
+        Measured(entry["name"], entry["kind"], entry["variant"], *found[entry["variant"]])
+        for entry in compared
+        if entry["variant"] in found
+    ]
 
 
-def _told(compared: Mapping[str, Measured]) -> dict[str, Measured]:
-    """Of what the table tells: the first baseline, the quickest, the best of all."""
-    bases = [compared[own] for own in BASELINES if own in compared]
-    best = [measured for own, measured in compared.items() if own.startswith("best ")]
-    return {
-        "production": compared["production"],
-        "baseline": min(bases, key=lambda measured: measured.step_s),
-        "best": min(best, key=lambda measured: measured.step_s),
-    }
+def _told(compared: Sequence[Measured]) -> tuple[Measured, Measured, Measured]:
+    """Of what the table tells: the first baseline, the quickest of them, the best of all."""
+    bases, best = ([one for one in compared if one.kind == kind] for kind in ("baseline", "best"))
+    return bases[0], *(min(some, key=lambda one: one.step_s) for some in (bases, best))
 
 
-def _table(points: Sequence[tuple[str, Mapping[str, Measured]]]) -> Iterator[str]:
+def _table(points: Sequence[tuple[str, Sequence[Measured]]]) -> Iterator[str]:
     heads = (
         "production",
         "best baseline",
@@ -137,23 +138,20 @@ def _table(points: Sequence[tuple[str, Mapping[str, Measured]]]) -> Iterator[str
     yield f"|---{'|---' * len(heads)}|"
     runs: dict[str, list[Measured]] = {}
     for point, compared in points:
-        told = _told(compared)
-        alone = [own for own in compared if own.startswith(SINGLE)]
-        single = min(alone, key=lambda own: compared[own].step_s, default=None)
-        production, base, best = (told[own] for own in ("production", "baseline", "best"))
+        production, base, best = _told(compared)
+        alone = [one for one in compared if one.kind == "single"]
+        single = min(alone, key=lambda one: one.step_s, default=None)
         cells = [
             time_text(production.step_s),
             f"{time_text(base.step_s)} ({base.name})",
             time_text(best.step_s),
             _faster(best, production),
             _faster(best, base),
-            "" if single is None else f"{single}, {_ratio(compared[single], production):.2f}x",
+            "" if single is None else f"{single.name}, {_ratio(single, production):.2f}x",
         ]
         yield f"| `{point}` | {' | '.join(cells)} |"
         # what differs by name alone counts once
-        runs[point] = list(
-            {f"{measured.samples[0]:.6g}": measured for measured in compared.values()}.values()
-        )
+        runs[point] = list({f"{measured.samples[0]:.6g}": measured for measured in compared}.values())
     lossy = [
         point for point in runs if load_scenario(SCENARIOS / f"{point}.yaml", []).topology.resolve().lossy
     ]

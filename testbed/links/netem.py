@@ -180,13 +180,17 @@ class NetemEngine:
             for message in self._wan.get_qdiscs()
             if message.get_attr("TCA_KIND") == "netem"
         }
+        shapers = defaultdict[str | None, list[str]](list)
+        for way in self._ways():
+            shapers[way.node].append(way.shaper)
+        counters = {node: read_counters(self._end(node), own) for node, own in shapers.items()}
         directions = {}
         for way in self._ways():
             stats = qdiscs.get(way.exit)
             if stats is None:
                 raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
             basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-            shaper = read_counters(self._end(way.node), way.shaper)
+            shaper = counters[way.node][way.shaper]
             out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
             came = int(received[way.entry]["rx_packets"])
             twice = max(0, out + lost + held - came) if way.key in self._doubled else 0

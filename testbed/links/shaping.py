@@ -183,16 +183,22 @@ def read_shape(ipr: IPRoute, interface: str, filters: Mapping[int, set[int]] | N
 
 def read_shapes(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, Shape]:
     """As `read_shape`, of many interfaces of one namespace that have no classes."""
-    indexes = {link.get_attr("IFLA_IFNAME"): link["index"] for link in ipr.get_links()}
-    queues: dict[int, list[Any]] = {}
+    found = _disciplines(ipr, interfaces)
+    return {name: _shape(ipr, name, index, messages, None) for name, (index, messages) in found.items()}
+
+
+def _disciplines(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, tuple[int, list[Any]]]:
+    """Index and queueing disciplines of each; all at once, since the kernel tells of all whatever it is asked for."""
+    indexes = {link.get_attr("IFLA_IFNAME"): int(link["index"]) for link in ipr.get_links()}
+    messages: dict[int, list[Any]] = {}
     for message in ipr.get_qdiscs():
-        queues.setdefault(message["index"], []).append(message)
-    shapes = {}
+        messages.setdefault(message["index"], []).append(message)
+    found = {}
     for name in interfaces:
         if name not in indexes:
             raise LinkError(f"{name}: no such interface")
-        shapes[name] = _shape(ipr, name, indexes[name], queues.get(indexes[name], []), None)
-    return shapes
+        found[name] = indexes[name], messages.get(indexes[name], [])
+    return found
 
 
 def read_filters(shown: str) -> dict[int, set[int]]:
@@ -275,9 +281,14 @@ def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape]) -> None:
         compare_fields(interface, asked[interface], found)
 
 
-def read_counters(ipr: IPRoute, interface: str) -> ShapeCounters:
-    """Counters of the shaper's queues, together."""
-    queues = [message for message in ipr.get_qdiscs(index=_index(ipr, interface)) if _is_queue(message)]
+def read_counters(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, ShapeCounters]:
+    """Counters of the shapers of these interfaces of one namespace; of each the sums over its queues."""
+    found = _disciplines(ipr, interfaces)
+    return {name: _counters(name, messages) for name, (_, messages) in found.items()}
+
+
+def _counters(interface: str, messages: Iterable[Any]) -> ShapeCounters:
+    queues = [message for message in messages if _is_queue(message)]
     if not queues:
         raise LinkError(f"{interface}: its shaper is gone")
     sums = [0] * 6

@@ -246,7 +246,13 @@ class Guest:
 
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
-        if "ut of memory" in console or "Unable to allocate" in console:
+        if "max_map_count" in console:
+            pieces = Path("/proc/sys/vm/max_map_count").read_text().strip()
+            reason = (
+                f"a process of the guest has its memory in more pieces than this machine lets it ({pieces}): "
+                "raise that with `sysctl vm.max_map_count=1000000`"
+            )
+        elif "ut of memory" in console or "Unable to allocate" in console:
             size = self.settings.memory_bytes >> 20
             reason = f"the guest ran out of memory ({size} MiB): give it more with --memory"
         elif process.returncode == -signal.SIGBUS or "Bus error" in console:

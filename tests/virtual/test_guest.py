@@ -102,6 +102,28 @@ def test_memory_that_runs_out_is_said(person: Person) -> None:
     )
 
 
+PIECES = Path("/proc/sys/vm/max_map_count")
+
+
+@pytest.mark.skipif(
+    int(PIECES.read_text()) > 200_000,
+    reason="this machine lets a process have more pieces than a test can make",
+)
+def test_memory_in_too_many_pieces_is_said(person: Person) -> None:
+    code = """
+import mmap, sys
+pages = int(sys.argv[1])
+memory = mmap.mmap(-1, pages * 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for page in [*range(0, pages, 2), *range(pages - 1, 0, -2)]:  # neighbours in it are none in the guest's own memory
+    memory[page * 4096] = 1
+"""
+    limit = PIECES.read_text().strip()
+    done = person.inside(*python(code), str(int(limit) + 10_000), options=("--memory", "2 GiB"))
+    assert done.returncode == 1
+    assert f"in more pieces than this machine lets it ({limit})" in done.stderr
+    assert "sysctl vm.max_map_count=" in done.stderr
+
+
 def test_a_stalled_clock_is_recognised(person: Person) -> None:
     began_s = time.monotonic()
     done = person.inside(*python("while True: pass"), options=("--stall-timeout", "4 s"))
