@@ -60,7 +60,7 @@ class Lossy:
         rest_s = (size_bytes - at_once) / self.window_bytes * self.rtt_s
         return max(size_bytes / self.path_rate, at_once / self.path_rate + rest_s)
 
-    def late_s(self, size_bytes: float) -> float:
-        """By how much a message ends later, on average: nothing comes behind its last packets that tells of a loss."""
+    def late_chance(self, size_bytes: float) -> float:
+        """That a message ends later by `mended_s`: nothing comes behind its last packets that tells of a loss."""
         packets = min(math.ceil(size_bytes / self.packet_bytes), TAIL_PACKETS)
-        return self.mended_s * (1 - (1 - self.loss) ** packets)
+        return 1 - (1 - self.loss) ** packets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,10 +23,6 @@ class Path:
     parts: tuple[str, ...]
     lossy: Lossy | None = None
 
-    def arrival_s(self, size_bytes: float) -> float:
-        """From when a message's last byte leaves until all of it is there, on average."""
-        return self.latency_s + (self.lossy.late_s(size_bytes) if self.lossy else 0.0)
-
     def least_s(self, size_bytes: float) -> float:
         """What a message takes to leave at least, for what losses do to the connection."""
         return self.lossy.least_s(size_bytes) if self.lossy else 0.0
@@ -34,6 +31,17 @@ class Path:
     def way(self) -> Way:
         """All of the bytes go through each part."""
         return dict.fromkeys(self.parts, 1.0)
+
+
+def arrival_s(paths: Sequence[Path], size_bytes: float) -> float:
+    """From when the last byte of a message leaves, spread evenly over paths, until all of it is there, on average."""
+    latency_s = max(path.latency_s for path in paths)
+    lossy = [path.lossy for path in paths if path.lossy]
+    if not lossy:
+        return latency_s
+    # it is late when any of its parts is
+    in_time = math.prod(1 - own.late_chance(size_bytes / len(paths)) for own in lossy)
+    return latency_s + (1 - in_time) * max(own.mended_s for own in lossy)
 
 
 Ends = tuple[int, int]

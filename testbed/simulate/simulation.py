@@ -18,7 +18,7 @@ from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
 from testbed.simulate.fluid import Fluid
 from testbed.simulate.folding import Alone, Folder, software_of
-from testbed.simulate.network import Ends, Members, Network
+from testbed.simulate.network import Ends, Members, Network, arrival_s
 from testbed.simulate.waiting import Event, Mailbox
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
@@ -185,7 +185,7 @@ class _Simulation:
         left, box = Event(), self._box(key)
         here, there = ends
         paths = self.network.ways_of(ends, dscp)
-        latency_s = max(path.arrival_s(size_bytes / len(paths)) for path in paths)
+        latency_s = arrival_s(paths, size_bytes)
         least_s = max(path.least_s(size_bytes / len(paths)) for path in paths)
         ways = [path.way for path in paths]
         until_s = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from testbed.harness.calibration import (
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict
 from testbed.scale import Scale
-from testbed.simulate import Lossy
+from testbed.simulate import Lossy, network
 from testbed.simulate.losses import LossResponse
 from testbed.virtual import VirtualClockError
 
@@ -55,13 +56,25 @@ def test_a_message_within_the_window_leaves_at_the_path_s_rate_a_long_one_by_rou
     assert lossy("bbr", 0.001).least_s(1e9) == pytest.approx(1e9 / RATE)
 
 
+def late_s(connections: Sequence[Lossy], size_bytes: float) -> float:
+    """What losses add to a message's way over these connections side by side."""
+    return network.arrival_s([network.Path(0.02, (), one) for one in connections], size_bytes) - 0.02
+
+
 def test_a_loss_near_the_end_makes_a_message_late() -> None:
+    one = [lossy("reno", 0.001, recovery=2.0)]
+    assert late_s(one, PACKET) == pytest.approx(2 * 0.04 * 0.001)
+    assert late_s(one, 10 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**10))
+    assert late_s(one, 1e9) == late_s(one, 10 * PACKET)  # what was lost long before the end is mended by then
+    assert late_s([lossy("reno", 0.001, recovery=0.0)], 1e9) == 0.0
+    # a link that loses all is predicted, too
+    assert late_s([lossy("reno", 1.0, recovery=2.0)], 1e9) == pytest.approx(2 * 0.04)
+
+
+def test_a_message_on_several_connections_is_late_when_any_part_is() -> None:
     one = lossy("reno", 0.001, recovery=2.0)
-    assert one.late_s(PACKET) == pytest.approx(2 * 0.04 * 0.001)
-    assert one.late_s(10 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**10))
-    assert one.late_s(1e9) == one.late_s(10 * PACKET)  # what was lost long before the end is mended by then
-    assert lossy("reno", 0.001, recovery=0.0).late_s(1e9) == 0.0
-    assert lossy("reno", 1.0, recovery=2.0).late_s(1e9) == 2 * 0.04  # a link that loses all is predicted, too
+    assert late_s([one] * 8, 80 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**80))
+    assert late_s([one] * 8, 1e9) > 7 * late_s([one], 1e9)
 
 
 @pytest.fixture
