@@ -29,7 +29,8 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
     variants: dict[str, dict[str, Any]] = {}
     names: dict[str, str] = {}
     known: dict[str, str] = {}
-    for result in found.compared(explore.confirm):
+    # what the search found is called so, even if as many tries at random find it, too
+    for result in sorted(found.compared(explore.confirm), key=lambda one: one.kind == "random"):
         changed = configured(scenario, result.configuration.changes)
         name = known.setdefault(changed.to_yaml(), result.name.replace(" ", "-"))
         names[result.name] = name

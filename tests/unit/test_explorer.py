@@ -354,3 +354,12 @@ def test_what_is_the_same_configuration_is_run_once(tmp_path: Path) -> None:
     assert confirms.variants["only schedule"] == confirms.variants["only placement"] == "only-placement"
     assert confirms.scenario.variant_names.count("only-placement") == 1
     assert "only-schedule" not in confirms.scenario.variant_names
+
+
+def test_what_tries_at_random_find_too_is_not_called_after_them(tmp_path: Path) -> None:
+    scenario = load_scenario(written(tmp_path, baselines=["production", "crosspipe", "atlas"]))
+    found = Search(scenario).run()
+    luck = replace(found.best, name="random search", kind="random")
+    confirms = confirmation(scenario, replace(found, random=luck))
+    assert confirms.variants["random search"] == confirms.variants["best 1"] == "best-1"
+    assert "random-search" not in confirms.scenario.variant_names
