@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from random import Random
 from statistics import NormalDist
 
 from testbed.config import Host
@@ -21,13 +22,17 @@ from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
 from testbed.workload.program_plan import plan_of_program
 
+DRAWS = 9
 MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
-def predict(intent: Intent, algorithm: str, calibration: Calibration | None = None) -> Timeline:
+def predict(
+    intent: Intent, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS
+) -> Timeline:
     """A step carried out on the model of the network, under the scenario's policy; emulated.
 
-    calibration: None for that of the virtual clock. ControllerError, Stuck, BadCalibration.
+    calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
+    which messages are late the median is taken; 0: all are late by the mean. ControllerError, Stuck, BadCalibration.
     """
     calibration = calibration or find_calibration(VIRTUAL)
     load = intent.load
@@ -35,17 +40,17 @@ def predict(intent: Intent, algorithm: str, calibration: Calibration | None = No
     if load.training is None:
         plan, buildings = plan_of_program(load.program, load.buildings, algorithm), load.buildings
     cost = calibration.cost(intent.scenario.transport, intent.scale)
-    return simulate(
-        plan, routed(intent, algorithm, calibration), load.itemsize, *cost, buildings, folded=True
-    )
+    network, seed = routed(intent, algorithm, calibration), intent.scenario.seed
+    chances = [Random(f"{seed}/{number}") for number in range(draws if intent.topology.lossy else 0)]
+    return simulate(plan, network, load.itemsize, *cost, buildings, folded=True, draws=chances)
 
 
 def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float = 0.99) -> float:
     """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
 
-    step_s: what `predict` says of it, which holds losses at their mean. What a step takes without any lateness says how
-    many of them delay it on average; of more or fewer, as many as a Poisson distribution has, each delays it by as
-    much. ControllerError, Stuck, BadCalibration.
+    step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
+    says how many late messages delay it on average; of more or fewer, as many as a Poisson distribution has, each
+    delays it by as much. ControllerError, Stuck, BadCalibration.
     """
     calibration = find_calibration(VIRTUAL)
     paths = [path for ways in routed(intent, algorithm, calibration).ways.values() for path in ways]
@@ -53,8 +58,9 @@ def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float =
     if not each_s:
         return step_s
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
-    least_s = predict(intent, algorithm, replace(calibration, losses=never)).step_time_s
-    return least_s + poisson_quantile((step_s - least_s) / each_s, share) * each_s
+    none = replace(calibration, losses=never)
+    least_s, mean_s = (predict(intent, algorithm, one, draws=0).step_time_s for one in (none, calibration))
+    return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
 
 
 def poisson_quantile(mean: float, share: float) -> int:

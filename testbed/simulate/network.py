@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from random import Random
 
 from testbed.config import Host, Topology
 from testbed.controller.view import View
@@ -42,6 +43,16 @@ def arrival_s(paths: Sequence[Path], size_bytes: float) -> float:
     # it is late when any of its parts is
     in_time = math.prod(1 - own.late_chance(size_bytes / len(paths)) for own in lossy)
     return latency_s + (1 - in_time) * max(own.mended_s for own in lossy)
+
+
+def drawn_arrival_s(draw: Random, paths: Sequence[Path], size_bytes: float) -> float:
+    """As `arrival_s`, of one message, whose parts are late or are not."""
+    late = [
+        path.lossy.mended_s
+        for path in paths
+        if path.lossy and draw.random() < path.lossy.late_chance(size_bytes / len(paths))
+    ]
+    return max(path.latency_s for path in paths) + max(late, default=0.0)
 
 
 Ends = tuple[int, int]

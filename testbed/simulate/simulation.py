@@ -10,7 +10,9 @@ import heapq
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
+from random import Random
 
 from testbed.collectives.catalogue import AUTO, Ask, automatic, pieces_for, plan_of
 from testbed.collectives.exchanging import CONCURRENCY
@@ -18,7 +20,7 @@ from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
 from testbed.simulate.fluid import Fluid
 from testbed.simulate.folding import Alone, Folder, software_of
-from testbed.simulate.network import Ends, Members, Network, arrival_s
+from testbed.simulate.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
 from testbed.simulate.waiting import Event, Mailbox
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
@@ -51,13 +53,20 @@ def simulate(
     buildings: Sequence[int] = (),
     *,
     folded: bool = False,
+    draws: Sequence[Random] = (),
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. message_s, byte_s: what software adds at each end.
 
     buildings: of the ranks, where collectives go by them. folded: each collective is one flow through all that its
-    messages go through, and takes alone on the network exactly what it takes message by message. Stuck.
+    messages go through, and takes alone on the network exactly what it takes message by message. draws: of those, where
+    losses make messages late, each says which, once for all of the plan, and the one of median length is returned;
+    without, and in collectives that are folded, all are late by the mean. Stuck.
     """
-    return _Simulation(plan, network, itemsize, message_s, byte_s, buildings, folded).run()
+    whole = _Simulation(plan, network, itemsize, message_s, byte_s, buildings, folded)
+    if not draws:
+        return whole.run()
+    drawn = [whole.again(partial(drawn_arrival_s, draw)).run() for draw in draws]
+    return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]
 
 
 @dataclass(frozen=True)
@@ -88,9 +97,10 @@ class _Simulation:
         byte_s: float,
         buildings: Sequence[int],
         folded: bool,
+        arrival_s: Callable[[Sequence[Path], float], float] = arrival_s,
     ) -> None:
         self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
-        self.network = network
+        self.network, self.arrival_s = network, arrival_s
         self.buildings = buildings or (0,) * len(plan.ranks)
         software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
         self.fluid = Fluid({**network.capacities, **software}, network.queues, network.classes)
@@ -110,6 +120,13 @@ class _Simulation:
         self.sequence: dict[tuple[int, int], int] = {}
         self.folder = Folder(network, itemsize, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
+
+    def again(self, arrival_s: Callable[[Sequence[Path], float], float]) -> _Simulation:
+        """The same from its beginning, but for when messages arrive; what is folded stays."""
+        costs = self.message_s, self.byte_s
+        other = _Simulation(self.plan, self.network, self.itemsize, *costs, self.buildings, False, arrival_s)
+        other.folder = self.folder
+        return other
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
@@ -185,7 +202,7 @@ class _Simulation:
         left, box = Event(), self._box(key)
         here, there = ends
         paths = self.network.ways_of(ends, dscp)
-        latency_s = arrival_s(paths, size_bytes)
+        latency_s = self.arrival_s(paths, size_bytes)
         least_s = max(path.least_s(size_bytes / len(paths)) for path in paths)
         ways = [path.way for path in paths]
         until_s = 0.0

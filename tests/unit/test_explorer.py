@@ -92,7 +92,7 @@ def test_losses_make_steps_longer_and_tails_longer_still(tmp_path: Path) -> None
         }
     )
     clean = try_out(plain, stages)
-    lossy = try_out(plain.changed({"topology.wan.0.loss": "0.1 %"}, "lossy"), stages)
+    lossy = try_out(plain.changed({"topology.wan.0.loss": "2 %"}, "lossy"), stages)
     assert isinstance(clean, Tried)
     assert isinstance(lossy, Tried)
     assert clean.tail_s == clean.step_time_s < lossy.step_time_s < lossy.tail_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from testbed.collectives.catalogue import ALGORITHMS
 from testbed.config import load_topology
 from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import ring_all_reduce_s, ring_steps
-from testbed.simulate import Network, Path, network_of, simulate
+from testbed.simulate import Lossy, Network, Path, network_of, simulate
 from testbed.simulate.fluid import Fluid, fair_rates
+from testbed.simulate.losses import LossResponse
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.test_workload_planning import write_topology
 
@@ -57,6 +59,22 @@ def test_connections_share_evenly_and_what_one_cannot_use_goes_to_the_others() -
     assert timeline.spans[0][0][1] == pytest.approx(2.0)  # 100 bytes at 50
     assert timeline.spans[0][1][1] == pytest.approx(3.0)  # 100 at 50, then 100 alone
     assert timeline.spans[3][0][1] == pytest.approx(2.0)  # 300 at 150
+
+
+def test_who_waits_for_several_messages_waits_for_the_latest_of_them() -> None:
+    lossy = Lossy("bbr", 0.5, 1.0, 1e9, 100.0, LossResponse(recovery=2.0))  # every other message is 2 s late
+    sends = [(send(0, 25),) for _ in range(4)]
+    plan = JobPlan((tuple(recv(peer, 25) for peer in range(1, 5)), *sends))
+    paths = {(peer, 0): Path(0.5, ("link",), lossy) for peer in range(1, 5)}
+    network = Network({"link": 1e9}, paths)
+    mean = simulate(plan, network, BYTES).step_time_s
+    assert mean == pytest.approx(0.5 + 1.0)
+    # in fifteen steps of sixteen one of the four is late
+    drawn = [simulate(plan, network, BYTES, draws=[Random(number)]).step_time_s for number in range(50)]
+    assert {round(step_s, 3) for step_s in drawn} == {0.5, 2.5}
+    assert sum(step_s > 2 for step_s in drawn) > 40
+    median = simulate(plan, network, BYTES, draws=[Random(number) for number in range(9)])
+    assert median.step_time_s == sorted(drawn[:9])[4]
 
 
 def test_messages_of_a_pair_keep_their_order() -> None:
