@@ -6,6 +6,7 @@ Probe nodes sit unshaped on the edges, and rules pin their addresses to one link
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import select
 import socket
@@ -32,6 +33,7 @@ IN_FLIGHT_BYTES = 16 << 20  # of the probe's own packets, on a link however long
 PACE = 1.1  # of the rate
 STOCK_S = 0.02  # of frames waiting in the link's queue, so that it does not run dry while we have no core
 DRY = 0.01  # share of the blast that may be missing when the link wanted it
+STALL_FRAMES = 4  # so many of them late are no stall, however short the blast
 QUIET_S = 0.05
 
 
@@ -75,8 +77,8 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
             packets = JITTER_PACKETS if asked.jitter_s else DELAY_PACKETS
             times = one_way_times(here, there, packets)
             for _ in range(ATTEMPTS):  # a hiccup of the machine passes; a wrong rate stays
-                rate_bps, saturated, noise = _rate(here, there, asked, topology.mtu)
-                if abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND + noise:
+                rate_bps, saturated, noise, stalled = _rate(here, there, asked, topology.mtu)
+                if not stalled and abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND + noise:
                     break
             found.append(
                 LinkMeasurement(
@@ -104,11 +106,12 @@ def _spread(times: list[float]) -> float:
     return upper - lower
 
 
-def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool, float]:
+def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool, float, bool]:
     """Rate at which datagrams sent a little too fast arrive, by the receiving kernel's stamps.
 
-    Loss and duplicates that were asked for are taken out. Also: whether the datagrams were sent fast enough, and the
-    share by which chance can move the rate.
+    Loss and duplicates that were asked for are taken out. Also: whether the datagrams were sent fast enough, the share
+    by which chance can move the rate, and whether one gap between arrivals moved it by the bound: that makes a link
+    that is too fast look right.
     """
     fitting = int(asked.rate_bps * BLAST_S / 8 / BLAST_PACKETS) - HEADER_BYTES
     payload = max(SMALLEST_PAYLOAD_BYTES, min(mtu - 28, fitting))
@@ -142,12 +145,15 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
     saturated = missing <= DRY * count
     stamps = stamps[max(head, len(stamps) // 3) :]  # a third: a short blast feels the burst for longer
     if len(stamps) < 2 or stamps[-1] <= stamps[0]:
-        return float("nan"), saturated, 0.0
+        return float("nan"), saturated, 0.0, False
     took_s = (stamps[-1] - stamps[0]) / 1e9
     arriving = (1 - asked.mean_loss) * (1 - asked.corrupt) * (1 + asked.duplicate)
     changed = asked.mean_loss + asked.corrupt + asked.duplicate
     noise = 2.6 * math.sqrt(changed * asked.loss_spread / len(stamps)) + 2 * asked.jitter_s / took_s
-    return (len(stamps) - 1) * frame * 8 / took_s / arriving, saturated, noise
+    gap_s = max(later - earlier for earlier, later in itertools.pairwise(stamps)) / 1e9
+    # what is lost or jittered leaves gaps of its own
+    stalled = not noise and gap_s > max(RATE_BOUND * took_s, STALL_FRAMES / rate)
+    return (len(stamps) - 1) * frame * 8 / took_s / arriving, saturated, noise, stalled
 
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:

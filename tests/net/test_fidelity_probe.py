@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -11,11 +12,19 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from testbed.config import Building, Direction, Topology, WanLink, probe_address
-from testbed.fidelity import LinkMeasurement, MonitorProcess, MonitorWindow, measure_links, read_windows
+from testbed.fidelity import (
+    LinkMeasurement,
+    MonitorProcess,
+    MonitorWindow,
+    measure_links,
+    probe,
+    read_windows,
+)
 from testbed.fidelity.invariants import cpu_headroom, delay_accuracy, foreign_load, rate_accuracy
 from testbed.links.command import run_script
 from testbed.links.setup import Setup
@@ -27,6 +36,7 @@ _fork = multiprocessing.get_context("fork")
 
 
 MTU = 9000
+PAUSED_AT = 150  # milliseconds of the blast
 
 
 def probed(asked: tuple[Direction, Direction], set_bps: tuple[float, float]) -> list[LinkMeasurement]:
@@ -67,6 +77,18 @@ def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
         assert entry.lost == 0
     assert rate_accuracy(found).ok is True
     assert delay_accuracy(found).ok is True
+
+
+def test_a_pause_while_probing_does_not_make_a_fast_link_look_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(0.045 if next(calls) == PAUSED_AT else seconds)
+
+    monkeypatch.setattr(probe, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    found = probed((direction(50e6), direction(50e6)), (53.5e6, 53.5e6))
+    assert next(calls) > PAUSED_AT  # the blast was long enough to be interrupted
+    assert found[0].rate_bps == pytest.approx(53.5e6, rel=0.03)
 
 
 @pytest.mark.parametrize("off", [0.9, 1.07])
