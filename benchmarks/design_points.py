@@ -4,7 +4,8 @@
 
 Each scenario of scenarios/explore goes into a folder of its own in FOLDER; what is there already is not run again. All
 that is compared runs for one trial; for two more, with seeds of their own, what the speed-ups are of: `production`,
-the quickest baselines, the best (under loss, all). --table: nothing is run, only the table printed of what is there.
+the quickest baselines, the best (under loss, all). Where these three cannot tell the best from the quickest baseline,
+six more for what the table tells. --table: nothing is run, only the table printed of what is there.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from testbed.report.figures import time_text
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out
 NEAR = 1.01  # baselines that are so much slower than the quickest may change places with it in other trials
-FIRST, REPEATED, SUMMARY = "confirmed", "repeated", "summary.json"
+FIRST, REPEATED, SETTLED, SUMMARY = "confirmed", "repeated", "settled", "summary.json"
 
 
 def main() -> None:
@@ -60,20 +61,26 @@ def _run_missing(name: str, folder: Path, jobs: str) -> None:
     if not (folder / "confirm.yaml").exists():
         _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
     measure(folder / "confirm.yaml", 1, FIRST)
-    again = load_scenario(folder / "confirm.yaml", [])
-    assert again.variants is not None
     compared = _compared(folder)
     _, quickest, _ = told = _told(compared)
     near = [one for one in compared if one.kind == "baseline" and one.step_s <= NEAR * quickest.step_s]
+    repeat = load_scenario(folder / "confirm.yaml", [])
+    assert repeat.variants is not None
+
+    def again(chosen: set[str], done: int, trials: int, output: str) -> None:
+        variants = {own: changes for own, changes in repeat.variants.items() if own in chosen}
+        changes = {"variants": variants, "seed": repeat.seed + done * SEED_STEP}
+        (folder / f"{output}.yaml").write_text(repeat.model_copy(update=changes).to_yaml())
+        measure(folder / f"{output}.yaml", trials, output)
+
     chosen = {measured.variant for measured in (*told, *near)}
-    if again.topology.resolve().lossy or len(chosen) < 2:  # as many as a scenario with variants needs
-        chosen = set(again.variants)
-    changes = {
-        "variants": {own: changes for own, changes in again.variants.items() if own in chosen},
-        "seed": again.seed + SEED_STEP,
-    }
-    (folder / "repeat.yaml").write_text(again.model_copy(update=changes).to_yaml())
-    measure(folder / "repeat.yaml", 2, REPEATED)
+    if repeat.topology.resolve().lossy or len(chosen) < 2:  # as many as a scenario with variants needs
+        chosen = set(repeat.variants)
+    again(chosen, 1, 2, REPEATED)
+    _, base, best = told = _told(_compared(folder))
+    interval = _interval(best, base)
+    if interval is not None and interval[0] < 1:
+        again({measured.variant for measured in told}, 3, 6, SETTLED)
 
 
 def _testbed(*arguments: str) -> None:
@@ -84,7 +91,7 @@ def _testbed(*arguments: str) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """What is compared. samples: seconds of each trial of its variant; predicted_s: what the model says of each."""
+    """What is compared. samples: seconds of each trial; predicted_s: what the model says of the first ones."""
 
     name: str
     kind: str
@@ -98,24 +105,31 @@ class Measured:
         return float(f"{statistics.median(self.samples):.4g}")
 
     @property
+    def means(self) -> tuple[float, float]:
+        """What was predicted and what was measured, seconds, of the trials that the model was asked of."""
+        return statistics.mean(self.predicted_s), statistics.mean(self.samples[: len(self.predicted_s)])
+
+    @property
     def error(self) -> float:
-        """The model's, of the mean."""
-        return statistics.mean(self.predicted_s) / statistics.mean(self.samples) - 1
+        """The model's."""
+        predicted_s, measured_s = self.means
+        return predicted_s / measured_s - 1
 
 
 def _compared(folder: Path) -> list[Measured]:
     """What was measured and is to be trusted, once for each that is compared."""
     compared = json.loads((folder / "exploration.json").read_text())["compared"]
     found: dict[str, tuple[list[float], list[float]]] = {}
-    for output in (FIRST, REPEATED):
+    for output in (FIRST, REPEATED, SETTLED):
         if not (folder / output / SUMMARY).exists():
             continue
         for one in json.loads((folder / output / SUMMARY).read_text())["variants"]:
             if one["verdict"]["status"] != "untrusted":
                 samples, predicted_s = found.setdefault(one["name"], ([], []))
-                samples += one["step_time_s"]["samples"]
-                # that of several trials is their median: of two the mean
-                predicted_s += [one["predicted"]["step_time_s"]] * len(one["step_time_s"]["samples"])
+                measured_s = one["step_time_s"]["samples"]
+                samples += measured_s
+                if len(measured_s) <= 2:  # that of several trials is their median, which of two is the mean
+                    predicted_s += [one["predicted"]["step_time_s"]] * len(measured_s)
     return [
         Measured(entry["name"], entry["kind"], entry["variant"], *found[entry["variant"]])
         for entry in compared
@@ -176,8 +190,7 @@ def _table(points: Sequence[tuple[str, Sequence[Measured]]]) -> Iterator[str]:
 
 
 def _tau(some: Sequence[Measured]) -> float:
-    means = [(statistics.mean(one.predicted_s), statistics.mean(one.samples)) for one in some]
-    return kendall_tau(means)
+    return kendall_tau([one.means for one in some])
 
 
 def _ratio(quick: Measured, slow: Measured) -> float:
@@ -186,8 +199,14 @@ def _ratio(quick: Measured, slow: Measured) -> float:
 
 def _faster(quick: Measured, slow: Measured) -> str:
     found = f"{_ratio(quick, slow):.2f}x"
-    interval = speedup_interval(quick.samples, slow.samples)
+    interval = _interval(quick, slow)
     return found if interval is None else f"{found} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def _interval(quick: Measured, slow: Measured) -> tuple[float, float] | None:
+    """Over the trials that both have."""
+    pairs = min(len(quick.samples), len(slow.samples))
+    return speedup_interval(quick.samples[:pairs], slow.samples[:pairs])
 
 
 if __name__ == "__main__":
