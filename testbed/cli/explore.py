@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.cli.run import JobsOption, run_file
+from testbed.cli.run import JobsOption, check_here, run_file
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.explorer import Exploration, NothingFits, Search
 from testbed.explorer.confirming import agreement, confirmation
@@ -64,6 +64,8 @@ def explore(
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(str(scenario), None, "explore", "nothing", expected)])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
+    if confirm and not (folder / CONFIRMED).exists():
+        check_here(loaded, scenario, clock)  # sooner than after the search
     fresh = not folder.exists()
     try:
         keeper = Keeper(folder, loaded)

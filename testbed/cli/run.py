@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.cli.scale import choose_guest_memory, choose_scale, choose_stack, choose_virtual_scale
+from testbed.cli.scale import choose_guests, choose_scale, choose_stack, choose_virtual_scale
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     CpuTimeOption,
@@ -28,10 +27,10 @@ from testbed.cli.virtual import (
 )
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.config.units import format_size
+from testbed.fidelity.capacity import Stack
 from testbed.harness.directory import default_path, hand_over
 from testbed.harness.loads import Load, loads_of
 from testbed.harness.parted import PartedRun
-from testbed.harness.parts import cut
 from testbed.harness.run import Progress as RunProgress
 from testbed.harness.run import Run
 from testbed.harness.virtual_run import VirtualRun
@@ -46,7 +45,9 @@ CLOCKS = ("real", "virtual")
 
 JobsOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Virtual clock: how many guests at once [default: one for each core]."),
+    typer.Option(
+        min=1, help="Virtual clock: how many guests at once [default: one for each core, if memory allows]."
+    ),
 ]
 
 
@@ -94,8 +95,7 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
-    if clock not in CLOCKS:
-        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+    _check_clock(clock)
     if retry_dilated and clock == "virtual":
         raise ConfigError(
             [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
@@ -115,26 +115,17 @@ def run(
         image = find_image()
         rank_bytes = max(load.rank_bytes for load in loads.values())
         scale = choose_virtual_scale(loaded, rank_bytes)
-        jobs = min(jobs or len(os.sched_getaffinity(0)), len(cut(loaded)))
         settings = guest_settings(memory, cpu_time, loaded.seed, stall_timeout, None, [])
         asked_bytes = settings.memory_bytes if memory else None
-        memory_bytes = choose_guest_memory(loaded, scale, rank_bytes, jobs, asked_bytes)
+        guests, memory_bytes = choose_guests(loaded, scale, rank_bytes, jobs, asked_bytes)
         settings = replace(settings, memory_bytes=memory_bytes)
-        parts = f"virtual clock, {jobs} at once, {format_size(settings.memory_bytes)} each"
+        parts = f"virtual clock, {guests} at once, {format_size(settings.memory_bytes)} each"
 
         def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
-            return VirtualRun(loaded, image, settings, scale, target, progress, jobs)
+            return VirtualRun(loaded, image, settings, scale, target, progress, guests)
 
     else:
-        stack = choose_stack(link_engine, datapath)
-        scale = choose_scale(
-            loaded.topology.resolve,
-            loaded.scale.size_scale,
-            loaded.scale.time_dilation,
-            stack,
-            loaded.ranks,
-            str(scenario),
-        )
+        stack, scale = _choose_real(loaded, scenario, link_engine, datapath)
         parts = f"link engine {stack.link_engine}, datapath {stack.datapath}"
 
         def make(progress: RunProgress, scale: Scale) -> Run | PartedRun | VirtualRun:
@@ -164,6 +155,31 @@ def run_file(file: Path, target: Path, *, clock: str, jobs: int | None) -> dict[
         run(file, output=target, clock=clock, jobs=jobs)
     summary: dict[str, Any] = json.loads((target / "summary.json").read_text())
     return summary
+
+
+def check_here(scenario: Scenario, file: Path, clock: str) -> None:
+    """Refuse early what a run would refuse: an unknown clock, no kernel for it, rates that this machine does not carry.
+
+    ConfigError, NoKernelError, FabricError.
+    """
+    _check_clock(clock)
+    if clock == "virtual":
+        find_image()
+    else:
+        _choose_real(scenario, file, None, None)
+
+
+def _check_clock(clock: str) -> None:
+    if clock not in CLOCKS:
+        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+
+
+def _choose_real(
+    scenario: Scenario, file: Path, link_engine: str | None, datapath: str | None
+) -> tuple[Stack, Scale]:
+    stack = choose_stack(link_engine, datapath)
+    size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
+    return stack, choose_scale(scenario.topology.resolve, size, dilation, stack, scenario.ranks, str(file))
 
 
 def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from testbed.fidelity.capacity import (
     virtual_scale,
 )
 from testbed.harness.networks import Network
+from testbed.harness.parts import cut
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -102,18 +104,32 @@ def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
     return Scale(by_the_wait if size == "auto" else size, 1.0 if dilation == "auto" else dilation)
 
 
-def choose_guest_memory(
-    scenario: Scenario, scale: Scale, rank_bytes: float, guests: int, asked_bytes: int | None
-) -> int:
-    """Memory of each guest; ConfigError when so many at once do not fit this machine."""
+def choose_guests(
+    scenario: Scenario, scale: Scale, rank_bytes: float, jobs: int | None, asked_bytes: int | None
+) -> tuple[int, int]:
+    """How many guests at once, and the memory of each.
+
+    As many as were asked for; else as there are parts, as this machine has cores, and as its memory holds. ConfigError
+    when so many do not fit, or none does.
+    """
     topology = scenario.topology.resolve(scale)
     needed = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
     free = doctor.host_facts().memory_available_bytes >> 20 << 20  # a readable figure
+    guests = min(jobs or len(os.sched_getaffinity(0)), len(cut(scenario)))
+    if jobs is None:
+        guests = max(1, min(guests, free // needed))
     if guests * needed > free:
-        found = f"{guests} guests of {format_size(needed)} each, {format_size(free)} are free"
-        advice = "fewer --jobs, a larger scale.size_scale, or --memory where you know better"
+        several = guests > 1
+        many = (
+            f"{guests} guests of {format_size(needed)} each"
+            if several
+            else f"a guest of {format_size(needed)}"
+        )
+        found = f"{many}, {format_size(free)} are free"
+        fewer = "fewer --jobs, " if several else ""
+        advice = f"{fewer}a larger scale.size_scale, or --memory where you know better"
         raise ConfigError([Problem("command line", None, "memory", found, advice)])
-    return needed
+    return guests, needed
 
 
 def choose_scale(

@@ -23,6 +23,7 @@ from testbed.explorer.search import Result
 from testbed.harness.intent import intent_of
 from testbed.harness.predicting import predict
 from testbed.scale import Scale
+from testbed.virtual.image import CACHE_VARIABLE
 
 SCENARIO: dict[str, Any] = {
     "name": "search",
@@ -344,6 +345,21 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
         assert words in page, words
     refused = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm", "--clock", "real"])
     assert "got another run in" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("clock", "words"),
+    [("vrtual", "got vrtual, expected real or virtual"), ("virtual", "build it once")],
+)
+def test_what_cannot_be_confirmed_is_refused_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: str, words: str
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "none"))
+    folder = tmp_path / "explored"
+    arguments = ["explore", str(written(tmp_path)), "-o", str(folder), "--confirm", "--clock", clock]
+    refused = CliRunner().invoke(app, arguments)
+    assert words in str(refused.exception)
+    assert not folder.exists()
 
 
 def test_what_is_the_same_configuration_is_run_once(tmp_path: Path) -> None:
