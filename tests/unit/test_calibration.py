@@ -108,7 +108,7 @@ def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
 def summary_of(planted: Calibration, names: list[str]) -> dict[str, Any]:
     scenario = calibrating.probes()
     steps = {
-        name: predict(intent_of(scenario.variant(name), Scale()), "ring", planted).step_time_s
+        name: predict(intent_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
         for name in names
     }
     return {
@@ -132,6 +132,16 @@ def test_a_fit_finds_what_was_planted() -> None:
     assert found.calibration.made == MADE
     assert found.median_error < 0.02
     assert max(map(abs, found.errors.values())) < 0.05
+
+
+def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
+    scenario = calibrating.probes()
+    planted = Calibration({"bbr": LossResponse(recovery=9.0)})
+    names = [name for name in scenario.variant_names if name.startswith("bbr")]
+    assert {"bbr-1ms-1-1mb", "bbr-20ms-1-1mb"} < set(names)
+    found = calibrating.fit(scenario, summary_of(planted, names), VIRTUAL, MADE).calibration.losses["bbr"]
+    assert found.recovery == pytest.approx(9.0, abs=0.3)
+    assert found.window == 1.0
 
 
 def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
