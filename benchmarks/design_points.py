@@ -55,17 +55,8 @@ def main() -> None:
 def _run_missing(name: str, folder: Path, jobs: str | None) -> None:
     def measure(file: Path, trials: int, output: str) -> None:
         if not (folder / output / SUMMARY).exists():
-            command = [
-                "run",
-                str(file),
-                "--clock",
-                "virtual",
-                "--trials",
-                str(trials),
-                "-o",
-                str(folder / output),
-            ]
-            _testbed(*command, *(["--jobs", jobs] if jobs else []))
+            command = ["run", str(file), "--clock", "virtual", "--trials", str(trials)]
+            _testbed(*command, *(["--jobs", jobs] if jobs else []), "-o", str(folder / output))
 
     if not (folder / "confirm.yaml").exists():
         _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,8 +113,9 @@ def choose_guests(
     """
     topology = scenario.topology.resolve(scale)
     needed = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
-    free = doctor.host_facts().memory_available_bytes >> 20 << 20  # a readable figure
-    guests = min(jobs or len(os.sched_getaffinity(0)), len(cut(scenario)))
+    facts = doctor.host_facts()
+    free = facts.memory_available_bytes >> 20 << 20  # a readable figure
+    guests = min(jobs or facts.cores, len(cut(scenario)))
     if jobs is None:
         guests = max(1, min(guests, free // needed))
     if guests * needed > free:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +19,8 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 @pytest.fixture
 def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
     """Of two parts, on a machine of four cores with 10 GiB free."""
-    facts = replace(doctor.host_facts(), memory_available_bytes=10 * GIB)
+    facts = replace(doctor.host_facts(), cores=4, memory_available_bytes=10 * GIB)
     monkeypatch.setattr(doctor, "host_facts", lambda: facts)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1, 2, 3})
     return load_scenario(SCENARIOS / "quickstart.yaml")
 
 
@@ -38,7 +36,8 @@ def test_as_many_as_parts_and_memory_allow(
 
 
 def test_cores_bound_them_too(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0})
+    facts = replace(doctor.host_facts(), cores=1)
+    monkeypatch.setattr(doctor, "host_facts", lambda: facts)
     assert choose_guests(scenario, Scale(1000), 1e9, None, GIB)[0] == 1
 
 
