@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from testbed.scale import Scale
 
 MAX_HOSTS_PER_BUILDING = 2000
 MAX_SWITCHES = 64  # of one kind in a building
+Switching = Literal["store_and_forward", "cut_through"]
 # Data-center switches buffer about a millisecond at line rate (50 MB at 400 Gbit/s).
 AUTO_QUEUE_S = 1e-3
 
@@ -51,7 +52,8 @@ class Clos:
 class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
-    region: a name that buildings near each other share.
+    region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
+    it still comes in; the others have all of it first.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Building:
     hosts: tuple[Host, ...]
     clos: Clos | None = None
     region: str = ""
+    cut_through: tuple[str, ...] = ()
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -141,6 +144,12 @@ class ClosSpec(Strict):
     spines: Annotated[int, whole(1, MAX_SWITCHES)] = Field(description="Spine switches in each zone.")
     leaf: UplinkSpec = Field(default=UplinkSpec(), description="From each leaf up to the spines of its zone.")
     spine: UplinkSpec = Field(default=UplinkSpec(), description="From each spine up to the core.")
+    spine_switching: Switching | None = Field(
+        default=None, description="As `switching`, of the spines alone; the building's if left out."
+    )
+    core_switching: Switching | None = Field(
+        default=None, description="As `switching`, of the core alone; the building's if left out."
+    )
 
 
 class BuildingSpec(Strict):
@@ -154,6 +163,12 @@ class BuildingSpec(Strict):
         default=None, description="Tiers of switches; one switch without bottleneck if left out."
     )
 
+    switching: Switching = Field(
+        default="store_and_forward",
+        description="Whether its switches have all of a frame before they send it on, or send it on while it still "
+        "comes in (cut_through: frames that stay in the building, from ports no slower than the switch's quickest). "
+        "The edge between building and WAN always stores.",
+    )
     region: Name | None = Field(
         default=None, description="Buildings near each other share one; all those without one do, too."
     )
@@ -179,6 +194,15 @@ class BuildingSpec(Strict):
         leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
         spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
+
+    def cut_through(self, building: Building) -> tuple[str, ...]:
+        """Those switches of the building that send frames on while they come in; the edge never does."""
+        clos = self.clos
+        tiers = [(building.leaves, self.switching)]
+        if clos is not None:
+            tiers.append((building.spines, clos.spine_switching or self.switching))
+            tiers.append(((building.core,), clos.core_switching or self.switching))
+        return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:

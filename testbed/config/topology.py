@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -135,7 +135,8 @@ class TopologySpec(Strict):
                 for number, ip in enumerate(addresses)
             )
             clos = spec.resolve_clos(self.mtu, scale)
-            buildings.append(Building(name, index, hosts, clos, spec.region or ""))
+            building = Building(name, index, hosts, clos, spec.region or "")
+            buildings.append(replace(building, cut_through=spec.cut_through(building)))
             first += spec.hosts
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []
