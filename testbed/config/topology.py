@@ -61,6 +61,11 @@ def host_address(building_index: int, number: int) -> str:
     return f"10.{building_index}.{number // 200}.{number % 200 + 1}"
 
 
+def building_network(building_index: int) -> str:
+    """The IPv4 network of a building's hosts."""
+    return f"10.{building_index}.0.0/16"
+
+
 def probe_address(link_index: int, side: Literal["a", "b"]) -> str:
     """IPv4 address of one end of a WAN link's probe; `link_index` is the link's position in `Topology.wan`."""
     return f"10.254.{link_index}.{1 if side == 'a' else 2}"

@@ -4,15 +4,19 @@ Kernel bridges that neither learn nor flood: every address is put where it belon
 to the spine, and down from the core to the spine, that its destination's number gives (D-mod-k routing: Leiserson 1996,
 "The network architecture of the Connection Machine CM-5"; its name from Zahavi 2010): many paths, no packet overtakes
 another of its flow, and no address has two places. A cable that takes time passes through the WAN namespace, where the
-link engine is all that it is; another is a plain pair of interfaces, shaped at both ends.
+link engine is all that it is; another is a plain pair of interfaces, shaped at both ends. What comes in at an end is
+held for its own time on the cable, store and forward, where the kernel can do that; a cut-through switch does not wait
+for what stays in its building, unless the cable that it comes by is slower than one that it may leave by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from testbed.config import Building, Clos, Direction, Host, Topology
+from testbed.config.topology import building_network
+from testbed.links.holding import Hold
 from testbed.links.shaping import Shape
 from testbed.links.wire import LinkWire
 
@@ -42,12 +46,17 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ends that are plugged together; `direction` holds for both ways, None for one without any limit."""
+    """Two ends that are plugged together; `direction` holds for both ways, None for one without any limit.
+
+    early_a, early_b: the network to which the node at that end sends frames on while they come in, None for none.
+    """
 
     a: End
     b: End
     direction: Direction | None
     mac_a: str | None = None
+    early_a: str | None = None
+    early_b: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,6 +75,13 @@ class Cable:
         shape = Shape.of(self.direction)
         return {end: _held(shape) if end[1] == CARD else shape for end in (self.a, self.b)}
 
+    def holds(self) -> dict[End, Hold]:
+        """How frames are held that come in at its ends, where no link engine does it."""
+        if self.direction is None or self.takes_time:
+            return {}
+        rate_bps = self.direction.rate_bps
+        return {self.a: Hold(rate_bps, self.early_a), self.b: Hold(rate_bps, self.early_b)}
+
     def wire(self, number: int) -> LinkWire:
         """As a link engine takes it; `number` counts those of a fabric."""
         assert self.direction is not None
@@ -77,6 +93,8 @@ class Cable:
             self.direction,
             node_a=self.a[0],
             node_b=self.b[0],
+            early_a=self.early_a,
+            early_b=self.early_b,
         )
 
 
@@ -138,15 +156,34 @@ def _macs(hosts: Sequence[Host]) -> tuple[str, ...]:
 def cables(topology: Topology) -> Iterator[Cable]:
     """All between hosts and switches and among switches of a building; not those of the edges."""
     for building in topology.buildings:
-        for leaf, name in enumerate(building.leaves):
-            for port, host in enumerate(building.leaf_hosts(leaf)):
-                yield Cable((host.name, CARD), (name, f"p{port}"), host.nic, host.mac)
-        if (clos := building.clos) is None:
-            continue
-        for number, name in enumerate(building.leaves):
-            zone, leaf = divmod(number, clos.leaves)
-            for spine in range(clos.spines):
-                above = building.spines[zone * clos.spines + spine]
-                yield Cable((name, f"u{spine}"), (above, f"d{leaf}"), clos.leaf_uplink)
-        for number, name in enumerate(building.spines):
-            yield Cable((name, "u0"), (building.core, f"d{number}"), clos.spine_uplink)
+        own = list(_cables(building))
+        rates: dict[str, float] = {}
+        for cable in own:
+            assert cable.direction is not None
+            for node, _ in (cable.a, cable.b):
+                rates[node] = max(rates.get(node, 0.0), cable.direction.rate_bps)
+        for cable in own:
+            early = [_early(building, cable, node, rates) for node, _ in (cable.a, cable.b)]
+            yield replace(cable, early_a=early[0], early_b=early[1])
+
+
+def _early(building: Building, cable: Cable, node: str, rates: Mapping[str, float]) -> str | None:
+    """Where what comes by this cable need not be whole before the node sends it on; rates: each node's quickest."""
+    assert cable.direction is not None
+    whole = node not in building.cut_through or cable.direction.rate_bps < rates[node]
+    return None if whole else building_network(building.index)
+
+
+def _cables(building: Building) -> Iterator[Cable]:
+    for leaf, name in enumerate(building.leaves):
+        for port, host in enumerate(building.leaf_hosts(leaf)):
+            yield Cable((host.name, CARD), (name, f"p{port}"), host.nic, host.mac)
+    if (clos := building.clos) is None:
+        return
+    for number, name in enumerate(building.leaves):
+        zone, leaf = divmod(number, clos.leaves)
+        for spine in range(clos.spines):
+            above = building.spines[zone * clos.spines + spine]
+            yield Cable((name, f"u{spine}"), (above, f"d{leaf}"), clos.leaf_uplink)
+    for number, name in enumerate(building.spines):
+        yield Cable((name, "u0"), (building.core, f"d{number}"), clos.spine_uplink)

@@ -24,6 +24,7 @@ from testbed.fabric.spaces_child import keep_files_apart
 from testbed.fabric.trunk import TrunkSocket, answer
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
+from testbed.links.holding import Hold
 from testbed.links.netns import network_namespace
 from testbed.links.process import close_pipes, end_with_parent, wait_or_kill
 from testbed.links.setup import Setup
@@ -171,7 +172,8 @@ def _place(data: dict[str, Any]) -> Place:
         name: Shape(**{**shape, "classes": classes_from_json(shape["classes"])})
         for name, shape in data["shapes"].items()
     }
-    return Place(**{**data, "interfaces": tuple(data["interfaces"]), "shapes": shapes})
+    holds = {name: Hold(**hold) for name, hold in data["holds"].items()}
+    return Place(**{**data, "interfaces": tuple(data["interfaces"]), "shapes": shapes, "holds": holds})
 
 
 def main() -> None:

@@ -131,7 +131,7 @@ class Fabric:
             raise FabricError("building a network needs root: run it through sudo")
         self._state = register(self.topology.name)
         self._plan = planning.make_plan(
-            self.topology, self._state.prefix, self.scale.time_dilation, self.multipath
+            self.topology, self._state.prefix, self.scale.time_dilation, self.multipath, self.link_engine
         )
         try:
             with _marked(self._state.id):

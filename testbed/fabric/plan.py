@@ -19,6 +19,7 @@ from functools import cached_property
 from testbed.config import Topology, WanLink
 from testbed.controller.edges import EdgePorts
 from testbed.fabric.bridges import Bridge, Cable, End, bridges, cables
+from testbed.links.holding import Hold
 from testbed.links.shaping import Shape
 from testbed.links.wire import LinkWire
 
@@ -76,6 +77,7 @@ class Plan:
     edges: tuple[EdgePlan, ...]
     time_dilation: float = 1.0
     multipath: Multipath | None = None
+    link_engine: str = "userspace"
 
     @property
     def rto_min_ms(self) -> int:
@@ -96,6 +98,17 @@ class Plan:
     def shapes(self) -> dict[End, Shape]:
         """Rates and queues of interfaces (node, name) that are shaped by themselves, not by a link engine."""
         return {end: shape for cable in self.cables for end, shape in cable.shapes().items()}
+
+    @cached_property
+    def holds(self) -> dict[End, Hold]:
+        """How frames are held that come in at (node, interface), where no link engine does it: netem's kernels can."""
+        if self.link_engine != "netem":
+            return {}
+        return {end: hold for cable in self.cables for end, hold in cable.holds().items()}
+
+    def holds_of(self, node: str) -> dict[str, Hold]:
+        """Of a node's interfaces."""
+        return {interface: hold for (name, interface), hold in self.holds.items() if name == node}
 
     def edge(self, building: str) -> str:
         """Name of a building's edge switch."""
@@ -152,7 +165,11 @@ class Plan:
 
 
 def make_plan(
-    topology: Topology, prefix: str, time_dilation: float = 1.0, multipath: Multipath | None = None
+    topology: Topology,
+    prefix: str,
+    time_dilation: float = 1.0,
+    multipath: Multipath | None = None,
+    link_engine: str = "userspace",
 ) -> Plan:
     """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
     edges = []
@@ -185,4 +202,4 @@ def make_plan(
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges), time_dilation, multipath)
+    return Plan(topology, prefix, tuple(edges), time_dilation, multipath, link_engine)

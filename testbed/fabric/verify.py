@@ -15,6 +15,7 @@ from testbed.fabric import setups
 from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
+from testbed.links.holding import Hold, verify_holds
 from testbed.links.offload import switched_on
 from testbed.links.setup import known_sysctls, read_sysctl
 from testbed.links.shaping import Shape, verify_shapes
@@ -24,8 +25,8 @@ from testbed.links.shaping import Shape, verify_shapes
 class Place:
     """A namespace of the fabric and what is to be set there.
 
-    pid: a process in it (None: the root). shapes: of those interfaces that have one. rto_min_ms: of the route to other
-    hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
+    pid: a process in it (None: the root). shapes, holds: of those interfaces that have one. rto_min_ms: of the route
+    to other hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Place:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     rto_min_ms: int | None = None
     bridge: bool = False
+    holds: Mapping[str, Hold] = field(default_factory=dict)
 
 
 def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
@@ -52,14 +54,25 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
         shapes.setdefault(node, {})[interface] = shape
     for bridge in plan.bridges:
         ports = tuple(port.interface for port in bridge.ports)
-        yield plain(bridge.name, pids[bridge.name], ports, shapes=shapes.get(bridge.name, {}), bridge=True)
+        name = bridge.name
+        own = shapes.get(name, {})
+        yield plain(name, pids[name], ports, shapes=own, bridge=True, holds=plan.holds_of(name))
     for building in plan.topology.buildings:
         probe = plan.probe(building.name)
         yield plain(probe, pids[probe], (CARD,))
     sysctls = {**setups.HOST_SYSCTLS, **setups.buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
-        yield Place(host.name, pids[host.name], (CARD,), mtu, shapes.get(host.name, {}), sysctls, rto_min_ms)
+        yield Place(
+            host.name,
+            pids[host.name],
+            (CARD,),
+            mtu,
+            shapes.get(host.name, {}),
+            sysctls,
+            rto_min_ms,
+            holds=plan.holds_of(host.name),
+        )
 
 
 def verify_offloads(place: Place) -> None:
@@ -78,6 +91,7 @@ def verify(place: Place) -> None:
     with network_namespace(place.pid), IPRoute() as ipr:
         if place.shapes:
             verify_shapes(ipr, place.shapes)
+        verify_holds(ipr, place.holds)
         links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
         if place.rto_min_ms is not None:
             _verify_rto(ipr, place.name, place.rto_min_ms)

@@ -1,6 +1,7 @@
 """The `netem` link engine: a two-port kernel bridge in the WAN namespace with netem on each port's way out.
 
-Rate and queue are HTB's, on the edges' ports. netem sits neither on the shaped interface (HTB and netem on one
+Rate and queue are HTB's, on the edges' ports, a frame's own time on the wire is taken where it comes in
+(testbed.links.holding). The netem of the fibre sits neither on the shaped interface (HTB and netem on one
 interface hide each other's drops) nor in the sender's namespace (loss there would be seen as local and TCP Small Queues
 would stall). Its packet limit is computed from rate and delay: the default of 1000 packets overruns at 1 Gbit/s beyond
 12 ms. netem lets jitter reorder packets.
@@ -24,6 +25,7 @@ from pyroute2 import IPRoute
 from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError
+from testbed.links.holding import Hold, add_holds, change_command, device, verify_holds
 from testbed.links.netns import network_namespace
 from testbed.links.ports import set_up
 from testbed.links.settings import asked_of, compare_settings
@@ -43,6 +45,7 @@ class _Way:
     exit: str
     shaper: str
     node: str | None  # in whose namespace the shaper is
+    early_to: str | None  # frames to which are not held for their own time
 
 
 class NetemEngine:
@@ -66,8 +69,9 @@ class NetemEngine:
 
     def _ways(self) -> Iterator[_Way]:
         for wire in self._wires:
-            yield _Way((wire.name, "a_to_b"), wire.inner_a, wire.inner_b, wire.outer_a, wire.node_a)
-            yield _Way((wire.name, "b_to_a"), wire.inner_b, wire.inner_a, wire.outer_b, wire.node_b)
+            inner = wire.inner_a, wire.inner_b
+            yield _Way((wire.name, "a_to_b"), *inner, wire.outer_a, wire.node_a, wire.early_b)
+            yield _Way((wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.early_a)
 
     def _place(self, node: str | None) -> int | None:
         return None if node is None else self._pids[node]
@@ -88,6 +92,7 @@ class NetemEngine:
             asked = self._asked[way.key]
             inner.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, asked)}")
             outer[way.node].tc += shape_commands(way.shaper, Shape.of(asked), self._mtu)
+        add_holds(inner, self._holds(self._asked))
         inner.apply(self._pid)
         for node, setup in outer.items():
             setup.apply(self._place(node))
@@ -101,6 +106,7 @@ class NetemEngine:
             if way.key in asked:
                 new, old = asked[way.key], Shape.of(before[way.key])
                 inner.tc.append(f"qdisc change dev {way.exit} root {self._netem(way.key, new)}")
+                inner.tc.append(change_command(way.entry, Hold(new.rate_bps)))
                 outer[way.node].tc += shape_commands(way.shaper, Shape.of(new), self._mtu, now=old)
         inner.apply(self._pid)
         for node, setup in outer.items():
@@ -108,6 +114,10 @@ class NetemEngine:
         self._asked.update(asked)
         self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(asked, self.settings())
+
+    def _holds(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, Hold]:
+        """How each direction's frames are held where they come in."""
+        return {way.entry: Hold(rates[way.key].rate_bps, way.early_to) for way in self._ways()}
 
     def _netem(self, key: tuple[str, str], asked: Direction) -> str:
         held_s = asked.delay_s + 4 * asked.jitter_s + 0.1
@@ -151,7 +161,15 @@ class NetemEngine:
             )
             if asked.queue_packets:  # the kernel keeps no bytes then
                 found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
+        verify_holds(self._wan_netlink(), self._holds(found))
         return found
+
+    def _wan_netlink(self) -> IPRoute:
+        """Netlink where the fibres are."""
+        if self._wan is None:
+            with network_namespace(self._pid):
+                self._wan = IPRoute()
+        return self._wan
 
     def _end(self, node: str | None) -> IPRoute:
         """Netlink where a link's end is."""
@@ -169,15 +187,13 @@ class NetemEngine:
 
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
-        if self._wan is None:
-            with network_namespace(self._pid):
-                self._wan = IPRoute()
-        links = self._wan.get_links()
+        wan = self._wan_netlink()
+        links = wan.get_links()
         received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
         qdiscs = {
             names[message["index"]]: message.get_attr("TCA_STATS2")
-            for message in self._wan.get_qdiscs()
+            for message in wan.get_qdiscs()
             if message.get_attr("TCA_KIND") == "netem"
         }
         shapers = defaultdict[str | None, list[str]](list)
@@ -186,12 +202,14 @@ class NetemEngine:
         counters = {node: read_counters(self._end(node), own) for node, own in shapers.items()}
         directions = {}
         for way in self._ways():
-            stats = qdiscs.get(way.exit)
-            if stats is None:
-                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
+            stats, coming = qdiscs.get(way.exit), qdiscs.get(device(way.entry))
+            if stats is None or coming is None:
+                gone = way.exit if stats is None else device(way.entry)
+                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {gone}")
             basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
             shaper = counters[way.node][way.shaper]
             out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
+            held += int(coming.get_attr("TCA_STATS_QUEUE")["qlen"])
             came = int(received[way.entry]["rx_packets"])
             twice = max(0, out + lost + held - came) if way.key in self._doubled else 0
             directions[way.key] = DirectionAccount(

@@ -22,7 +22,8 @@ from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here
 
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
-EXACT_BURST_S = 2e-6  # under the virtual clock no timer is late; its kernel's finest is 0.5 us
+# Under the virtual clock no timer is late, its kernel's finest is 0.5 us; what goes early is held where it comes in.
+EXACT_BURST_S = 2e-6
 MAX_QUANTUM_BYTES = 200_000
 FILTER_PREFERENCE = 10
 LEAST_SHARE = 0.001  # of the rate, for a class without a guarantee: HTB has none without any
@@ -71,9 +72,14 @@ class ShapeCounters:
 
 
 def burst_bytes(rate_bps: float, mtu: int) -> int:
-    """Bytes that an idle shaper lets through at once: two frames, or what the rate gives while a timer is late."""
-    late_s = EXACT_BURST_S if clock_here() == "free" else BURST_S
-    return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * late_s))
+    """Bytes that an idle shaper lets go before their time: what the rate gives while a timer is late.
+
+    By the real clock two frames at least; under the virtual clock next to none, so that each waits in its queue until
+    the wire is free.
+    """
+    if clock_here() == "free":
+        return math.ceil(rate_bps / 8 * EXACT_BURST_S)
+    return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * BURST_S))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""What comes in at an interface is handed on when its last bit would be there: a frame's own time on the wire.
+
+A shaper lets a frame go when the wire is free; whole it is at the other end its size over the rate later. So each
+receiving interface hands what comes in to a device of its own (IFB) on which netem gives each frame that time, one
+after the other: exactly, however early the shaper was. netem also ends the sending socket's hold on the frame: TCP is
+not to hold back for what waits in switches and links as for its own card's queue (small queues).
+
+Set with `tc`, read back over netlink.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink import nlmsg_base
+
+from testbed.links.errors import SettingMismatch
+from testbed.links.setup import Setup
+
+PREFIX = "in-"
+EARLY_DEVICE = "early"
+# A cut-through switch needs the header and some time of its own, 0.3 to 0.8 us by data sheets; and a kernel under the
+# virtual clock can time nothing below 0.5 us.
+EARLY_S = 0.5e-6
+# What a shaper lets go early waits here: never as much as this, of any rate and of the smallest frames.
+MOST_PACKETS = 1_000_000
+EARLY_PREFERENCE, PREFERENCE = 10, 20
+INGRESS = 0xFFFF0000
+_RATE_UNKNOWN, _RATE64 = 0xFFFFFFFF, 8  # TCA_NETEM_RATE64: where the rate has no room in 32 bits
+_WIDE = struct.Struct("=Q")
+_ATTRIBUTE_HEADER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Hold:
+    """How long frames are held that come in: their size over `rate_bps`, one after the other.
+
+    early_to: the network, such as "10.3.0.0/16", frames to which go on at once, as a cut-through switch sends them on.
+    """
+
+    rate_bps: float
+    early_to: str | None = None
+
+    @property
+    def bytes_per_second(self) -> int:
+        """As the kernel keeps it."""
+        return max(1, round(self.rate_bps / 8))
+
+
+def device(interface: str) -> str:
+    """Where an interface's frames are held."""
+    return PREFIX + interface
+
+
+def add_holds(setup: Setup, holds: Mapping[str, Hold]) -> None:
+    """Add what holds the frames that come in at interfaces of one namespace."""
+    if any(hold.early_to for hold in holds.values()):
+        setup.ip += _device_commands(EARLY_DEVICE)
+        setup.tc.append(
+            f"qdisc add dev {EARLY_DEVICE} root netem limit {MOST_PACKETS} delay {EARLY_S * 1e6:g}us"
+        )
+    for interface, hold in holds.items():
+        setup.ip += _device_commands(device(interface))
+        setup.tc += [
+            f"qdisc add dev {device(interface)} root {_netem(hold)}",
+            f"qdisc add dev {interface} handle ffff: ingress",
+        ]
+        if hold.early_to:
+            match = f"protocol ip pref {EARLY_PREFERENCE} u32 match ip dst {hold.early_to}"
+            setup.tc.append(_redirect(interface, match, EARLY_DEVICE))
+        setup.tc.append(_redirect(interface, f"protocol all pref {PREFERENCE} matchall", device(interface)))
+
+
+def change_command(interface: str, hold: Hold) -> str:
+    """For `tc`: what gives the frames that come in from now on another rate."""
+    return f"qdisc change dev {device(interface)} root {_netem(hold)}"
+
+
+def _device_commands(name: str) -> list[str]:
+    return [f"link add {name} type ifb", f"link set dev {name} txqueuelen 1000 up"]
+
+
+def _netem(hold: Hold) -> str:
+    return f"netem limit {MOST_PACKETS} rate {hold.bytes_per_second}bps"  # tc's word for bytes per second
+
+
+def _redirect(interface: str, match: str, to: str) -> str:
+    return f"filter add dev {interface} parent ffff: {match} action mirred egress redirect dev {to}"
+
+
+def verify_holds(ipr: IPRoute, asked: Mapping[str, Hold]) -> None:
+    """Read back from the namespace of `ipr`: every frame in goes to its device, which has the rate. SettingMismatch."""
+    if not asked:
+        return
+    indexes = {link.get_attr("IFLA_IFNAME"): int(link["index"]) for link in ipr.get_links()}
+    names = {index: name for name, index in indexes.items()}
+    rates = held_rates(ipr, names)
+    for interface, hold in asked.items():
+        found = rates.get(device(interface))
+        if found != hold.bytes_per_second:
+            raise SettingMismatch(interface, "bytes per second in", hold.bytes_per_second, found)
+        leads = [names.get(index, "nowhere") for index in _redirected(ipr, indexes[interface])]
+        wanted = [*([EARLY_DEVICE] if hold.early_to else []), device(interface)]
+        if leads != wanted:
+            raise SettingMismatch(interface, "frames in go to", wanted, leads)
+
+
+def held_rates(ipr: IPRoute, names: Mapping[int, str]) -> dict[str, int]:
+    """Bytes per second of every netem with a rate, by the name of its interface."""
+    return {
+        names[message["index"]]: rate
+        for message in ipr.get_qdiscs()
+        if message.get_attr("TCA_KIND") == "netem" and (rate := _rate(message.get_attr("TCA_OPTIONS")))
+    }
+
+
+def _rate(options: Any) -> int:
+    found = options.get_attr("TCA_NETEM_RATE")
+    if found is None:
+        return 0
+    if found["rate"] != _RATE_UNKNOWN:
+        return int(found["rate"])
+    for name, value in options["attrs"]:
+        # pyroute2 has no name for it, but leaves it where it was in the message
+        if name == "UNKNOWN" and value["header"]["type"] == _RATE64:
+            (wide,) = _WIDE.unpack_from(value.data, value.offset + _ATTRIBUTE_HEADER_BYTES)
+            return int(wide)
+    return 0
+
+
+def _redirected(ipr: IPRoute, index: int) -> list[int]:
+    """The devices that an interface's filters lead to, in their order."""
+    found = []
+    for message in sorted(ipr.get_filters(index=index, parent=INGRESS), key=lambda entry: entry["info"]):
+        for action in _attributes(message, "TCA_MIRRED_PARMS"):
+            found.append(int(action["ifindex"]))
+    return found
+
+
+def _attributes(message: Any, name: str) -> Iterator[Any]:
+    """All attributes of this name, however deep."""
+    attributes: Iterable[Any] = message.get("attrs", ()) if isinstance(message, nlmsg_base) else ()
+    for key, value in attributes:
+        if key == name:
+            yield value
+        else:
+            yield from _attributes(value, name)
