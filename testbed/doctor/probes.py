@@ -124,8 +124,7 @@ def _in_namespace(pid: int) -> list[Capability]:
         pid, ["tc", "qdisc", "replace", "dev", places[0], "root", "handle", "1:", "htb", "default", "1"]
     )
     htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", places[0]]).output
-    netem = inside(pid, ["tc", "qdisc", "replace", "dev", places[1], "root", "netem", "delay", "5ms"])
-    netem_seen = inside(pid, ["tc", "qdisc", "show", "dev", places[1]]).output
+    netem, netem_seen = _netem(pid, places[1])
     return [
         evidence.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
         evidence.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
@@ -137,6 +136,23 @@ def _in_namespace(pid: int) -> list[Capability]:
             f"{MODULE_HINT.format('sch_netem')}; else the userspace link engine does",
         ),
     ]
+
+
+def _netem(pid: int, place: str) -> tuple[Outcome, str]:
+    """All that the link engine of this name needs, up to the first that fails; and what reads back."""
+    commands = (
+        f"tc qdisc replace dev {place} root netem delay 5ms",
+        "ip link add tbdoc3 type ifb",
+        "tc qdisc add dev tbdoc3 root netem rate 1mbit",
+        f"tc qdisc add dev {place} handle ffff: ingress",
+        f"tc filter add dev {place} parent ffff: protocol all matchall"
+        " action mirred egress redirect dev tbdoc3",
+    )
+    for command in commands:
+        done = inside(pid, command.split())
+        if not done.ok:
+            break
+    return done, inside(pid, ["tc", "qdisc", "show", "dev", place, "root"]).output
 
 
 def _packet_sockets() -> list[Capability]:

@@ -19,7 +19,7 @@ from testbed.config import probe_address
 from testbed.fabric.errors import FabricError
 from testbed.fabric.plan import Plan
 from testbed.links import network_namespace
-from testbed.links.timing import one_way_times
+from testbed.links.timing import one_way_times, probe_s
 
 TRANSFER_BYTES = 64 * 1024
 TIMEOUT_S = 20.0
@@ -68,7 +68,7 @@ def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
 
 
 def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
-    """Seconds that small packets take on each idle WAN direction (link name, way) beyond the configured delay.
+    """Seconds that small packets take on each idle WAN direction (link name, way) beyond its delay and their own time.
 
     Lower quartiles over EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy while it is measured must not make
     its links too fast for as long as they are up. Send times by this process, arrival times by the receiving kernel.
@@ -80,7 +80,8 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
         for way, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # none come through a link that loses all: the probes will say so
-                measured_s = sorted(times)[len(times) // 4] - getattr(link, way).delay_s
+                asked = getattr(link, way)
+                measured_s = sorted(times)[len(times) // 4] - asked.delay_s - probe_s(asked.rate_bps)
                 excess[link.name, way] = min(measured_s, EXCESS_MAX_S)
     return excess
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from testbed.config import Direction, Topology, probe_address
 from testbed.links.packets import receive_stamped
 from testbed.links.shaping import burst_bytes
-from testbed.links.timing import End, one_way_times, udp_pair
+from testbed.links.timing import End, one_way_times, probe_s, udp_pair
 
 DELAY_PACKETS = 20
 JITTER_PACKETS = 60  # for a spread worth having
@@ -39,7 +39,8 @@ QUIET_S = 0.05
 
 @dataclass(frozen=True)
 class LinkMeasurement:
-    """One direction of a WAN link: asked, and measured (rate in bit/s of Ethernet frames, median one-way delay).
+    """One direction of a WAN link: asked, and measured: rate in bit/s of Ethernet frames, median one-way delay without
+    the probe's own time on the wire.
 
     `rate_bps` and `delay_s` are NaN when nothing came through. `lost` is a share of the packets sent one at a time.
     `saturated` tells whether the probe could send as fast as the link should carry; if not, it may carry more.
@@ -88,7 +89,7 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
                     direction,
                     asked,
                     rate_bps=rate_bps,
-                    delay_s=statistics.median(times) if times else float("nan"),
+                    delay_s=statistics.median(times) - probe_s(asked.rate_bps) if times else float("nan"),
                     lost=1 - len(times) / packets,
                     saturated=saturated,
                     rate_noise=noise,

@@ -12,6 +12,8 @@ from testbed.links.netns import network_namespace
 from testbed.links.packets import SO_TIMESTAMPNS, receive_stamped
 
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
+_PROBE = struct.Struct("!iq")  # its number, when it was sent
+PROBE_FRAME_BYTES = 14 + 20 + 8 + _PROBE.size  # Ethernet, IPv4, UDP
 PACKET_TIMEOUT_S = 1.0  # more than any path on Earth takes
 RECEIVE_BUFFER_BYTES = 16 * 1024 * 1024
 
@@ -43,6 +45,11 @@ def udp_pair(
         yield sender, receiver
 
 
+def probe_s(rate_bps: float) -> float:
+    """What a datagram of `one_way_times` takes on a wire of that rate, beside its delay."""
+    return PROBE_FRAME_BYTES * 8 / rate_bps
+
+
 def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -> list[float]:
     """Seconds from sending to the receiving kernel, of small datagrams one at a time; lost ones are left out.
 
@@ -52,11 +59,11 @@ def one_way_times(here: End, there: End, packets: int, pause_s: float = 0.001) -
     with udp_pair(here, there) as (sender, receiver):
         receiver.settimeout(PACKET_TIMEOUT_S)
         for number in range(packets):
-            sender.send(struct.pack("!iq", number, time.time_ns()))
+            sender.send(_PROBE.pack(number, time.time_ns()))
             with contextlib.suppress(TimeoutError):
                 while True:
                     packet, arrived_ns = receive_stamped(receiver)
-                    arrived_number, sent_ns = struct.unpack("!iq", packet)
+                    arrived_number, sent_ns = _PROBE.unpack(packet)
                     times.append((arrived_ns - sent_ns) / 1e9)
                     if arrived_number == number:
                         break

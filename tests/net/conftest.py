@@ -26,7 +26,11 @@ def engine_kind(request: pytest.FixtureRequest) -> str:
             try:
                 run_script(
                     place.pid,
-                    ["ip link add dummy0 type veth", "tc qdisc add dev dummy0 root netem delay 1ms"],
+                    [
+                        "ip link add dummy0 type veth",
+                        "ip link add ifb0 type ifb",
+                        "tc qdisc add dev dummy0 root netem delay 1ms",
+                    ],
                 )
             except LinkError as error:
                 pytest.skip(f"this kernel has no netem: {str(error).splitlines()[0]}")

@@ -5,12 +5,13 @@ The same tests run on every engine that this kernel has; under the virtual clock
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ def test_the_queue_holds_what_it_should_and_drops_the_rest(
         time.sleep(0.1)
         before = engine.account().directions[FORTH].dropped
         arrived = stream(line, 200, size=size, settle_s=1.0)
-        # in the queue, on the wire, and the two frames or 2 ms that an idle HTB lets through
+        # in the queue, on the wire, and the two frames or 2 ms that an idle HTB lets through by the real clock
         assert 68 <= len(arrived) <= 88
         assert [arrival.number for arrival in arrived[:68]] == list(range(68))
         assert engine.account().directions[FORTH].dropped - before == 200 - len(arrived)
@@ -248,6 +249,39 @@ def test_tcp_gets_the_goodput_that_rate_and_headers_allow(
         books = engine.account().directions[FORTH]
         assert books.sent_bytes > 3 * 0.97 * expected_bps / 8
         assert balanced(engine) or books.held
+
+
+def test_a_frame_takes_its_own_time_before_the_delay(engine_kind: str, line: Line, tmp_path: Path) -> None:
+    with running(engine_kind, line, tmp_path, way(rate_bps=1e6, delay_s=0.0025)):
+        own_s = 1442 * 8 / 1e6
+
+        def fastest_s() -> float:
+            return min(arrival.took_s for arrival in stream(line, 20, pause_s=0.02, size=1400))
+
+        assert_within(fastest_s, 0.0025 + own_s - 0.00001, 0.0025 + own_s + 0.0005)
+
+
+def test_one_flow_fills_a_queue_that_is_not_its_hosts(engine_kind: str, line: Line, tmp_path: Path) -> None:
+    """Else TCP takes the link's queue for its own card's, and holds back (small queues)."""
+    forth = way(rate_bps=50e6, delay_s=0.01, queue_bytes=500_000)  # four bandwidth-delay products
+    with running(engine_kind, line, tmp_path, forth, way(delay_s=0.01)) as engine, bulk_flow(line, "cubic"):
+        peak, end_s = 0, time.monotonic() + 6
+        while time.monotonic() < end_s:
+            time.sleep(0.02)
+            peak = max(peak, engine.account().directions[FORTH].queue_bytes)
+    assert 0.9 * forth.queue_bytes <= peak <= forth.queue_bytes
+
+
+@contextlib.contextmanager
+def bulk_flow(line: Line, congestion_control: str) -> Iterator[None]:
+    """One TCP connection from left to right that always has something to send."""
+    with iperf_server(line.right.pid):
+        command = inside(line.left.pid, ["iperf3", "-c", RIGHT, "-t", "60", "-C", congestion_control])
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL) as client:
+            try:
+                yield
+            finally:
+                client.terminate()
 
 
 def goodput_bps(line: Line) -> float:
