@@ -6,6 +6,9 @@ hundred times in a step, made the step ten milliseconds longer. So here the coun
 one. But who spins until something comes (iperf3 at the end of a test: 15 ms) would look 15 million times; so looks that
 one task takes in a row, while no time passes otherwise, cost a microsecond each from the 257th on.
 
+As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
+least is one nanosecond.
+
 Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
 hours.
@@ -19,6 +22,7 @@ from pathlib import Path
 CHANGES = {
     Path("arch/um/include/linux/time-internal.h"): {
         r"#define TIMER_MULTIPLIER\s+256\b": "#define TIMER_MULTIPLIER 1",
+        r"#define TIMER_MIN_DELTA\s+500\b": "#define TIMER_MIN_DELTA 1",
     },
     Path("arch/um/kernel/time.c"): {
         r"time_travel_update_time(_rel)?\((time_travel_time \+ )?TIMER_MULTIPLIER(, false)?\);": (
