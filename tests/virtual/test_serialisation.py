@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.virtual, pytest.mark.timeout(WALL_S)]
 
 DELAY_S = 2.5e-3
 EXACT_S = 0.1e-6
-HEADER_S = 0.5e-6  # what a cut-through switch takes
+HEADER_S = 1e-6  # what a cut-through switch takes
 
 
 @pytest.fixture(scope="module")
