@@ -23,7 +23,7 @@ from testbed.links.setup import Setup
 
 PREFIX = "in-"
 EARLY_DEVICE = "early"
-# A cut-through switch needs the header and some time of its own, 0.3 to 0.8 us by data sheets; tc knows no less than this.
+# A cut-through switch needs the header and some time of its own: 0.3 to 0.8 us by data sheets. tc knows no less.
 EARLY_S = 1e-6
 # What a shaper lets go early waits here: never as much as this, of any rate and of the smallest frames.
 MOST_PACKETS = 1_000_000
