@@ -214,7 +214,9 @@ def _of_loads(network: Network, loads: Mapping[tuple[int, int], float], rounds: 
         for part in network.paths[ends].parts:
             through[part] = through.get(part, 0.0) + size_bytes
     seconds = max((size / network.capacities[part] for part, size in through.items()), default=0.0)
-    latency_s = max((network.paths[ends].latency_s for ends in loads), default=0.0)
+    latency_s = max(
+        (network.paths[ends].latency_s(size / rounds) for ends, size in loads.items()), default=0.0
+    )
     return Pace(rounds * latency_s, seconds / UNIT)
 
 

@@ -1,8 +1,9 @@
 """What one collective alone on the network should take, by the alpha-beta model, to be held against what it takes.
 
 A message of s bytes from one rank to the next takes alpha + s x beta: latency of the path, and time per byte of its
-slowest part (Hockney 1994, "The communication challenge for MPP"). The model holds where nothing else is on the
-network and TCP's windows are open: so each run does one such collective before its steps. Pure.
+slowest part (Hockney 1994, "The communication challenge for MPP"). The latency is the links' delays and what frames
+are held for at each hop but the slowest. The model holds where nothing else is on the network and TCP's windows are
+open: so each run does one such collective before its steps. Pure.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from testbed.config import Building, Host, Topology
+from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.controller.view import View
 from testbed.directions import Direction
+from testbed.fidelity.serialisation import HEADER_BYTES, NOTHING_HELD, Serialisation, serialisation_of
 from testbed.fidelity.verdict import Invariant
 
-HEADER_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
+NETEM = "netem"  # the link engine whose cables all hold a frame for its size over the rate
 TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
 LEAST_PACKETS = 4  # per message
 FASTER, SLOWER, SLOWER_REAL_CLOCK = 0.9, 1.1, 1.35
@@ -27,10 +29,33 @@ ABSOLUTE_S, ABSOLUTE_REAL_CLOCK_S = 0.0005, 0.01
 
 @dataclass(frozen=True)
 class Step:
-    """From one rank of a ring to the next: latency in seconds, seconds per byte of payload."""
+    """From one rank of a ring to the next: delays in seconds, seconds per byte of payload, what holds frames.
 
-    alpha_s: float
+    back_s: until an acknowledgement has come the other way; None: the delays as there.
+    """
+
+    delay_s: float
     beta_s: float
+    serialisation: Serialisation = NOTHING_HELD
+    back_s: float | None = None
+
+    def alpha_s(self, size_bytes: float) -> float:
+        """What a message takes beside its bytes at the slowest hop; messages shorter than a frame are held less."""
+        return self.delay_s + self.serialisation.beyond_s(size_bytes)
+
+    def round_trip_s(self, size_bytes: float) -> float:
+        """Until a message that is sent alone is acknowledged."""
+        back_s = self.delay_s if self.back_s is None else self.back_s
+        return self.alpha_s(size_bytes) + size_bytes * self.beta_s + back_s
+
+
+@dataclass(frozen=True)
+class Hop:
+    """A link, or parallel ones, that a message goes through. held: it has all of a frame before it passes it on."""
+
+    name: str
+    ways: Sequence[Direction]
+    held: bool = True
 
 
 Hops = Mapping[str, Mapping[str, str]]
@@ -55,39 +80,56 @@ def all_planes(planes: Sequence[Direction]) -> Direction:
     return replace(nearest_plane(planes), rate_bps=sum(way.rate_bps for way in planes))
 
 
-def ring_steps(topology: Topology, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[Step]:
+def ring_steps(
+    topology: Topology, hosts: Sequence[Host], planes: Planes = nearest_plane, link_engine: str = NETEM
+) -> list[Step]:
     """The ring's steps, from each host to the next and from the last to the first; figures as in `topology`."""
     hops = View(topology).next_hops
+    after = [*hosts[1:], *hosts[:1]]
     return [
-        _step(topology, one, hosts[(number + 1) % len(hosts)], hops, planes)
-        for number, one in enumerate(hosts)
+        _step(topology, one, other, hops, planes, link_engine)
+        for one, other in zip(hosts, after, strict=True)
     ]
 
 
-def bdp_bytes(topology: Topology, hosts: Sequence[Host]) -> list[list[float]]:
+def bdp_bytes(topology: Topology, hosts: Sequence[Host], link_engine: str = NETEM) -> list[list[float]]:
     """Per host and other host the payload that is under way when the empty path between them is full; 0 to itself."""
     hops = View(topology).next_hops
-    ways = {
-        (one, other): _step(topology, one, other, hops, nearest_plane)
-        for one in hosts
-        for other in hosts
-        if one != other
-    }
+    packet_bytes = packet_payload_bytes(topology)
 
     def product(one: Host, other: Host) -> float:
         if one == other:
             return 0.0
-        forth, back = ways[one, other], ways[other, one]
-        return (forth.alpha_s + back.alpha_s) / forth.beta_s
+        step = _step(topology, one, other, hops, nearest_plane, link_engine)
+        return step.round_trip_s(packet_bytes) / step.beta_s
 
     return [[product(one, other) for other in hosts] for one in hosts]
 
 
-def _step(topology: Topology, one: Host, other: Host, hops: Hops, planes: Planes) -> Step:
-    links = [planes(ways) for _, ways in links_between(topology, one, other, hops)]
-    rate_bps = min(link.rate_bps for link in links)
-    # packets follow each other through all parts at once: only the slowest takes its time per byte
-    return Step(sum(link.delay_s for link in links), 8 / rate_bps * frame_per_payload(topology))
+def _step(topology: Topology, one: Host, other: Host, hops: Hops, planes: Planes, link_engine: str) -> Step:
+    there, back = (
+        [(planes(hop.ways), hop.held) for hop in links_between(topology, *ends, hops, link_engine)]
+        for ends in ((one, other), (other, one))
+    )
+    return step_of(topology, there, back)
+
+
+def step_of(
+    topology: Topology, there: Sequence[tuple[Direction, bool]], back: Sequence[tuple[Direction, bool]]
+) -> Step:
+    """Of a path and the one that acknowledgements take: links in their order, and whether each holds frames."""
+    returned_s = sum(link.delay_s for link, _ in back) + _serialisation(topology, back).acknowledgement_s
+    return Step(
+        sum(link.delay_s for link, _ in there),
+        8 / min(link.rate_bps for link, _ in there) * frame_per_payload(topology),
+        _serialisation(topology, there),
+        returned_s,
+    )
+
+
+def _serialisation(topology: Topology, links: Sequence[tuple[Direction, bool]]) -> Serialisation:
+    rates_bps = [link.rate_bps for link, _ in links]
+    return serialisation_of(rates_bps, [held for _, held in links], packet_payload_bytes(topology))
 
 
 def frame_per_payload(topology: Topology) -> float:
@@ -101,43 +143,57 @@ def packet_payload_bytes(topology: Topology) -> int:
 
 
 def links_between(
-    topology: Topology, one: Host, other: Host, hops: Hops
-) -> list[tuple[str, list[Direction]]]:
-    """What a message goes through, from one host to another: a name for each, and the parallel links there are."""
+    topology: Topology, one: Host, other: Host, hops: Hops, link_engine: str = NETEM
+) -> list[Hop]:
+    """What a message goes through, from one host to another, in its order."""
     found = []
     here, target = one.building, other.building
     while here != target:
         there = hops[here][target]
-        found.append((f"WAN {here} to {there}", _wan(topology, here, there)))
+        found.append(Hop(f"WAN {here} to {there}", _wan(topology, here, there)))
         here = there
-    *first, last = links_inside(topology, one, other)
-    return [*first, *found, last]
+    up, down = links_inside(topology, one, other, link_engine)
+    return [*up, *found, *down]
 
 
-def links_inside(topology: Topology, one: Host, other: Host) -> list[tuple[str, list[Direction]]]:
-    """As `links_between`, without those between buildings."""
-    here, target = topology.building(one.building), topology.building(other.building)
-    inside = _inside(here, one, other) if here == target else [*_way_up(here), *_way_up(target)]
-    found = [(f"{one.name} sending", [one.nic])]
-    found += [(f"inside, {one.name} to {other.name}, {number}", [link]) for number, link in enumerate(inside)]
-    return [*found, (f"{other.name} receiving", [other.nic])]
+def links_inside(
+    topology: Topology, one: Host, other: Host, link_engine: str = NETEM
+) -> tuple[list[Hop], list[Hop]]:
+    """As `links_between`, without those between buildings: up from the one, and down to the other."""
+    up, down = _tower(topology, one, other), _tower(topology, other, other)
+    top = next((n for n, (a, b) in enumerate(zip(up, down, strict=False)) if a == b), -1)
+
+    def held(link: Direction, tower: Sequence[tuple[Direction, str]], switch: int) -> bool:
+        """switch: the place in the tower of the one that the link leads to; -1: to the host."""
+        if link_engine != NETEM and not link.delay_s:
+            return False  # shaped by itself, which delays no frame that finds the link idle
+        if switch < 0 or top < 0 or tower[switch][1] not in topology.building(one.building).cut_through:
+            return True
+        return any(cable.rate_bps > link.rate_bps for cable, _ in tower[switch : switch + 2])
+
+    inside = f"inside, {one.name} to {other.name},"
+    rising, falling = (tower[: top + 1] if top >= 0 else tower for tower in (up, down))
+    climb = [
+        Hop(f"{inside} up {n}" if n else f"{one.name} sending", [link], held(link, up, n))
+        for n, (link, _) in enumerate(rising)
+    ]
+    fall = [
+        Hop(f"{inside} down {n}" if n else f"{other.name} receiving", [link], held(link, down, n - 1))
+        for n, (link, _) in enumerate(falling)
+    ]
+    return climb, fall[::-1]
 
 
-def _inside(building: Building, one: Host, other: Host) -> list[Direction]:
-    """The links between two hosts' switches in one building."""
-    if (clos := building.clos) is None:
-        return []
-    first = building.hosts[0].index
-    leaf, other_leaf = ((host.index - first) // building.hosts_per_leaf for host in (one, other))
-    if leaf == other_leaf:
-        return []
-    if leaf // clos.leaves == other_leaf // clos.leaves:
-        return [clos.leaf_uplink] * 2
-    return _way_up(building) * 2
-
-
-def _way_up(building: Building) -> list[Direction]:
-    return [building.clos.leaf_uplink, building.clos.spine_uplink] if building.clos else []
+def _tower(topology: Topology, host: Host, target: Host) -> list[tuple[Direction, str]]:
+    """The links from a host up to its building's edge, and the switch that each leads to on the way to a target."""
+    building = topology.building(host.building)
+    leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
+    found = [(host.nic, building.leaves[leaf])]
+    if clos := building.clos:
+        # of each zone's spines the one that the target's number gives: D-mod-k
+        spine = building.spines[leaf // clos.leaves * clos.spines + target.index % clos.spines]
+        found += [(clos.leaf_uplink, spine), (clos.spine_uplink, building.core)]
+    return found
 
 
 def _wan(topology: Topology, here: str, there: str) -> list[Direction]:
@@ -173,7 +229,7 @@ def ring_all_reduce_s(
     while ready:
         since_s, number, lane, rank = heapq.heappop(ready)
         sent[rank] = max(since_s, sent[rank]) + piece_bytes * steps[rank].beta_s
-        there_s = sent[rank] + steps[rank].alpha_s + overhead_s
+        there_s = sent[rank] + steps[rank].alpha_s(piece_bytes) + overhead_s
         if number + 1 < rounds:
             heapq.heappush(ready, (there_s, number + 1, lane, (rank + 1) % size))
         last_s = max(last_s, there_s)

@@ -10,6 +10,7 @@ from testbed.collectives import pieces_for
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.alpha_beta import (
+    NETEM,
     Step,
     all_planes,
     calibration_bytes,
@@ -38,6 +39,7 @@ class Alone:
         wiring: Wiring,
         scale: Scale,
         message_bytes: float,
+        link_engine: str = NETEM,
     ) -> None:
         self.exact = clock_here() == "free"
         # what messages cost software where that is modelled: else it costs what it costs
@@ -46,9 +48,10 @@ class Alone:
         self._lossy = topology.lossy
         # which plane a message takes is the policy's to say, and several connections may take several
         best = nearest_plane if transport.kind == "tcp" else all_planes
-        self._ring = self._as_sockets_allow(ring_steps(topology, hosts, best), paced=False)
+        self._ring = self._as_sockets_allow(ring_steps(topology, hosts, best, link_engine), paced=False)
         # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
-        self._worst_ring = self._as_sockets_allow(ring_steps(topology, hosts, worst_plane), paced=True)
+        worst = ring_steps(topology, hosts, worst_plane, link_engine)
+        self._worst_ring = self._as_sockets_allow(worst, paced=True)
         self.message_bytes = 0
         if len(hosts) > 1:
             self.message_bytes = calibration_bytes(self._worst_ring, topology.mtu, message_bytes)

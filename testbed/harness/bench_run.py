@@ -9,6 +9,7 @@ from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
 from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.fidelity.alpha_beta import NETEM
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.harness.arrays import uneven_traffic
 from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements
@@ -139,7 +140,9 @@ class BenchRun:
 
     def _socket_rules(self) -> SocketRules:
         hosts = self.topology.hosts[: self.ranks] if self.topology else ()
-        return socket_rules_of(self.options.transport.sockets, self.scale, self.topology, hosts)
+        engine = self.network.stack.link_engine if self.network else NETEM
+        rules = self.options.transport.sockets
+        return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
 
     def _measure(
         self, wiring: Wiring, environment: Mapping[str, str], fabric: Fabric | None = None

@@ -9,6 +9,7 @@ from functools import cached_property
 from testbed.collectives import between_groups
 from testbed.config import PLANNED, Host, Scenario, Topology
 from testbed.controller import Flow
+from testbed.fidelity.alpha_beta import NETEM
 from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.loads import Load, load_of
 from testbed.harness.socket_rules import Planned
@@ -19,13 +20,17 @@ from testbed.transport import TrafficClass
 
 @dataclass(frozen=True)
 class Intent:
-    """Of one scenario without variants, or of one variant. hosts: of the ranks, in their order."""
+    """Of one scenario without variants, or of one variant. hosts: of the ranks, in their order.
+
+    link_engine: which is to carry it.
+    """
 
     scenario: Scenario
     scale: Scale
     topology: Topology
     hosts: Sequence[Host]
     load: Load
+    link_engine: str = NETEM
     _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -51,7 +56,7 @@ class Intent:
         if any(entry.pacing == PLANNED for entry in specs):
             detours = self.scenario.policy.detours or 0
             planned = planned_rates(self._joined, self.topology, self.flows, detours)
-        rules = socket_rules_of(specs, self.scale, self.topology, self.hosts, planned)
+        rules = socket_rules_of(specs, self.scale, self.topology, self.hosts, planned, self.link_engine)
         return replace(self._joined, sockets=rules)
 
     @cached_property
@@ -77,9 +82,8 @@ class Intent:
         return sum(between_groups(part, self.load.buildings) for part in pairs)
 
 
-def intent_of(scenario: Scenario, scale: Scale) -> Intent:
+def intent_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Intent:
     """ConfigError where parallelism does not fit."""
     topology = scenario.topology.resolve(scale)
-    return Intent(
-        scenario, scale, topology, scenario.rank_hosts(topology), load_of(scenario, topology, scale)
-    )
+    load = load_of(scenario, topology, scale, link_engine)
+    return Intent(scenario, scale, topology, scenario.rank_hosts(topology), load, link_engine)

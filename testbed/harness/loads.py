@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from testbed.collectives import traffic
 from testbed.config import ConfigError, Scenario, Topology
+from testbed.fidelity.alpha_beta import NETEM
 from testbed.harness.arrays import uneven_traffic
 from testbed.harness.declared import Pairs, total
 from testbed.harness.exchange import exchange_traffic
@@ -94,14 +95,14 @@ class Load:
         )
 
 
-def load_of(scenario: Scenario, topology: Topology, scale: Scale) -> Load:
+def load_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Load:
     """Of a scenario on its topology, both in figures of `scale`. ConfigError where parallelism does not fit."""
     hosts = scenario.rank_hosts(topology)
     buildings = tuple(topology.building(host.building).index for host in hosts)
     itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
     if scenario.workload.parallelism is None:
         return Load(itemsize, buildings, step_program(scenario.workload, scenario.ranks, scale))
-    training = training_of(scenario, topology, hosts, scale, itemsize)
+    training = training_of(scenario, topology, hosts, scale, itemsize, link_engine)
     return Load(itemsize, buildings, training=training)
 
 

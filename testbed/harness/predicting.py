@@ -14,7 +14,7 @@ from testbed.controller.table import Network as Switches
 from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
-from testbed.fidelity.alpha_beta import Step, links_inside, packet_payload_bytes
+from testbed.fidelity.alpha_beta import Hop, Step, links_inside, packet_payload_bytes, step_of
 from testbed.harness.calibration import USUAL, VIRTUAL, Calibration, find_calibration
 from testbed.harness.intent import Intent
 from testbed.simulate import Ends, Lossy, Network, Path, Timeline, network_of, payload_per_bit, simulate
@@ -79,7 +79,11 @@ def poisson_quantile(mean: float, share: float) -> int:
 def routed(intent: Intent, algorithm: str, calibration: Calibration) -> Network:
     """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
     training = intent.load.training
-    network = network_of(intent.topology, intent.hosts) if training is None else training.network
+    network = (
+        network_of(intent.topology, intent.hosts, intent.link_engine)
+        if training is None
+        else training.network
+    )
     capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
     routes = _Routes(intent, calibration)
@@ -137,27 +141,25 @@ class _Routes:
     def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
         edge = self.edges[one.building]
         journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
-        inside = links_inside(self.topology, one, other)
+        up, down = links_inside(self.topology, one, other, self.intent.link_engine)
         marked = zip(journey.hops, journey.dscps, strict=True)
         taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
-        hops = [hop for hop, _ in taken]
-        latency_s = sum(way.delay_s for _, (way,) in inside) + sum(way.delay_s for _, way in hops)
-        rate_bps = min(way.rate_bps for way in [*(way for _, (way,) in inside), *(way for _, way in hops)])
+        hops = [*up, *(Hop(name, [way]) for (name, way), _ in taken), *down]
+        # acknowledgements go through links like those, in the opposite order
+        links = [(way, hop.held) for hop in hops for way in hop.ways]
+        step = step_of(self.topology, links, links[::-1])
         capacities = {}
-        parts = [name for name, _ in (*inside, *hops)]
+        parts = [hop.name for hop in hops]
         parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
-        rate = self.per_bit * rate_bps
-        lossy = self._lossy(ends, flow, [way.mean_loss for _, way in hops], 2 * latency_s, rate)
-        own_byte_s = self._own_byte_s(ends, flow, Step(latency_s, 1 / rate))
+        lossy = self._lossy(ends, flow, [way.mean_loss for (_, way), _ in taken], step)
+        own_byte_s = self._own_byte_s(ends, flow, step)
         if own_byte_s:
             name = f"sockets of {flow}, DSCP {flow.dscp}"
             capacities[name] = 1 / own_byte_s
             parts.append(name)
-        return Path(latency_s, tuple(parts), lossy), capacities
+        return Path(step.delay_s, tuple(parts), lossy, step.serialisation), capacities
 
-    def _lossy(
-        self, ends: Ends, flow: Flow, losses: Sequence[float], rtt_s: float, path_rate: float
-    ) -> Lossy | None:
+    def _lossy(self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step) -> Lossy | None:
         """None where nothing is lost."""
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
@@ -166,7 +168,8 @@ class _Routes:
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL
         response = self.calibration.response(control)
-        return Lossy(control, loss, rtt_s, path_rate, packet_payload_bytes(self.topology), response)
+        packet_bytes = packet_payload_bytes(self.topology)
+        return Lossy(control, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)
 
     def _class_of(self, dscp: int) -> QueueClass:
         """Of a packet: the class that names its DSCP, or the one that names none."""

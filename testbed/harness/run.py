@@ -82,11 +82,17 @@ class Run:
         self.progress = progress
         self.clock = clock_here()
         self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
-        self.intent = intent_of(scenario, scale)
+        self.intent = intent_of(scenario, scale, stack.link_engine)
         self.topology: Topology = self.intent.topology
         self.hosts, self.load = self.intent.hosts, self.intent.load
         self.alone = Alone(
-            self.topology, self.hosts, scenario.transport, self.intent.wiring, scale, self.load.message_bytes
+            self.topology,
+            self.hosts,
+            scenario.transport,
+            self.intent.wiring,
+            scale,
+            self.load.message_bytes,
+            stack.link_engine,
         )
 
     def execute(self) -> dict[str, Any]:

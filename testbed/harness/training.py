@@ -11,6 +11,7 @@ from pathlib import Path
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
 from testbed.config.units import format_size
+from testbed.fidelity.alpha_beta import NETEM
 from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate
@@ -59,13 +60,18 @@ class Training:
 
 
 def training_of(
-    scenario: Scenario, topology: Topology, hosts: Sequence[Host], scale: Scale, itemsize: int
+    scenario: Scenario,
+    topology: Topology,
+    hosts: Sequence[Host],
+    scale: Scale,
+    itemsize: int,
+    link_engine: str = NETEM,
 ) -> Training:
     """Emulated figures where they are of bytes and seconds, but for `stages`. ConfigError for what does not fit."""
     workload = scenario.workload
     assert workload.parallelism is not None
     asked = workload.schedule or ScheduleSpec()
-    network = network_of(topology, hosts)
+    network = network_of(topology, hosts, link_engine)
     planner = _Planner(scenario, network, hosts, scale, itemsize)
     mapping = _mapping(workload.parallelism.mapping, hosts)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
@@ -208,7 +214,7 @@ def _by_name(
     ]
     middle = stages[len(stages) // 2]
     forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
-    latency_s = tuple(hop.latency_s * crosses for hop, crosses in zip(hops, crossing, strict=True))
+    latency_s = tuple(hop.latency_s(size) * crosses for hop, crosses in zip(hops, crossing, strict=True))
     costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
     try:
         return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)

@@ -124,11 +124,12 @@ class Wiring:
         if settings.pacing_bps is not None and paced:
             found.append(8 / settings.pacing_bps)
         if settings.window_bytes is not None:
-            found.append(2 * step.alpha_s / settings.window_bytes)
+            packet_bytes = step.serialisation.packet_bytes
+            found.append(step.round_trip_s(packet_bytes) / settings.window_bytes)
         if stripe is not None:
             segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
             # a segment is acknowledged when all of it has come
-            found.append((2 * step.alpha_s + step.beta_s * segment_bytes) / (segment_bytes * most))
+            found.append(step.round_trip_s(segment_bytes) / (segment_bytes * most))
         return max(found)
 
     @classmethod

@@ -11,18 +11,33 @@ from random import Random
 from testbed.config import Host, Topology
 from testbed.controller.view import View
 from testbed.directions import QueueClass
-from testbed.fidelity.alpha_beta import frame_per_payload, links_between
+from testbed.fidelity.alpha_beta import (
+    NETEM,
+    frame_per_payload,
+    links_between,
+    nearest_plane,
+    packet_payload_bytes,
+)
+from testbed.fidelity.serialisation import NOTHING_HELD, Serialisation, serialisation_of
 from testbed.simulate.fluid import Way
 from testbed.simulate.losses import Lossy
 
 
 @dataclass(frozen=True)
 class Path:
-    """From one rank to another: seconds, the names of all that it goes through, what losses do."""
+    """From one rank to another: delays in seconds, the names of all that it goes through, what losses do.
 
-    latency_s: float
+    serialisation: of the hops that hold frames.
+    """
+
+    delay_s: float
     parts: tuple[str, ...]
     lossy: Lossy | None = None
+    serialisation: Serialisation = NOTHING_HELD
+
+    def latency_s(self, size_bytes: float) -> float:
+        """From when a message's last byte leaves until all of it is there."""
+        return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
     def least_s(self, size_bytes: float) -> float:
         """What a message takes to leave at least, for what losses do to the connection."""
@@ -36,7 +51,7 @@ class Path:
 
 def arrival_s(paths: Sequence[Path], size_bytes: float) -> float:
     """From when the last byte of a message leaves, spread evenly over paths, until all of it is there, on average."""
-    latency_s = max(path.latency_s for path in paths)
+    latency_s = max(path.latency_s(size_bytes / len(paths)) for path in paths)
     lossy = [path.lossy for path in paths if path.lossy]
     if not lossy:
         return latency_s
@@ -52,7 +67,7 @@ def drawn_arrival_s(draw: Random, paths: Sequence[Path], size_bytes: float) -> f
         for path in paths
         if path.lossy and draw.random() < path.lossy.late_chance(size_bytes / len(paths))
     ]
-    return max(path.latency_s for path in paths) + max(late, default=0.0)
+    return max(path.latency_s(size_bytes / len(paths)) for path in paths) + max(late, default=0.0)
 
 
 Ends = tuple[int, int]
@@ -87,13 +102,13 @@ def payload_per_bit(topology: Topology) -> float:
     return 1 / 8 / frame_per_payload(topology)
 
 
-def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
-    """Of ranks on these hosts; figures as in `topology`.
+def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NETEM) -> Network:
+    """Of ranks on these hosts; figures as in `topology`. link_engine: which hops hold frames is its to say.
 
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
     hops = View(topology).next_hops
-    per_second = payload_per_bit(topology)
+    per_second, packet_bytes = payload_per_bit(topology), packet_payload_bytes(topology)
     capacities: dict[str, float] = {}
     queues: dict[str, float] = {}
     paths = {}
@@ -102,9 +117,8 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
             if source == target:
                 continue
             parts = []
-            latency_s = 0.0
-            for name, ways in links_between(topology, one, other, hops):
-                latency_s += min(way.delay_s for way in ways)
+            through = links_between(topology, one, other, hops, link_engine)
+            for name, ways in ((hop.name, hop.ways) for hop in through):
                 capacities[name] = per_second * sum(way.rate_bps for way in ways)
                 queues[name] = sum(way.queue_bytes for way in ways)
                 parts.append(name)
@@ -112,5 +126,9 @@ def network_of(topology: Topology, hosts: Sequence[Host]) -> Network:
                     own = f"{name}, {one.name} to {other.name}"
                     capacities[own] = per_second * max(way.rate_bps for way in ways)
                     parts.append(own)
-            paths[source, target] = Path(latency_s, tuple(parts))
+            nearest = [nearest_plane(hop.ways) for hop in through]
+            rates_bps, held = [way.rate_bps for way in nearest], [hop.held for hop in through]
+            serialisation = serialisation_of(rates_bps, held, packet_bytes)
+            delay_s = sum(way.delay_s for way in nearest)
+            paths[source, target] = Path(delay_s, tuple(parts), serialisation=serialisation)
     return Network(capacities, paths, queues=queues)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import load_topology
+from testbed.config import TopologySpec, load_topology
+from testbed.controller.view import View
 from testbed.fidelity.alpha_beta import (
     Step,
     calibration_bytes,
+    links_between,
     model_agreement,
     ring_all_reduce_s,
     ring_steps,
@@ -19,7 +21,7 @@ TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
 
 def test_a_ring_of_equal_steps_takes_what_the_textbook_says() -> None:
-    steps = [Step(alpha_s=1e-3, beta_s=1e-8)] * 4
+    steps = [Step(delay_s=1e-3, beta_s=1e-8)] * 4
     # 2 (n - 1) rounds, each alpha + s beta + what its two ends cost
     assert ring_all_reduce_s(steps, 1e5, 1e-4) == pytest.approx(6 * (1e-3 + 1e-3 + 1e-4))
 
@@ -45,7 +47,14 @@ def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
     topology = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
     steps = ring_steps(topology, topology.hosts)
     headers = 9014 / (9014 - 66)
-    assert [step.alpha_s for step in steps] == [0, 0, 0, 2.5e-3, 0, 0, 0, 2.5e-3]
+    assert [step.delay_s for step in steps] == [0, 0, 0, 2.5e-3, 0, 0, 0, 2.5e-3]
+    # a frame's time at the cards beside the slowest hop
+    card_s = 9014 * 8 / 400e9
+    assert steps[0].alpha_s(1e6) == pytest.approx(card_s, rel=0.1)
+    assert steps[3].alpha_s(100 * 8948) == pytest.approx(2.5e-3 + 2 * card_s, rel=1e-9)
+    wan_s = 9014 * 8 / 285.7e9
+    acknowledged_s = 66 / 9014 * (2 * card_s + wan_s)
+    assert steps[3].round_trip_s(8948) == pytest.approx(5e-3 + 2 * card_s + wan_s + acknowledged_s)
     assert steps[0].beta_s == pytest.approx(8 / 400e9 * headers)
     assert steps[3].beta_s == pytest.approx(8 / 285.7e9 * headers)
 
@@ -53,14 +62,55 @@ def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
 def test_steps_in_a_ring_of_buildings_go_by_the_building_between() -> None:
     topology = load_topology(TOPOLOGIES / "ring-of-four.yaml").resolve()
     opposite = [topology.building("north").hosts[0], topology.building("south").hosts[0]]
-    assert ring_steps(topology, opposite)[0].alpha_s == pytest.approx(2 * 80 * 4.9e-6)
+    assert ring_steps(topology, opposite)[0].delay_s == pytest.approx(2 * 80 * 4.9e-6)
 
 
 def test_steps_within_a_building_of_tiers() -> None:
     topology = load_topology(TOPOLOGIES / "training-region.yaml").resolve()
     steps = ring_steps(topology, topology.hosts)
-    rack, zone, building, region = (steps[index].alpha_s for index in (0, 3, 7, 15))
+    rack, zone, building, region = (steps[index].delay_s for index in (0, 3, 7, 15))
     assert [round(value * 1e6, 6) for value in (rack, zone, building, region)] == [10, 70, 150, 300]
+
+
+def held(
+    other: str, link_engine: str = "netem", switching: str = "store_and_forward", **tiers: str
+) -> list[bool]:
+    """Of the hops from east1 to another host, which hold frames."""
+    nic = {"rate": "100 Gbit/s"}
+    clos = {"zones": 2, "leaves": 2, "spines": 2, "leaf": {"oversubscription": "1:2"}, **tiers}
+    document = {
+        "name": "tiers",
+        "buildings": {
+            "east": {"hosts": 8, "nic": nic, "clos": clos, "switching": switching},
+            "west": {"hosts": 1, "nic": nic},
+        },
+        "wan": [{"a": "east", "b": "west", "rate": "100 Gbit/s", "delay": "1 ms"}],
+    }
+    topology = TopologySpec.model_validate(document).resolve()
+    hosts = {host.name: host for host in topology.hosts}
+    found = links_between(topology, hosts["east1"], hosts[other], View(topology).next_hops, link_engine)
+    return [hop.held for hop in found]
+
+
+def test_every_hop_holds_frames_unless_its_switch_cuts_through() -> None:
+    # east1 and 2 share a leaf, 3 has another one of the zone, 5 is in the other zone
+    assert held("east2") == [True] * 2
+    assert held("east3") == [True] * 4
+    assert held("east5") == [True] * 6
+    assert held("west1") == [True] * 5
+    cut = "cut_through"
+    # uplinks of a leaf have half of a card's rate here, those of a spine a card's: a slower port's frame is held
+    assert held("east2", switching=cut) == [False, True]
+    assert held("east3", switching=cut) == [False, True, True, True]
+    assert held("east5", switching=cut) == [False, True, False, False, True, True]
+    assert held("east5", core_switching=cut) == [True, True, False, True, True, True]
+    # what leaves the building is stored everywhere
+    assert held("west1", switching=cut) == [True] * 5
+
+
+def test_the_userspace_engine_holds_frames_only_on_links_that_it_carries() -> None:
+    assert held("east3", "userspace") == [False] * 4
+    assert held("west1", "userspace") == [False, False, False, True, False]
 
 
 def test_the_message_is_long_enough_to_be_measured_and_no_longer_than_the_workloads() -> None:

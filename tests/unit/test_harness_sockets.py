@@ -109,6 +109,9 @@ def test_a_bdp_buffer_is_what_is_under_way_on_the_empty_path() -> None:
     payload = (of.mtu + 14 - 66) / (of.mtu + 14)
     round_trip_s = 2 * (link.delay_s + 2 * of.hosts[0].nic.delay_s)
     slowest_bps = min(link.rate_bps, of.hosts[0].nic.rate_bps)
+    # each hop has all of a frame, and of its acknowledgement, before it passes it on
+    bits = 8 * (of.mtu + 14 + 66)
+    round_trip_s += bits * (2 / of.hosts[0].nic.rate_bps + 1 / link.rate_bps)
     under_way = slowest_bps / 8 * payload * round_trip_s
     assert products[0][4] == pytest.approx(under_way, rel=1e-9)
     assert products[0][0] == 0.0
