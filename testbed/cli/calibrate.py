@@ -14,7 +14,7 @@ from rich.table import Table
 
 from testbed.cli.run import JobsOption, run_file
 from testbed.explorer.calibrating import Fit, fit, probes
-from testbed.harness.calibration import keep_calibration
+from testbed.harness.calibration import LINK_ENGINE, keep_calibration
 from testbed.harness.directory import default_path, hand_over
 from testbed.harness.errors import RunError
 from testbed.report.figures import time_text
@@ -84,7 +84,12 @@ def _measured(folder: Path, clock: str, jobs: int | None) -> Fit:
 
 
 def _made(run: Path) -> dict[str, str]:
-    """With which version, on which kernel, when."""
+    """With which version, on which kernel and link engine, when."""
     manifest = json.loads((run / "manifest.json").read_text())
     kernel = manifest["clock"].get("kernel") or manifest["host"]["kernel"]
-    return {"testbed": manifest["testbed_version"], "kernel": kernel, "created": manifest["created"]}
+    return {
+        "testbed": manifest["testbed_version"],
+        "kernel": kernel,
+        LINK_ENGINE: manifest["link_engine"],
+        "created": manifest["created"],
+    }

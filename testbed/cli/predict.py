@@ -65,8 +65,9 @@ def predict(
 def _predictions(scenario: Scenario, calibration: Calibration) -> Iterator[tuple[str, tuple[float, int]]]:
     """By name of what is compared: seconds of a step, bytes between buildings."""
     scale = Scale()
-    common = None if scenario.variants is not None else intent_of(scenario, scale)
+    engine = calibration.link_engine
+    common = None if scenario.variants is not None else intent_of(scenario, scale, engine)
     for name in scenario.variant_names:
-        intent = common or intent_of(scenario.variant(name), scale)
+        intent = common or intent_of(scenario.variant(name), scale, engine)
         algorithm = name if common else intent.scenario.algorithms[0]
         yield name, (predict_step(intent, algorithm, calibration).step_time_s, intent.wan_bytes(algorithm))

@@ -102,8 +102,11 @@ def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mappin
         raise ValueError(
             f"{len(found)} of {len(summary['variants'])} probes are to be trusted, expected half of them"
         )
-    probed = {name: (intent_of(scenario.variant(name), scale), took_s) for name, took_s in found.items()}
     calibration = Calibration({}, made=made)
+    engine = calibration.link_engine
+    probed = {
+        name: (intent_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()
+    }
     if clock == REAL:
         message_s, byte_s = _costs([own for own in probed.values() if not _loss(own[0])])
         calibration = replace(calibration, message_s=message_s, byte_s=byte_s)

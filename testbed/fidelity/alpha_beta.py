@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
-from testbed.controller.view import View
 from testbed.directions import Direction
-from testbed.fidelity.serialisation import HEADER_BYTES, NOTHING_HELD, Serialisation, serialisation_of
+from testbed.fidelity.hops import Hop, Paths, Planes, packet_payload_bytes, passage
+from testbed.fidelity.serialisation import NOTHING_HELD, Serialisation
 from testbed.fidelity.verdict import Invariant
 
-NETEM = "netem"  # the link engine whose cables all hold a frame for its size over the rate
 TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
 LEAST_PACKETS = 4  # per message
 FASTER, SLOWER, SLOWER_REAL_CLOCK = 0.9, 1.1, 1.35
@@ -49,21 +48,6 @@ class Step:
         return self.alpha_s(size_bytes) + size_bytes * self.beta_s + back_s
 
 
-@dataclass(frozen=True)
-class Hop:
-    """A link, or parallel ones, that a message goes through. held: it has all of a frame before it passes it on."""
-
-    name: str
-    ways: Sequence[Direction]
-    held: bool = True
-
-
-Hops = Mapping[str, Mapping[str, str]]
-"""From each building, on the way to each other one, the next."""
-Planes = Callable[[Sequence[Direction]], Direction]
-"""Of the parallel links to the next building, what stands for the way that a message takes."""
-
-
 def nearest_plane(planes: Sequence[Direction]) -> Direction:
     """The one of least delay; of several the quickest."""
     return min(planes, key=lambda way: (way.delay_s, -way.rate_bps))
@@ -80,125 +64,44 @@ def all_planes(planes: Sequence[Direction]) -> Direction:
     return replace(nearest_plane(planes), rate_bps=sum(way.rate_bps for way in planes))
 
 
-def ring_steps(
-    topology: Topology, hosts: Sequence[Host], planes: Planes = nearest_plane, link_engine: str = NETEM
-) -> list[Step]:
-    """The ring's steps, from each host to the next and from the last to the first; figures as in `topology`."""
-    hops = View(topology).next_hops
+def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[Step]:
+    """The ring's steps, from each host to the next and from the last to the first; figures as in the topology."""
     after = [*hosts[1:], *hosts[:1]]
-    return [
-        _step(topology, one, other, hops, planes, link_engine)
-        for one, other in zip(hosts, after, strict=True)
-    ]
+    return [_step(paths, one, other, planes) for one, other in zip(hosts, after, strict=True)]
 
 
-def bdp_bytes(topology: Topology, hosts: Sequence[Host], link_engine: str = NETEM) -> list[list[float]]:
+def bdp_bytes(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
     """Per host and other host the payload that is under way when the empty path between them is full; 0 to itself."""
-    hops = View(topology).next_hops
-    packet_bytes = packet_payload_bytes(topology)
 
     def product(one: Host, other: Host) -> float:
         if one == other:
             return 0.0
-        step = _step(topology, one, other, hops, nearest_plane, link_engine)
-        return step.round_trip_s(packet_bytes) / step.beta_s
+        step = _step(paths, one, other, nearest_plane)
+        return step.round_trip_s(step.serialisation.packet_bytes) / step.beta_s
 
     return [[product(one, other) for other in hosts] for one in hosts]
 
 
-def _step(topology: Topology, one: Host, other: Host, hops: Hops, planes: Planes, link_engine: str) -> Step:
-    there, back = (
-        [(planes(hop.ways), hop.held) for hop in links_between(topology, *ends, hops, link_engine)]
-        for ends in ((one, other), (other, one))
-    )
-    return step_of(topology, there, back)
+def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
+    there, back = ([hop.by(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one)))
+    return step_of(paths.topology, there, back)
 
 
-def step_of(
-    topology: Topology, there: Sequence[tuple[Direction, bool]], back: Sequence[tuple[Direction, bool]]
-) -> Step:
-    """Of a path and the one that acknowledgements take: links in their order, and whether each holds frames."""
-    returned_s = sum(link.delay_s for link, _ in back) + _serialisation(topology, back).acknowledgement_s
+def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
+    """Of a path and of the one that acknowledgements take; hops of one way each."""
+    way, returned = passage(topology, there), passage(topology, back)
     return Step(
-        sum(link.delay_s for link, _ in there),
-        8 / min(link.rate_bps for link, _ in there) * frame_per_payload(topology),
-        _serialisation(topology, there),
-        returned_s,
+        way.delay_s,
+        # packets follow each other through all parts at once: only the slowest takes its time per byte
+        8 / way.rate_bps * frame_per_payload(topology),
+        way.serialisation,
+        returned.delay_s + returned.serialisation.acknowledgement_s,
     )
-
-
-def _serialisation(topology: Topology, links: Sequence[tuple[Direction, bool]]) -> Serialisation:
-    rates_bps = [link.rate_bps for link, _ in links]
-    return serialisation_of(rates_bps, [held for _, held in links], packet_payload_bytes(topology))
 
 
 def frame_per_payload(topology: Topology) -> float:
     """Bytes on the wire per byte of payload, of full packets."""
     return (topology.mtu + ETHERNET_HEADER_BYTES) / packet_payload_bytes(topology)
-
-
-def packet_payload_bytes(topology: Topology) -> int:
-    """Of a full packet."""
-    return topology.mtu + ETHERNET_HEADER_BYTES - HEADER_BYTES
-
-
-def links_between(
-    topology: Topology, one: Host, other: Host, hops: Hops, link_engine: str = NETEM
-) -> list[Hop]:
-    """What a message goes through, from one host to another, in its order."""
-    found = []
-    here, target = one.building, other.building
-    while here != target:
-        there = hops[here][target]
-        found.append(Hop(f"WAN {here} to {there}", _wan(topology, here, there)))
-        here = there
-    up, down = links_inside(topology, one, other, link_engine)
-    return [*up, *found, *down]
-
-
-def links_inside(
-    topology: Topology, one: Host, other: Host, link_engine: str = NETEM
-) -> tuple[list[Hop], list[Hop]]:
-    """As `links_between`, without those between buildings: up from the one, and down to the other."""
-    up, down = _tower(topology, one, other), _tower(topology, other, other)
-    top = next((n for n, (a, b) in enumerate(zip(up, down, strict=False)) if a == b), -1)
-
-    def held(link: Direction, tower: Sequence[tuple[Direction, str]], switch: int) -> bool:
-        """switch: the place in the tower of the one that the link leads to; -1: to the host."""
-        if link_engine != NETEM and not link.delay_s:
-            return False  # shaped by itself, which delays no frame that finds the link idle
-        if switch < 0 or top < 0 or tower[switch][1] not in topology.building(one.building).cut_through:
-            return True
-        return any(cable.rate_bps > link.rate_bps for cable, _ in tower[switch : switch + 2])
-
-    inside = f"inside, {one.name} to {other.name},"
-    rising, falling = (tower[: top + 1] if top >= 0 else tower for tower in (up, down))
-    climb = [
-        Hop(f"{inside} up {n}" if n else f"{one.name} sending", [link], held(link, up, n))
-        for n, (link, _) in enumerate(rising)
-    ]
-    fall = [
-        Hop(f"{inside} down {n}" if n else f"{other.name} receiving", [link], held(link, down, n - 1))
-        for n, (link, _) in enumerate(falling)
-    ]
-    return climb, fall[::-1]
-
-
-def _tower(topology: Topology, host: Host, target: Host) -> list[tuple[Direction, str]]:
-    """The links from a host up to its building's edge, and the switch that each leads to on the way to a target."""
-    building = topology.building(host.building)
-    leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
-    found = [(host.nic, building.leaves[leaf])]
-    if clos := building.clos:
-        # of each zone's spines the one that the target's number gives: D-mod-k
-        spine = building.spines[leaf // clos.leaves * clos.spines + target.index % clos.spines]
-        found += [(clos.leaf_uplink, spine), (clos.spine_uplink, building.core)]
-    return found
-
-
-def _wan(topology: Topology, here: str, there: str) -> list[Direction]:
-    forth = [link.a_to_b for link in topology.wan if (link.a, link.b) == (here, there)]
-    return forth + [link.b_to_a for link in topology.wan if (link.b, link.a) == (here, there)]
 
 
 def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> int:

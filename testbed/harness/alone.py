@@ -10,7 +10,6 @@ from testbed.collectives import pieces_for
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.alpha_beta import (
-    NETEM,
     Step,
     all_planes,
     calibration_bytes,
@@ -20,6 +19,7 @@ from testbed.fidelity.alpha_beta import (
     ring_steps,
     worst_plane,
 )
+from testbed.fidelity.hops import NETEM, Paths
 from testbed.harness.wiring import Wiring, software_cost
 from testbed.scale import Scale
 from testbed.transport.wire import ConnectionKey
@@ -48,9 +48,10 @@ class Alone:
         self._lossy = topology.lossy
         # which plane a message takes is the policy's to say, and several connections may take several
         best = nearest_plane if transport.kind == "tcp" else all_planes
-        self._ring = self._as_sockets_allow(ring_steps(topology, hosts, best, link_engine), paced=False)
+        paths = Paths(topology, link_engine)
+        self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
         # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
-        worst = ring_steps(topology, hosts, worst_plane, link_engine)
+        worst = ring_steps(paths, hosts, worst_plane)
         self._worst_ring = self._as_sockets_allow(worst, paced=True)
         self.message_bytes = 0
         if len(hosts) > 1:

@@ -9,8 +9,8 @@ from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
 from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.fidelity.alpha_beta import NETEM
 from testbed.fidelity.bottleneck import bottleneck_s
+from testbed.fidelity.hops import NETEM
 from testbed.harness.arrays import uneven_traffic
 from testbed.harness.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.harness.declared import socket_rules_of

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import TransportSpec
+from testbed.fidelity.hops import NETEM
 from testbed.harness.errors import RunError
 from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
@@ -25,6 +26,7 @@ SCHEMA = 1
 VARIABLE = "TESTBED_CALIBRATION"
 FILE = "calibration.json"
 VIRTUAL, REAL = "virtual", "real"
+LINK_ENGINE = "link_engine"
 USUAL = "reno"  # stands for congestion controls that were not calibrated
 
 
@@ -55,6 +57,11 @@ class Calibration:
             message_s if self.message_s is None else self.message_s,
             byte_s if self.byte_s is None else self.byte_s,
         )
+
+    @property
+    def link_engine(self) -> str:
+        """Of the emulator that was calibrated."""
+        return self.made.get(LINK_ENGINE, NETEM)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from testbed.config import BDP, Host, SocketsSpec, Topology
 from testbed.controller import Flow, View
 from testbed.controller.policies.explicit import Te
-from testbed.fidelity.alpha_beta import NETEM, bdp_bytes
+from testbed.fidelity.alpha_beta import bdp_bytes
+from testbed.fidelity.hops import NETEM, Paths
 from testbed.harness.socket_rules import Planned, SocketRule, SocketRules
 from testbed.harness.wiring import LISTEN_PORT, SUBFLOW_PORT, Wiring
 from testbed.scale import Scale
@@ -85,7 +86,7 @@ def socket_rules_of(
     ]
     products: tuple[tuple[int, ...], ...] = ()
     if topology is not None and any(rule.buffer_bytes == BDP for rule in rules):
-        products = tuple(tuple(map(round, row)) for row in bdp_bytes(topology, hosts, link_engine))
+        products = tuple(tuple(map(round, row)) for row in bdp_bytes(Paths(topology, link_engine), hosts))
     return SocketRules(tuple(rules), products, tuple(planned))
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from testbed.collectives import between_groups
 from testbed.config import PLANNED, Host, Scenario, Topology
 from testbed.controller import Flow
-from testbed.fidelity.alpha_beta import NETEM
+from testbed.fidelity.hops import NETEM
 from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.loads import Load, load_of
 from testbed.harness.socket_rules import Planned

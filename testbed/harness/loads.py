@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from testbed.collectives import traffic
 from testbed.config import ConfigError, Scenario, Topology
-from testbed.fidelity.alpha_beta import NETEM
+from testbed.fidelity.hops import NETEM
 from testbed.harness.arrays import uneven_traffic
 from testbed.harness.declared import Pairs, total
 from testbed.harness.exchange import exchange_traffic

@@ -14,7 +14,8 @@ from testbed.controller.table import Network as Switches
 from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
-from testbed.fidelity.alpha_beta import Hop, Step, links_inside, packet_payload_bytes, step_of
+from testbed.fidelity.alpha_beta import Step, step_of
+from testbed.fidelity.hops import Hop, Paths, packet_payload_bytes
 from testbed.harness.calibration import USUAL, VIRTUAL, Calibration, find_calibration
 from testbed.harness.intent import Intent
 from testbed.simulate import Ends, Lossy, Network, Path, Timeline, network_of, payload_per_bit, simulate
@@ -113,6 +114,7 @@ class _Routes:
     def __init__(self, intent: Intent, calibration: Calibration) -> None:
         self.intent, self.calibration = intent, calibration
         self.topology = intent.topology
+        self.inside = Paths(self.topology, intent.link_engine).inside
         self.per_bit = payload_per_bit(self.topology)
         self.hosts = {host.name: (rank, host) for rank, host in enumerate(intent.hosts)}
         edges = make_plan(self.topology, "").edge_ports()
@@ -141,13 +143,12 @@ class _Routes:
     def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
         edge = self.edges[one.building]
         journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
-        up, down = links_inside(self.topology, one, other, self.intent.link_engine)
+        up, down = self.inside(one, other)
         marked = zip(journey.hops, journey.dscps, strict=True)
         taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
         hops = [*up, *(Hop(name, [way]) for (name, way), _ in taken), *down]
         # acknowledgements go through links like those, in the opposite order
-        links = [(way, hop.held) for hop in hops for way in hop.ways]
-        step = step_of(self.topology, links, links[::-1])
+        step = step_of(self.topology, hops, hops[::-1])
         capacities = {}
         parts = [hop.name for hop in hops]
         parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]

@@ -11,7 +11,7 @@ from pathlib import Path
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
 from testbed.config.units import format_size
-from testbed.fidelity.alpha_beta import NETEM
+from testbed.fidelity.hops import NETEM
 from testbed.harness.wiring import modelled_cost
 from testbed.scale import Scale
 from testbed.simulate import Network, Stuck, Timeline, network_of, simulate

@@ -9,16 +9,10 @@ from functools import cached_property
 from random import Random
 
 from testbed.config import Host, Topology
-from testbed.controller.view import View
 from testbed.directions import QueueClass
-from testbed.fidelity.alpha_beta import (
-    NETEM,
-    frame_per_payload,
-    links_between,
-    nearest_plane,
-    packet_payload_bytes,
-)
-from testbed.fidelity.serialisation import NOTHING_HELD, Serialisation, serialisation_of
+from testbed.fidelity.alpha_beta import frame_per_payload, nearest_plane
+from testbed.fidelity.hops import NETEM, Paths, passage
+from testbed.fidelity.serialisation import NOTHING_HELD, Serialisation
 from testbed.simulate.fluid import Way
 from testbed.simulate.losses import Lossy
 
@@ -107,8 +101,8 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
 
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
-    hops = View(topology).next_hops
-    per_second, packet_bytes = payload_per_bit(topology), packet_payload_bytes(topology)
+    between = Paths(topology, link_engine).between
+    per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}
     queues: dict[str, float] = {}
     paths = {}
@@ -117,8 +111,8 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
             if source == target:
                 continue
             parts = []
-            through = links_between(topology, one, other, hops, link_engine)
-            for name, ways in ((hop.name, hop.ways) for hop in through):
+            hops = between(one, other)
+            for name, ways in ((hop.name, hop.ways) for hop in hops):
                 capacities[name] = per_second * sum(way.rate_bps for way in ways)
                 queues[name] = sum(way.queue_bytes for way in ways)
                 parts.append(name)
@@ -126,9 +120,6 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
                     own = f"{name}, {one.name} to {other.name}"
                     capacities[own] = per_second * max(way.rate_bps for way in ways)
                     parts.append(own)
-            nearest = [nearest_plane(hop.ways) for hop in through]
-            rates_bps, held = [way.rate_bps for way in nearest], [hop.held for hop in through]
-            serialisation = serialisation_of(rates_bps, held, packet_bytes)
-            delay_s = sum(way.delay_s for way in nearest)
-            paths[source, target] = Path(delay_s, tuple(parts), serialisation=serialisation)
+            nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
+            paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)
     return Network(capacities, paths, queues=queues)

@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 
 from testbed.config import TopologySpec, load_topology
-from testbed.controller.view import View
 from testbed.fidelity.alpha_beta import (
     Step,
     calibration_bytes,
-    links_between,
     model_agreement,
     ring_all_reduce_s,
     ring_steps,
 )
+from testbed.fidelity.hops import Paths
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 
@@ -45,7 +44,7 @@ def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
 
 def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
     topology = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
-    steps = ring_steps(topology, topology.hosts)
+    steps = ring_steps(Paths(topology), topology.hosts)
     headers = 9014 / (9014 - 66)
     assert [step.delay_s for step in steps] == [0, 0, 0, 2.5e-3, 0, 0, 0, 2.5e-3]
     # a frame's time at the cards beside the slowest hop
@@ -62,12 +61,12 @@ def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:
 def test_steps_in_a_ring_of_buildings_go_by_the_building_between() -> None:
     topology = load_topology(TOPOLOGIES / "ring-of-four.yaml").resolve()
     opposite = [topology.building("north").hosts[0], topology.building("south").hosts[0]]
-    assert ring_steps(topology, opposite)[0].delay_s == pytest.approx(2 * 80 * 4.9e-6)
+    assert ring_steps(Paths(topology), opposite)[0].delay_s == pytest.approx(2 * 80 * 4.9e-6)
 
 
 def test_steps_within_a_building_of_tiers() -> None:
     topology = load_topology(TOPOLOGIES / "training-region.yaml").resolve()
-    steps = ring_steps(topology, topology.hosts)
+    steps = ring_steps(Paths(topology), topology.hosts)
     rack, zone, building, region = (steps[index].delay_s for index in (0, 3, 7, 15))
     assert [round(value * 1e6, 6) for value in (rack, zone, building, region)] == [10, 70, 150, 300]
 
@@ -88,8 +87,7 @@ def held(
     }
     topology = TopologySpec.model_validate(document).resolve()
     hosts = {host.name: host for host in topology.hosts}
-    found = links_between(topology, hosts["east1"], hosts[other], View(topology).next_hops, link_engine)
-    return [hop.held for hop in found]
+    return [hop.held for hop in Paths(topology, link_engine).between(hosts["east1"], hosts[other])]
 
 
 def test_every_hop_holds_frames_unless_its_switch_cuts_through() -> None:

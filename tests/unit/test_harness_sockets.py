@@ -22,6 +22,7 @@ from testbed.controller.policies.explicit import Te
 from testbed.fabric.plan import Multipath, make_plan
 from testbed.fabric.setups import host_setup
 from testbed.fidelity.alpha_beta import bdp_bytes
+from testbed.fidelity.hops import Paths
 from testbed.harness.alone import Alone
 from testbed.harness.declared import flows_of, planned_rates, socket_rules_of
 from testbed.harness.socket_rules import SocketRules
@@ -104,7 +105,7 @@ def test_rules_come_through_json_as_they_were() -> None:
 
 def test_a_bdp_buffer_is_what_is_under_way_on_the_empty_path() -> None:
     of = topology()
-    products = bdp_bytes(of, of.hosts)
+    products = bdp_bytes(Paths(of), of.hosts)
     link = of.wan[0].a_to_b
     payload = (of.mtu + 14 - 66) / (of.mtu + 14)
     round_trip_s = 2 * (link.delay_s + 2 * of.hosts[0].nic.delay_s)

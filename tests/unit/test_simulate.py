@@ -13,6 +13,7 @@ from testbed.collectives.catalogue import ALGORITHMS
 from testbed.config import load_topology
 from testbed.directions import QueueClass
 from testbed.fidelity.alpha_beta import ring_all_reduce_s, ring_steps
+from testbed.fidelity.hops import Paths
 from testbed.simulate import Lossy, Network, Path, network_of, simulate
 from testbed.simulate.fluid import Fluid, fair_rates
 from testbed.simulate.losses import LossResponse
@@ -121,7 +122,7 @@ def test_a_ring_takes_what_the_alpha_beta_model_says(tmp_path: object, numel: in
     plan = JobPlan(((ring,),) * 8, (("all", tuple(range(8))),))
     took = simulate(plan, network, BYTES).step_time_s
     lanes = 1 if numel < 100_000 else 4
-    model = ring_all_reduce_s(ring_steps(topology, topology.hosts), numel * BYTES / 8, 0.0, lanes)
+    model = ring_all_reduce_s(ring_steps(Paths(topology), topology.hosts), numel * BYTES / 8, 0.0, lanes)
     assert took == pytest.approx(model, rel=0.05)
 
 
