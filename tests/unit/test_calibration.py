@@ -158,7 +158,7 @@ def test_the_package_s_own_calibration_says_where_it_is_from() -> None:
     document = json.loads(text)
     assert set(document) == {"schema", VIRTUAL, REAL}
     for clock in (VIRTUAL, REAL):
-        assert set(document[clock]["made"]) == {"testbed", "kernel", "created"}
+        assert set(document[clock]["made"]) == {"testbed", "kernel", "link_engine", "created"}
 
 
 def test_a_calibration_that_cannot_run_leaves_nothing(
