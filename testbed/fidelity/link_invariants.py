@@ -15,6 +15,7 @@ SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
 # quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
 SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
+MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
 EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
 LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
 
@@ -93,6 +94,27 @@ def _deviation(travelled: int, asked: Direction) -> float:
     """Standard deviation of the number of frames lost; bursts widen it."""
     share = asked.mean_loss
     return math.sqrt(travelled * share * (1 - share) * asked.loss_spread)
+
+
+def serialisation(missing: float | None) -> Invariant:
+    """Whether every hop has all of a frame before it passes it on.
+
+    missing: by the model, how much longer a step would be if all did, as a share; None where all do.
+    """
+    bound = f"what is missing makes at most {MISSING_BOUND:.0%} of a step"
+    if missing is None:
+        words = "Every hop held each frame for its size over the rate, or cut through where that was asked."
+        return Invariant("serialisation", bound, "at every hop", True, words)
+    return Invariant(
+        "serialisation",
+        bound=bound,
+        measured=f"{missing:+.1%}",
+        ok=abs(missing) <= MISSING_BOUND,
+        sentence="Hosts' cards and leaf ports let the first frame of an idle link through at once, with this link "
+        f"engine; if they held it for its own time, as the WAN links do, a step would be {missing:+.1%} longer by the "
+        "model.",
+        severity="caution",
+    )
 
 
 def emulator_stalls(late_s: float | None, watched_s: float) -> Invariant:

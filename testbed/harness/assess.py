@@ -36,6 +36,7 @@ class Evidence:
     """What a whole run measured, for all of its variants.
 
     monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
+    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do.
     """
 
     topology: Topology
@@ -50,6 +51,7 @@ class Evidence:
     scale: Scale = UNSCALED
     numbers: Sequence[Number] = ()
     agreement: Invariant | None = None
+    missing_share: float | None = None
     tunnels: Sequence[Tunnel] = ()
 
 
@@ -83,6 +85,7 @@ def assess(
             link_invariants.jitter_accuracy(evidence.measurements),
             link_invariants.loss_accuracy(frames, [way for _, way in counted], sorted(links)),
             link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
+            link_invariants.serialisation(evidence.missing_share),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
             link_invariants.rules_in_force(evidence.repairs),

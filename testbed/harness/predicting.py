@@ -15,9 +15,9 @@ from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.fidelity.alpha_beta import Step, step_of
-from testbed.fidelity.hops import Hop, Paths, packet_payload_bytes
+from testbed.fidelity.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.harness.calibration import USUAL, VIRTUAL, Calibration, find_calibration
-from testbed.harness.intent import Intent
+from testbed.harness.intent import Intent, intent_of
 from testbed.simulate import Ends, Lossy, Network, Path, Timeline, network_of, payload_per_bit, simulate
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
@@ -44,6 +44,18 @@ def predict(
     network, seed = routed(intent, algorithm, calibration), intent.scenario.seed
     chances = [Random(f"{seed}/{number}") for number in range(draws if intent.topology.lossy else 0)]
     return simulate(plan, network, load.itemsize, *cost, buildings, folded=True, draws=chances)
+
+
+def missing_share(intent: Intent, algorithm: str, calibration: Calibration) -> float | None:
+    """How much longer a step would be if every hop held frames for their own time, as a share; None where all do.
+
+    ControllerError, Stuck.
+    """
+    if intent.link_engine == NETEM:
+        return None
+    held = intent_of(intent.scenario, intent.scale, NETEM)
+    longer_s, shorter_s = (predict(one, algorithm, calibration).step_time_s for one in (held, intent))
+    return longer_s / shorter_s - 1
 
 
 def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float = 0.99) -> float:

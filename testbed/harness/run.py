@@ -30,7 +30,7 @@ from testbed.harness.events import EventPlayer, events_record
 from testbed.harness.intent import intent_of
 from testbed.harness.job import Job
 from testbed.harness.neighbour import NeighbourPlace, neighbour_places
-from testbed.harness.predicting import predict
+from testbed.harness.predicting import missing_share, predict
 from testbed.harness.records import NetworkRecord, RankRecords, link_lines, read_ranks, series_of, shifted
 from testbed.harness.socket_use import socket_use
 from testbed.harness.spec import JobSpec, plan_steps
@@ -302,6 +302,7 @@ class Run:
         expected = self.intent.wan_bytes(algorithm)
         training, undisturbed = self.load.training is not None, self.intent.undisturbed
         predicted = predict(self.intent, algorithm, self._calibration) if training or undisturbed else None
+        missing = missing_share(self.intent, algorithm, self._calibration)
         observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
@@ -314,7 +315,7 @@ class Run:
             series=series,
             connections=socket_use(records.tcp, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
-            verdict=assess(evidence, steps, expected, observed).to_dict(),
+            verdict=assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
             predicted_s=self.scale.real_s(predicted.step_time_s) if predicted and undisturbed else None,
         )
         if training and predicted is not None:
