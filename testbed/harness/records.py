@@ -101,19 +101,21 @@ _TIMES = ("time_s", "start_s", "end_s")
 
 
 def link_lines(samples: Sequence[LinkSample], origin_s: float) -> Iterator[Record]:
-    """One record per reading and WAN direction."""
-    for sample in samples[:-1]:  # the last was taken for the final count, at no interval from the one before
+    """One record per reading and WAN direction; counters count from the first reading, before which links were probed."""
+    for sample in samples:
         for counters in sample.counters.wan:
-            account = sample.account.directions[link_key(counters)]
+            key = link_key(counters)
+            first, account = samples[0].account.directions[key], sample.account.directions[key]
+            packets = account.in_packets - account.dropped
             yield {
                 "time_s": sample.time_s - origin_s,
                 "a": counters.a,
                 "b": counters.b,
                 "plane": counters.plane,
                 "direction": counters.direction,
-                "bytes": account.sent_bytes,
-                "packets": account.in_packets - account.dropped,
-                "drops": account.dropped,
-                "marks": account.marked,
+                "bytes": account.sent_bytes - first.sent_bytes,
+                "packets": packets - (first.in_packets - first.dropped),
+                "drops": account.dropped - first.dropped,
+                "marks": account.marked - first.marked,
                 "queue_bytes": account.queue_bytes,
             }
