@@ -101,7 +101,7 @@ _TIMES = ("time_s", "start_s", "end_s")
 
 
 def link_lines(samples: Sequence[LinkSample], origin_s: float) -> Iterator[Record]:
-    """One record per reading and WAN direction; counters count from the first reading, before which links were probed."""
+    """One record per reading and WAN direction; counters count from the first reading, after the probes."""
     for sample in samples:
         for counters in sample.counters.wan:
             key = link_key(counters)
