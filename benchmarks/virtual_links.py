@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/virtual_links.py [RATE...]        default: 1 Mbit/s to 400 Gbit/s
 
-Each rate gets a guest of its own with two buildings of one host each. Round trip: of small datagrams, one at a time; in
-theory twice the delay. Goodput: of one TCP flow in its steady state, the second half of the transfer; in theory the
-rate times 8948 payload bytes per frame of 9014. Prints a table in Markdown.
+Each rate gets a guest of its own with two buildings of one host each. Round trip: of small datagrams and of such as
+fill a frame, one at a time; in theory twice the delay, and there and back a frame's time on each of three links (card,
+WAN, card), of which each has all of the frame before the next begins. Goodput: of one TCP flow in its steady state, the
+second half of the transfer; in theory the rate times 8948 payload bytes per frame of 9014. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from testbed.config import TopologySpec
 from testbed.config.units import format_rate, parse_rate
@@ -34,12 +36,19 @@ RATES = (
 )
 DELAY_S = 2.5e-3
 PAYLOAD, FRAME = 8948, 9014
+LINKS = 3
+FRAMES, DATAGRAM_HEADER_BYTES = (46, FRAME), 42  # of Ethernet, IPv4 and UDP
 FLOW_S, LEAST_FRAMES, MOST_BYTES = 0.06, 400, 3_000_000_000
 PINGS = 20
 MEMORY_BYTES = 6 << 30
 
 
-def measure(rate: str) -> dict[str, float]:
+def round_trip_s(rate_bps: float, frame_bytes: int) -> float:
+    """In theory."""
+    return 2 * (DELAY_S + LINKS * frame_bytes * 8 / rate_bps)
+
+
+def measure(rate: str) -> dict[str, Any]:
     """Inside a guest: build, measure."""
     from testbed.fabric.network import Fabric  # noqa: PLC0415 (outside a guest nothing is built)
     from testbed.links import network_namespace  # noqa: PLC0415
@@ -59,29 +68,40 @@ def measure(rate: str) -> dict[str, float]:
             with network_namespace(pids[host]):
                 return socket.socket(socket.AF_INET, kind)
 
-        round_trips = _ping(
-            make(here.name, socket.SOCK_DGRAM), make(there.name, socket.SOCK_DGRAM), here.ip, there.ip
-        )
+        round_trips = [
+            statistics.median(
+                _ping(
+                    make(here.name, socket.SOCK_DGRAM),
+                    make(there.name, socket.SOCK_DGRAM),
+                    here.ip,
+                    there.ip,
+                    bytes(size - DATAGRAM_HEADER_BYTES),
+                )
+            )
+            for size in FRAMES
+        ]
         goodput = _flow(
             make(here.name, socket.SOCK_STREAM),
             make(there.name, socket.SOCK_STREAM),
             there.ip,
             parse_rate(rate),
         )
-    return {"round_trip_s": statistics.median(round_trips), "goodput_bps": goodput}
+    return {"round_trips_s": round_trips, "goodput_bps": goodput}
 
 
-def _ping(client: socket.socket, server: socket.socket, here: str, there: str) -> list[float]:
+def _ping(
+    client: socket.socket, server: socket.socket, here: str, there: str, datagram: bytes
+) -> list[float]:
     client.bind((here, 0))
     server.bind((there, 0))
     client.connect(server.getsockname())
     times = []
     for _ in range(PINGS):
         began_ns = time.monotonic_ns()
-        client.send(b"ping")
-        data, sender = server.recvfrom(100)
+        client.send(datagram)
+        data, sender = server.recvfrom(FRAME)
         server.sendto(data, sender)
-        client.recv(100)
+        client.recv(FRAME)
         times.append((time.monotonic_ns() - began_ns) / 1e9)
     return times
 
@@ -121,8 +141,9 @@ def main() -> None:
         return
     image = find_image()
     print(f"Linux {image.version}, {os.cpu_count()} cores\n")
-    print("| rate | round trip, error | goodput expected | measured | error | wall time |")
-    print("|---|---|---|---|---|---|")
+    trips = " | ".join(f"round trip of {size} bytes | error" for size in FRAMES)
+    print(f"| rate | {trips} | goodput expected | measured | error | wall time |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for rate in sys.argv[1:] or RATES:
         said: list[str] = []
         errors: list[str] = []
@@ -133,9 +154,13 @@ def main() -> None:
             sys.exit(f"{rate}: {''.join(errors)}")
         found = json.loads("".join(said))
         expected = parse_rate(rate) * PAYLOAD / FRAME
-        error_s = found["round_trip_s"] - 2 * DELAY_S
+        theory_s = [round_trip_s(parse_rate(rate), size) for size in FRAMES]
+        trips = " | ".join(
+            f"{wanted_s * 1e3:.4f} ms | {(took_s - wanted_s) * 1e6:+.3f} us"
+            for wanted_s, took_s in zip(theory_s, found["round_trips_s"], strict=True)
+        )
         print(
-            f"| {rate} | {error_s * 1e6:+.3f} us | {format_rate(round(expected))} | "
+            f"| {rate} | {trips} | {format_rate(round(expected))} | "
             f"{format_rate(round(found['goodput_bps']))} | {found['goodput_bps'] / expected - 1:+.3%} | "
             f"{ended.wall_s:.0f} s |",
             flush=True,

@@ -95,7 +95,7 @@ def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> St
         # packets follow each other through all parts at once: only the slowest takes its time per byte
         8 / way.rate_bps * frame_per_payload(topology),
         way.serialisation,
-        returned.delay_s + returned.serialisation.acknowledgement_s,
+        returned.delay_s + returned.serialisation.whole_s(0),
     )
 
 

@@ -35,16 +35,6 @@ class Serialisation:
         frames = size_bytes * (1 + HEADER_BYTES / self.packet_bytes)
         return max(0.0, self.whole_s(size_bytes) - frames * max(self.byte_s))
 
-    @property
-    def packet_s(self) -> float:
-        """Of a full packet alone."""
-        return self.whole_s(self.packet_bytes)
-
-    @property
-    def acknowledgement_s(self) -> float:
-        """Of a packet without payload."""
-        return self.whole_s(0)
-
 
 NOTHING_HELD = Serialisation()
 

@@ -75,8 +75,8 @@ def test_of_whole_frames_it_is_one_at_each_hop_but_the_slowest() -> None:
     way = serialisation_of([100e6, 50e6, 100e6], [True] * 3, PAYLOAD)
     frame_s = (PAYLOAD + HEADER_BYTES) * 8 / 100e6
     assert way.beyond_s(100 * PAYLOAD) == pytest.approx(2 * frame_s)
-    assert way.packet_s == pytest.approx(4 * frame_s)
-    assert way.acknowledgement_s == pytest.approx(66 * 8 / 100e6 * 4)
+    assert way.whole_s(PAYLOAD) == pytest.approx(4 * frame_s)
+    assert way.whole_s(0) == pytest.approx(66 * 8 / 100e6 * 4)
 
 
 def test_a_message_shorter_than_a_frame_is_held_for_its_own_size_at_every_hop() -> None:
