@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.config import MAX_SUBFLOWS, Building, Host, Topology, probe_address
+from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.fabric.bridges import CARD, Bridge
 from testbed.fabric.plan import HOSTS_NET, Multipath, Plan
 from testbed.links.holding import add_holds
@@ -70,14 +71,18 @@ def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[st
 def buffer_sysctls(topology: Topology) -> dict[str, str]:
     """How far TCP may widen its buffers: to twice the largest bandwidth-delay product, or Linux's own default.
 
-    The window of one connection must cover rate x round trip of its path, and the kernel counts a packet's whole memory
-    against a receive buffer, up to twice its payload.
+    The window of one connection must cover rate x round trip of its path and a frame in each switch on it, which has
+    all of that before it sends any; and the kernel counts a packet's whole memory against a receive buffer, up to twice
+    its payload.
     """
     rate_bps = max(host.nic.rate_bps for host in topology.hosts)
     round_trip_s = max((link.round_trip_s for link in topology.wan), default=0.0)
-    round_trip_s *= max(1, len(topology.buildings) // 2)  # the farthest way round a ring of buildings
+    farthest = max(1, len(topology.buildings) // 2)  # the way round a ring of buildings
+    round_trip_s *= farthest
     round_trip_s += 4 * max(_delay_inside_s(building) for building in topology.buildings)
-    wanted = min(LARGEST_BUFFER_BYTES, math.ceil(4 * rate_bps / 8 * round_trip_s))
+    tiers = 6 if any(building.clos for building in topology.buildings) else 2
+    frames = (tiers + farthest) * (topology.mtu + ETHERNET_HEADER_BYTES)
+    wanted = min(LARGEST_BUFFER_BYTES, math.ceil(4 * (rate_bps / 8 * round_trip_s + frames)))
     return {
         "net.ipv4.tcp_rmem": f"4096 131072 {max(LINUX_RECEIVE_BUFFER_BYTES, wanted)}",
         "net.ipv4.tcp_wmem": f"4096 16384 {max(LINUX_SEND_BUFFER_BYTES, wanted)}",

@@ -15,6 +15,7 @@ from testbed.fidelity.hops import NETEM, Paths, passage
 from testbed.fidelity.serialisation import NOTHING_HELD, Serialisation
 from testbed.simulate.fluid import Way
 from testbed.simulate.losses import Lossy
+from testbed.transport.wire import HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Network:
     paths: between ranks, as if alone.
     ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
     classes: where a part's traffic has several queues, the part that each of them is.
+    header_bytes: that a message has in front of its payload.
     """
 
     capacities: Mapping[str, float]
@@ -85,6 +87,7 @@ class Network:
     ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
     queues: Mapping[str, float] = field(default_factory=dict)
     classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
+    header_bytes: int = 0
 
     def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """One way, or more."""
@@ -122,4 +125,4 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
                     parts.append(own)
             nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
             paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)
-    return Network(capacities, paths, queues=queues)
+    return Network(capacities, paths, queues=queues, header_bytes=HEADER_BYTES)
