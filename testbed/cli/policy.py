@@ -63,6 +63,8 @@ def show(
     console.print(
         f"policy {policy['name']}{options}; paths anew when links die: {'yes' if shown['replan'] else 'no'}"
     )
+    times = f"reacts in {shown['reaction_s'] * 1e3:g} ms, {shown['rule_s'] * 1e3:g} ms a rule"
+    console.print(f"the controller {times}")
     if shown["down"]:
         console.print(f"links down: {', '.join(shown['down'])}")
     for name, value in shown["notes"].items():

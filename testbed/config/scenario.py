@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from testbed.config.buildings import Host
+from testbed.config.control import ControlSpec
 from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
@@ -150,6 +151,10 @@ class Scenario(Strict):
     policy: Policy = Field(
         default=PolicySpec(name="ecmp"),
         description="How the network treats the traffic: a policy, or its options.",
+    )
+    control: ControlSpec = Field(
+        default=ControlSpec(),
+        description="How long switches and controller take to notice, to decide, to act.",
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
     neighbours: tuple[NeighbourSpec, ...] = Field(

@@ -116,7 +116,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if situation and not rules:
         rules = {dpid: list(own) for dpid, own in rules_for(situation).items()}
-    application = RuleInstaller, {"rules": rules, "report": events.report}
+    application = (
+        RuleInstaller,
+        {
+            "rules": rules,
+            "report": events.report,
+            "rule_s": situation.rule_s if situation else 0.0,
+        },
+    )
     return compat.run(listener, *application, begin if situation else None)
 
 

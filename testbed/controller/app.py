@@ -10,18 +10,12 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from testbed.controller.bundles import BundleWriter
 from testbed.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
-from testbed.controller.openflow import (
-    FlowEntry,
-    flow_removal,
-    group_mod,
-    group_of,
-    group_removal,
-)
+from testbed.controller.openflow import FlowEntry, group_of
 from testbed.controller.rules import Rule, ports_of
 from testbed.controller.sessions import Change, Rules, Session
 from testbed.controller.wanted import Difference, Wanted
@@ -49,13 +43,17 @@ def _guarded(handler: Callable[[RuleInstaller, Any], None]) -> Callable[[RuleIns
 class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no types
     """Keeps `rules` (by datapath id) in the switches. `report` gets each event of the process as a mapping.
 
+    A switch that holds its rules is taken to need `rule_s` for each change to them, and holds none of a change before
+    it is through with all.
+
     All handlers run one after the other in the application's own thread; others get there through `call`.
     """
 
     OFP_VERSIONS = (OPENFLOW_13,)
 
-    def __init__(self, rules: Rules, report: Report) -> None:
+    def __init__(self, rules: Rules, report: Report, rule_s: float = 0.0) -> None:
         super().__init__()
+        self._rule_s = rule_s
         self._rules = dict(rules)
         self._report = report
         self._sessions: dict[int, Session] = {}
@@ -71,6 +69,10 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
     def call(self, work: Callable[[], None]) -> None:
         """Have something done in the application's thread."""
         self._send_event(Call(work), None)
+
+    def later(self, delay_s: float, work: Callable[[], None]) -> None:
+        """Have something done in the application's thread, so many seconds from now; a process that ends forgets it."""
+        hub.spawn_after(delay_s, self.call, work)
 
     @on_call
     def called(self, event: Any) -> None:
@@ -265,34 +267,34 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 words = difference.words(datapath) or "groups"
                 what = {"dpid": datapath.id, "bridge": session.bridge, "words": words}
                 self._report({"event": "repaired", **what, **_now()})
-            self._write(session, session.wanted, difference)
+            self._prepare(session, session.wanted, difference)
 
-    def _write(self, session: Session, wanted: Wanted, difference: Difference) -> None:
+    def _prepare(self, session: Session, wanted: Wanted, difference: Difference) -> None:
+        """Have a switch changed after the time that it needs for it; the first rules of all take none."""
         session.written += 1
+        changes = list(wanted.changes(session.datapath, difference, session.groups))
+        if self._change is not None:
+            self._change.changed += len(difference.missing) + len(difference.foreign)
+        delay_s = self._rule_s * len(changes) if session.datapath.id in self._installed else 0.0
+        if not delay_s:
+            self._write(session, changes)
+            return
+
+        def write() -> None:
+            # unless it has connected anew meanwhile, or is to hold other rules
+            if self._sessions.get(session.datapath.id) is session and session.wanted is wanted:
+                self._write(session, changes)
+
+        self.later(delay_s, write)
+
+    def _write(self, session: Session, changes: Sequence[tuple[Any, Rule | None]]) -> None:
         session.bundles += 1
         datapath = session.datapath
         bundle = BundleWriter(datapath, session.bundles, lambda message: self._send(session, message))
-
-        def add(message: Any, rule: Rule | None = None) -> None:
+        for message, rule in changes:
             bundle.add(message)
             session.sent[message.xid] = rule
-
-        for number, group in wanted.groups.items():
-            if session.groups.get(number) != group:
-                if number in session.groups:
-                    add(group_removal(datapath, number))
-                add(group_mod(datapath, group))
-        for message, rule in wanted.messages(difference):
-            add(message, rule)
-        for flow in difference.foreign:
-            if not difference.replaced(flow):
-                add(flow_removal(datapath, flow))
-        for number in session.groups:
-            if number not in wanted.groups:
-                add(group_removal(datapath, number))
         bundle.commit()
-        if self._change is not None:
-            self._change.changed += len(difference.missing) + len(difference.foreign)
         self._send(session, datapath.ofproto_parser.OFPBarrierRequest(datapath))
 
     @on(ofp_event.EventOFPErrorMsg)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from testbed.control import INSTANT, Control
+
 if TYPE_CHECKING:
     from testbed.config import Topology
     from testbed.controller.edges import EdgePorts
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Situation:
-    """A network and what is known about it, as JSON carries it."""
+    """A network and what is known about it, as JSON carries it; the times are those of testbed.control.Control."""
 
     topology: Mapping[str, Any]
     edges: Sequence[Mapping[str, Any]]
@@ -22,6 +24,8 @@ class Situation:
     flows: Sequence[Mapping[str, Any]] = ()
     seed: int = 0
     down: Sequence[str] = ()
+    reaction_s: float = 0.0
+    rule_s: float = 0.0
 
 
 def situation_of(
@@ -30,10 +34,17 @@ def situation_of(
     policy: Mapping[str, Any],
     flows: Iterable[Flow] = (),
     seed: int = 0,
+    control: Control = INSTANT,
 ) -> Situation:
     """The same from the forms that policies take; policy: see `PolicyChoice.to_data`."""
     from testbed.controller.edges import edges_to_data  # noqa: PLC0415 (the process itself starts faster without)
 
     return Situation(
-        asdict(topology), edges_to_data(edges), dict(policy), [asdict(flow) for flow in flows], seed
+        asdict(topology),
+        edges_to_data(edges),
+        dict(policy),
+        [asdict(flow) for flow in flows],
+        seed,
+        reaction_s=control.reaction_s,
+        rule_s=control.rule_s,
     )

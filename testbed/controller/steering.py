@@ -6,7 +6,7 @@ It computes; what puts rules into switches is told to. The last good rules stay 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from testbed.controller.compat import Event, Lock, hub
 from testbed.controller.errors import ControllerError, PolicyError
 from testbed.controller.rules import Rule, rule_to_data
 from testbed.controller.situation import Situation
+from testbed.controller.words import Word, Words
 
 if TYPE_CHECKING:
     from testbed.controller.app import RuleInstaller
@@ -35,9 +36,9 @@ class Steering:
         self._situation = situation
         self._lock = Lock()
         self._loaded: _Loaded | None = None
-        self._down: frozenset[str] = frozenset()
+        self._words = Words(situation.reaction_s)
         self._stale = Event()
-        app.ports_changed = self._stale.set
+        app.ports_changed = self._note
         hub.spawn(self._follow_ports)
 
     # ---- operations: what the API offers
@@ -50,6 +51,8 @@ class Steering:
             return {
                 "policy": loaded.choice.to_data(),
                 "replan": loaded.policy_replans,
+                "reaction_s": self._situation.reaction_s,
+                "rule_s": self._situation.rule_s,
                 "seed": self._situation.seed,
                 "flows": len(loaded.view.flows),
                 "down": sorted(loaded.view.down),
@@ -139,9 +142,9 @@ class Steering:
         loaded = self._load().changed(asked, self._links_down())
         return loaded, loaded.computed
 
-    def _links_down(self) -> frozenset[str]:
-        loaded = self._load()
-        return frozenset(name for name, ends in loaded.ends.items() if ends & self._app.down())
+    def _links_down(self, ports: Set[tuple[int, int]] | None = None) -> frozenset[str]:
+        ports = self._app.down() if ports is None else ports
+        return frozenset(name for name, ends in self._load().ends.items() if ends & ports)
 
     def _install(self, computed: Computed) -> int:
         answer: list[str | None] = []
@@ -153,8 +156,11 @@ class Steering:
             done.set()
 
         self._app.call(lambda: self._app.replace(computed.rules, take))
-        if not done.wait(INSTALL_TIMEOUT_S):
-            raise ControllerError(f"not all switches took the new rules within {INSTALL_TIMEOUT_S:g} s")
+        # as if all rules and groups were taken out and put in, one by one
+        most = max((2 * len(before[dpid]) + 2 * len(own) for dpid, own in computed.rules.items()), default=0)
+        timeout_s = INSTALL_TIMEOUT_S + most * self._situation.rule_s
+        if not done.wait(timeout_s):
+            raise ControllerError(f"not all switches took the new rules within {timeout_s:g} s")
         if answer[0] is not None:
             raise ControllerError(answer[0])
         return sum(len(set(own) ^ before[dpid]) for dpid, own in computed.rules.items())
@@ -166,22 +172,32 @@ class Steering:
         while True:
             self._stale.wait()
             self._stale.clear()
-            try:
-                self._replan()
-            except ControllerError as error:
-                self._report({"event": "policy_error", "message": str(error), "time_s": time.monotonic()})
+            while (wait_s := self._words.wait_s(time.monotonic())) is not None:
+                hub.sleep(wait_s)
+                if word := self._words.take(time.monotonic()):
+                    self._react(word)
 
-    def _replan(self) -> None:
+    def _note(self) -> None:
+        """A port went down, or up: in the application's thread, which must not wait."""
+        self._words.add(Word(time.monotonic(), frozenset(self._app.down())))
+        self._stale.set()
+
+    def _react(self, word: Word) -> None:
+        try:
+            self._replan(word)
+        except ControllerError as error:
+            self._report({"event": "policy_error", "message": str(error), "time_s": time.monotonic()})
+
+    def _replan(self, word: Word) -> None:
         with self._lock:
-            loaded, down = self._load(), self._links_down()
+            loaded, down = self._load(), self._links_down(word.ports_down)
             if not loaded.policy_replans or down == loaded.view.down:
                 return
-            begun_s = time.monotonic()
             fresh = loaded.changed({}, down)
             changed = self._install(fresh.computed)
             self._loaded = fresh
             now_s = time.monotonic()
-            said = {"down": sorted(down), "changed": changed, "seconds": now_s - begun_s, "time_s": now_s}
+            said = {"down": sorted(down), "changed": changed, "seconds": now_s - word.time_s, "time_s": now_s}
             self._report({"event": "replanned", **said})
 
 

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from testbed.controller.openflow import FlowMod, groups_of, match_of, rule_of
+from testbed.controller.openflow import (
+    FlowMod,
+    flow_removal,
+    group_mod,
+    group_removal,
+    groups_of,
+    match_of,
+    rule_of,
+)
 from testbed.controller.rules import FastFailover, Match, Rule
 
 MAX_WORDS = 5
@@ -53,6 +61,23 @@ class Wanted:
             message.key: message for message in (FlowMod(datapath, rule) for rule in self.rules)
         }
         self._rules = dict(zip(self._messages, self.rules, strict=True))
+
+    def changes(
+        self, datapath: Any, difference: Difference, groups: Mapping[int, FastFailover | None]
+    ) -> Iterator[tuple[Any, Rule | None]]:
+        """What brings a switch with these groups to what is wanted, in order, with the rule that each message adds."""
+        for number, group in self.groups.items():
+            if groups.get(number) != group:
+                if number in groups:
+                    yield group_removal(datapath, number), None
+                yield group_mod(datapath, group), None
+        yield from self.messages(difference)
+        for flow in difference.foreign:
+            if not difference.replaced(flow):
+                yield flow_removal(datapath, flow), None
+        for number in groups:
+            if number not in self.groups:
+                yield group_removal(datapath, number), None
 
     def messages(self, difference: Difference) -> Iterator[tuple[FlowMod, Rule]]:
         """What adds the missing rules."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from testbed.directions import Direction
+from testbed.fabric.carriers import Carriers
 from testbed.fabric.network import Fabric
 from testbed.links.ports import set_up
 
@@ -23,12 +24,30 @@ HEALTHY = Condition()
 
 
 class Faults:
-    """Brings a fabric from one condition to the next. It begins healthy."""
+    """Brings a fabric from one condition to the next. It begins healthy.
+
+    What is cut carries nothing from that moment on; the edges at its ends see it after the times of the fabric's
+    `control`, in `play`.
+    """
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._healthy = fabric.asked()
+        self._carriers = Carriers(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
         self.condition = HEALTHY
+
+    @property
+    def due_s(self) -> float | None:
+        """When switches see something next (CLOCK_MONOTONIC); None when there is nothing to be seen."""
+        return self._carriers.due_s
+
+    def play(self) -> None:
+        """Have switches see what is due. LinkError."""
+        self._carriers.play()
+
+    def settle(self) -> None:
+        """Have them see everything now. LinkError."""
+        self._carriers.settle()
 
     def apply(self, wanted: Condition) -> None:
         """Bring the condition about, settings first, and read it back. LinkError."""
@@ -41,10 +60,35 @@ class Faults:
         }
         if directions:
             fabric.engine.change(directions)
-        for link in sorted(wanted.links_down ^ former.links_down):
-            fabric.engine.set_carrier(link, up=link not in wanted.links_down)
-        for switch in sorted(wanted.switches_down ^ former.switches_down):
-            place, interfaces = fabric.plan.switch_ports(switch)
-            pid = None if place is None else fabric.state.pids[place]
-            set_up(pid, interfaces, up=switch not in wanted.switches_down)
+        before, after = self._cut(former), self._cut(wanted)
+        self._carriers.cut(sorted(after - before))
+        self._carriers.mend(sorted(before - after))
+        for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
+            self.set_carrier(switch, up=switch not in wanted.switches_down)
         self.condition = wanted
+
+    @property
+    def _edges(self) -> set[str]:
+        return {self._fabric.plan.edge(edge.building) for edge in self._fabric.plan.edges}
+
+    def _cut(self, condition: Condition) -> set[str]:
+        """Links that carry nothing, those of edges that are down included, and these edges."""
+        plan = self._fabric.plan
+        edges = condition.switches_down & self._edges
+        ends = {link.name: {plan.edge(link.a), plan.edge(link.b)} for link in plan.topology.wan}
+        return {*condition.links_down, *edges, *(name for name, own in ends.items() if own & edges)}
+
+    def darken(self, names: Collection[str]) -> None:
+        """Cut links, and nobody sees it; an edge has no more to lose than its links."""
+        assert self._fabric.engine is not None
+        self._fabric.engine.darken([name for name in names if name not in self._edges])
+
+    def set_carrier(self, name: str, up: bool) -> None:
+        """Cut or mend a link, or take all ports of a switch down or up, for all to see."""
+        fabric = self._fabric
+        assert fabric.engine is not None
+        if name not in fabric.topology.switches:
+            fabric.engine.set_carrier(name, up)
+            return
+        place, interfaces = fabric.plan.switch_ports(name)
+        set_up(None if place is None else fabric.state.pids[place], interfaces, up)

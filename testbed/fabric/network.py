@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from testbed.config import Topology
+from testbed.control import INSTANT, Control
 from testbed.controller import (
     ControllerError,
     ControllerProcess,
@@ -61,8 +62,9 @@ class Fabric:
 
     `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other ways to a host.
     `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
-    building is (testbed.fabric.spread). `progress` is called with one short line per phase; `events` gets what the
-    controller tells. Mininet's own object is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
+    building is (testbed.fabric.spread). `control`: how long switches and controller take once it is up. `progress` is
+    called with one short line per phase; `events` gets what the controller tells. Mininet's own object is `net`, so
+    `fabric.net.get("east1").cmd("ip addr")` works.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Fabric:
         datapath: str = "netdev",
         scale: Scale = UNSCALED,
         seed: int = 1,
+        control: Control = INSTANT,
         machines: Sequence[str] = (),
         progress: Callable[[str], None] = lambda line: None,
         events: Callable[[Mapping[str, Any]], None] = lambda event: None,
@@ -88,6 +91,7 @@ class Fabric:
         self.datapath = datapath
         self.scale = scale
         self.seed = seed
+        self.control = control
         self._progress = progress
         self._events = events
         self._classes: tuple[QueueClass, ...] = ()
@@ -192,7 +196,9 @@ class Fabric:
         edges = self.plan.edge_ports()
         computed = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = computed.classes
-        situation = situation_of(self.topology, edges, self.policy.to_data(), self.flows, self.seed)
+        situation = situation_of(
+            self.topology, edges, self.policy.to_data(), self.flows, self.seed, self.control
+        )
         controller = ControllerProcess(computed.rules, situation=situation, log=self._events)
         controller.start()
         return controller

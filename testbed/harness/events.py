@@ -104,8 +104,9 @@ class EventPlayer:
 
     @property
     def due_s(self) -> float | None:
-        """When the next turn comes; None when there is none."""
-        return self._planned_s(self._turns[0]) if self._turns else None
+        """When the next turn comes, or switches see what an earlier one did; None when there is none."""
+        turn_s = self._planned_s(self._turns[0]) if self._turns else None
+        return min((due_s for due_s in (turn_s, self._faults.due_s) if due_s is not None), default=None)
 
     def _planned_s(self, turn: Turn) -> float:
         return self._origin_s + self._scale.emulated_s(turn.at_s)
@@ -120,7 +121,8 @@ class EventPlayer:
             self._turns = turns(self._events)
 
     def play(self) -> None:
-        """Carry out what is due."""
+        """Carry out what is due; what is seen when something new happens is seen first."""
+        self._faults.play()
         while self._turns and self._planned_s(self._turns[0]) <= time.monotonic():
             turn = self._turns.pop(0)
             if turn.begins:
@@ -166,6 +168,7 @@ class EventPlayer:
         if self._active:
             self._active.clear()
             self._carry_out()
+        self._faults.settle()
 
 
 def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:

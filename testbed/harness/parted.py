@@ -118,6 +118,7 @@ def put_together(
         "sysctls": first.manifest["sysctls"],
         "seed": scenario.seed,
         "clock": dict(clock),
+        "control": {variant["name"]: variant["control"] for variant in variants},
         "captures": [
             {"folder": result.part.folder, **entry}
             for result in results

@@ -182,7 +182,7 @@ def merge_summaries(
                 verdict=merge_verdicts([result.summary["variants"][0]["verdict"] for result in own]),
                 predicted_s=_predicted_s([result.summary["variants"][0]["predicted"] for result in own]),
             )
-            | {key: first[key] for key in ("events",) if key in first}
+            | {key: first[key] for key in ("control", "events") if key in first}
             | _training(own, steps)
         )
     return variants

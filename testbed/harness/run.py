@@ -120,6 +120,7 @@ class Run:
             datapath=self.stack.datapath,
             scale=self.scale,
             seed=scenario.seed,
+            control=scenario.control.resolve(self.scale),
             machines=self.machines,
             progress=self.progress.phase,
         )
@@ -262,6 +263,7 @@ class Run:
             "fabric": {"hosts": self._with_ranks(shown["hosts"]), "wan": shown["wan"]},
             "calibration": dict(self._calibration.made),
             "policy": {**network.policy, "controller_restarts": network.restarts},
+            "control": {variant["name"]: variant["control"] for variant in variants},
             "captures": captured,
             "neighbours": job.neighbours,
             "tunnels": [asdict(tunnel) for tunnel in tunnels],
@@ -318,6 +320,7 @@ class Run:
             verdict=assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
             predicted_s=self.scale.real_s(predicted.step_time_s) if predicted and undisturbed else None,
         )
+        entry["control"] = asdict(self.scenario.control.resolve())
         if training and predicted is not None:
             entry["training"] = training_summary(self.load, steps, records.samples, predicted, self.scale)
             entry["limited_by"] = limited_words(entry["training"]["measured"])

@@ -45,6 +45,7 @@ class Carrier:
         self._queue_counts = [0] * QUEUE_PARTS
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
         self._lateness_max_ns = 0
+        self._dark = False
         # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
         self.lead_ns = 0
         self._scheduler: Scheduler | None = None
@@ -107,6 +108,9 @@ class Carrier:
         size = len(frame)
         self._in_packets += 1
         self._in_bytes += size
+        if self._dark:
+            self._fibre.lost += 1
+            return
         if self._held_bytes > HELD_LIMIT_BYTES:
             self._overrun += 1
             return
@@ -218,7 +222,7 @@ class Carrier:
         self._overrun += 1
 
     def cut(self) -> None:
-        """The link is cut: what is on its way is lost."""
+        """The link is cut: what is on its way is lost, and what comes until it is mended."""
         self._fibre.lost += len(self._waiting) + len(self._overtaking)
         if self._scheduler is not None:
             self._fibre.lost += self._scheduler.clear()
@@ -226,6 +230,11 @@ class Carrier:
         self._overtaking.clear()
         self._leaving.clear()
         self._held_bytes, self._free_ns, self._last_release_ns = 0, 0.0, 0
+        self._dark = True
+
+    def mend(self) -> None:
+        """The link carries frames again."""
+        self._dark = False
 
     def lost_at_the_end(self) -> None:
         """The port that a frame given out by `due` should leave by is down."""

@@ -143,9 +143,11 @@ class Emulator:
             self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
         for name, way, settings in request.get("changes", ()):
             self.carriers[name, way].settings = direction_from_json(settings)
-        for name in request.get("cut", ()):
-            for way in ("a_to_b", "b_to_a"):
+        for way in ("a_to_b", "b_to_a"):
+            for name in request.get("cut", ()):
                 self.carriers[name, way].cut()
+            for name in request.get("mended", ()):
+                self.carriers[name, way].mend()
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)

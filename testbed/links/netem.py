@@ -16,7 +16,7 @@ import subprocess
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,13 +27,14 @@ from testbed.links.command import run_script
 from testbed.links.errors import LinkError
 from testbed.links.holding import Hold, add_holds, change_command, device, verify_holds
 from testbed.links.netns import network_namespace
-from testbed.links.ports import set_up
+from testbed.links.ports import isolate, set_up
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, named, read_counters, read_filters, read_shape, shape_commands
 from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
 
 SMALLEST_FRAME_BYTES = 64
+TC_H_ROOT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,20 @@ class _Way:
     shaper: str
     node: str | None  # in whose namespace the shaper is
     early_to: str | None  # frames to which are not held for their own time
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """What a netem has counted: packets and bytes given out, packets lost; and packets that it holds."""
+
+    out: int = 0
+    out_bytes: int = 0
+    lost: int = 0
+    held: int = 0
+
+    def emptied(self) -> _Counts:
+        """The same once what it holds is lost."""
+        return replace(self, lost=self.lost + self.held, held=0)
 
 
 class NetemEngine:
@@ -64,6 +79,8 @@ class NetemEngine:
         self._seed = seed
         self._asked = asked_of(wires)
         self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
+        self._dark: set[str] = set()  # links that `darken` has cut
+        self._counted: dict[tuple[str, str], _Counts] = {}  # by netems that are gone
         self._wan: IPRoute | None = None
         self._ends: dict[str | None, IPRoute] = {}
 
@@ -178,8 +195,31 @@ class NetemEngine:
                 self._ends[node] = IPRoute()
         return self._ends[node]
 
+    def darken(self, links: Collection[str]) -> None:
+        """The ports of each one's bridge are isolated from each other; netem, put in anew, has forgotten what it held.
+
+        A port that is disabled instead would be enabled again by the next event on its interface. Over netlink, since
+        starting a program takes its time by the real clock, and waiting for its end a millisecond by the virtual one.
+        """
+        netlink = self._wan_netlink()
+        interfaces = netlink.get_links()
+        qdiscs = self._netems(interfaces)
+        for link in links:
+            isolate(netlink, carrying(self._wires, link), True)
+        self._dark |= set(links)
+        indices = {found.get_attr("IFLA_IFNAME"): found["index"] for found in interfaces}
+        setup = Setup()
+        for way in (way for way in self._ways() if way.key[0] in links):
+            netlink.tc("delete", index=indices[way.exit], parent=TC_H_ROOT)
+            self._counted[way.key] = self._counts(way, qdiscs).emptied()
+            setup.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, self._asked[way.key])}")
+        setup.apply(self._pid)
+
     def set_carrier(self, link: str, up: bool) -> None:
         """Take its ports of the bridge down or up; the kernel forgets what a port that goes down holds."""
+        if up and link in self._dark:
+            isolate(self._wan_netlink(), carrying(self._wires, link), False)
+            self._dark.discard(link)
         set_up(self._pid, carrying(self._wires, link), up)
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
@@ -187,29 +227,20 @@ class NetemEngine:
 
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
-        wan = self._wan_netlink()
-        links = wan.get_links()
+        links = self._wan_netlink().get_links()
         received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
-        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
-        qdiscs = {
-            names[message["index"]]: message.get_attr("TCA_STATS2")
-            for message in wan.get_qdiscs()
-            if message.get_attr("TCA_KIND") == "netem"
-        }
+        qdiscs = self._netems(links)
         shapers = defaultdict[str | None, list[str]](list)
         for way in self._ways():
             shapers[way.node].append(way.shaper)
         counters = {node: read_counters(self._end(node), own) for node, own in shapers.items()}
         directions = {}
         for way in self._ways():
-            stats, coming = qdiscs.get(way.exit), qdiscs.get(device(way.entry))
-            if stats is None or coming is None:
-                gone = way.exit if stats is None else device(way.entry)
-                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {gone}")
-            basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-            shaper = counters[way.node][way.shaper]
-            out, lost, held = int(basic["packets"]), int(queue["drops"]), int(queue["qlen"])
-            held += int(coming.get_attr("TCA_STATS_QUEUE")["qlen"])
+            shaper, netem = counters[way.node][way.shaper], self._counts(way, qdiscs)
+            if (coming := qdiscs.get(device(way.entry))) is None:
+                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {device(way.entry)}")
+            out, lost = netem.out, netem.lost
+            held = netem.held + int(coming.get_attr("TCA_STATS_QUEUE")["qlen"])
             came = int(received[way.entry]["rx_packets"])
             twice = max(0, out + lost + held - came) if way.key in self._doubled else 0
             directions[way.key] = DirectionAccount(
@@ -218,7 +249,7 @@ class NetemEngine:
                 crossed_packets=came,
                 sent_bytes=shaper.sent_bytes,
                 out_packets=out,
-                out_bytes=int(basic["bytes"]),
+                out_bytes=netem.out_bytes,
                 lost=lost,
                 dropped=shaper.dropped_packets,
                 overrun=0,
@@ -228,6 +259,29 @@ class NetemEngine:
                 queue_bytes=shaper.waiting_bytes,
             )
         return EngineAccount(time_s=time.monotonic(), directions=directions)
+
+    def _netems(self, links: Iterable[Any]) -> dict[str, Any]:
+        """The kernel's counts of each netem in the WAN namespace, by its interface; links: as netlink has them."""
+        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
+        return {
+            names[message["index"]]: message.get_attr("TCA_STATS2")
+            for message in self._wan_netlink().get_qdiscs()
+            if message.get_attr("TCA_KIND") == "netem"
+        }
+
+    def _counts(self, way: _Way, qdiscs: Mapping[str, Any]) -> _Counts:
+        """What a direction's netems have counted so far, also those that are gone. LinkError where there is none."""
+        stats = qdiscs.get(way.exit)
+        if stats is None:
+            raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
+        basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
+        before = self._counted.get(way.key, _Counts())
+        return _Counts(
+            before.out + int(basic["packets"]),
+            before.out_bytes + int(basic["bytes"]),
+            before.lost + int(queue["drops"]),
+            int(queue["qlen"]),
+        )
 
     def failure(self) -> str | None:
         """None: the kernel does not end on its own."""

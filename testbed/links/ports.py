@@ -25,3 +25,19 @@ def set_up(pid: int | None, interfaces: Iterable[str], up: bool) -> None:
             (link,) = ipr.get_links(found[0])
             if bool(link["flags"] & IFF_UP) != up:
                 raise SettingMismatch(name, "state", "up" if up else "down", "the other")
+
+
+def isolate(netlink: IPRoute, interfaces: Iterable[str], isolated: bool) -> None:
+    """Whether ports of a bridge exchange no frames with those that are isolated as well; read back.
+
+    LinkError, SettingMismatch.
+    """
+    for name in interfaces:
+        found = netlink.link_lookup(ifname=name)
+        if not found:
+            raise LinkError(f"{name}: no such interface")
+        netlink.brport("set", index=found[0], isolated=int(isolated))
+        (link,) = netlink.get_links(found[0])
+        port = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
+        if port is None or bool(port.get_attr("IFLA_BRPORT_ISOLATED")) != isolated:
+            raise SettingMismatch(name, "isolated", str(isolated), str(not isolated))

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -122,11 +122,14 @@ class UserspaceEngine:
         changes = [(*key, direction_to_json(direction)) for key, direction in asked.items()]
         compare_settings(asked, _directions(ask(self._control, "settings", changes=changes)))
 
+    def darken(self, links: Collection[str]) -> None:
+        """The emulator loses what it holds of the links, and what comes."""
+        ask(self._control, "settings", cut=list(links))
+
     def set_carrier(self, link: str, up: bool) -> None:
         """Take the emulator's interfaces down or up; what it holds of a link that is cut is lost."""
         set_up(self._pid, carrying(self._wires, link), up)
-        if not up:
-            ask(self._control, "settings", cut=[link])
+        ask(self._control, "settings", **{"mended" if up else "cut": [link]})
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Release every frame earlier by what the rest of its path adds."""

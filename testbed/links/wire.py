@@ -7,7 +7,7 @@ business: rate and queue, delay, loss and the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -130,8 +130,14 @@ class LinkEngine(Protocol):
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""
 
+    def darken(self, links: Collection[str]) -> None:
+        """Cut links, with what is on its way in them: nothing passes, and their ends do not see it. Raises LinkError."""
+
     def set_carrier(self, link: str, up: bool) -> None:
-        """Cut a link, with what is on its way in it, or mend it: the ports at both ends see it. Raises LinkError."""
+        """Cut a link, with what is on its way in it, or mend it: its ends see it. LinkError.
+
+        One that `darken` has cut may follow, or be mended before anybody saw it.
+        """
 
     def account(self) -> EngineAccount:
         """The books now."""

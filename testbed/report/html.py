@@ -17,6 +17,7 @@ from testbed.report.charts import (
 )
 from testbed.report.compare import comparisons, deviation, failing
 from testbed.report.data import JsonObject, LinkKey, RunData, load_run
+from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
@@ -149,8 +150,18 @@ def _facts(data: RunData) -> list[str]:
         if "bucket_cap" in workload:
             facts.append(f"buckets of {workload['bucket_cap']}")
     facts += sorted({f"policy {variant['policy']}" for variant in data.variants})
+    facts += sorted({_control(variant["control"]) for variant in data.variants if "control" in variant})
     facts.append(f"{data.summary['clock']} clock")
     return facts
+
+
+def _control(control: JsonObject) -> str:
+    """How long control takes, in a few words."""
+    if not any(control.values()):
+        return "control takes no time"
+    seen = f"a cut is seen after {time_text(control['carrier_down_s'])}"
+    rules = f"{time_text(control['rule_s'])} a rule"
+    return f"{seen}, the controller reacts in {time_text(control['reaction_s'])}, {rules}"
 
 
 def _timelines(data: RunData) -> list[JsonObject]:

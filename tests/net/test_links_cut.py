@@ -57,3 +57,35 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
                 arrived.append(receiver.recv(100))
         assert arrived
         assert set(arrived) == {b"late"}
+
+
+def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind: str, tmp_path: Path) -> None:
+    with (
+        running(engine_kind, line, tmp_path, way(delay_s=0.5), way(delay_s=0.5)) as engine,
+        udp_pair((line.left.pid, LEFT), (line.right.pid, RIGHT)) as (sender, receiver),
+    ):
+        sender.send(b"arrives")
+        assert receiver.recv(100) == b"arrives"
+        sender.send(b"on its way")
+        time.sleep(0.2)
+        engine.darken(["l"])
+        assert carrier(line, "pa")
+        assert carrier(line, "pb")
+        sender.send(b"into the dark")
+        time.sleep(0.1)
+        engine.set_carrier("l", up=True)
+        sender.send(b"after it")
+        assert receiver.recv(100) == b"after it"
+        forth = engine.account().directions["l", "a_to_b"]
+        assert forth.out_packets >= 2  # what was counted before the cut still is
+        assert engine.settings()["l", "a_to_b"].delay_s == 0.5
+
+
+def test_a_dark_link_may_be_seen_to_be_cut_and_mended(line: Line, engine_kind: str, tmp_path: Path) -> None:
+    with running(engine_kind, line, tmp_path, way(delay_s=0.01), way(delay_s=0.01)) as engine:
+        engine.darken(["l"])
+        engine.set_carrier("l", up=False)
+        assert not carrier(line, "pa")
+        engine.set_carrier("l", up=True)
+        assert carrier(line, "pa")
+        assert [arrival.number for arrival in stream(line, 20, pause_s=0.002)] == list(range(20))

@@ -198,9 +198,14 @@ class Switch(ProtocolDesc):  # type: ignore[misc]  # os-ken has no types
 class Dialogue:
     """An application for these switches, and the events it reported."""
 
-    def __init__(self, rules: Mapping[int, Sequence[Rule]]) -> None:
+    def __init__(self, rules: Mapping[int, Sequence[Rule]], rule_s: float = 0.0) -> None:
         self.events: list[Mapping[str, Any]] = []
-        self.app: Any = RuleInstaller(rules=rules, report=self.events.append)
+        made: Any = RuleInstaller
+        self.app: Any = made(rules=rules, report=self.events.append, rule_s=rule_s)
+        self.later: list[
+            tuple[float, Callable[[], None]]
+        ] = []  # what the application wants done, and in what time
+        self.app.later = lambda delay_s, work: self.later.append((delay_s, work))
         self.switches: dict[int, Switch] = {}
 
     def connect(self, switch: Switch) -> None:
@@ -222,6 +227,14 @@ class Dialogue:
         for switch in switches:
             self.connect(switch)
         self.run()
+
+    def wait(self) -> list[float]:
+        """All that the application waits for has come, and is answered; returns how long that was each time."""
+        waited, self.later = self.later, []
+        for _, work in waited:
+            work()
+        self.run()
+        return [delay_s for delay_s, _ in waited]
 
     def set_port(self, switch: Switch, port: int, up: bool) -> None:
         """A port goes down or up."""

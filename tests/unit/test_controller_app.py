@@ -293,3 +293,32 @@ def test_a_fault_of_our_own_is_reported() -> None:
         dialogue.app.ports_arrived(SimpleNamespace(msg=message))
     [error] = dialogue.errors
     assert error.startswith("ports_arrived: AttributeError: 'object' object has no attribute")
+
+
+def test_a_switch_needs_time_for_each_change_but_not_for_its_first_rules() -> None:
+    dialogue, switch = Dialogue({5: RULES}, rule_s=0.25), Switch(5)
+    dialogue.install(switch)
+    assert dialogue.events[-1]["event"] == "ready"
+    answers: list[str | None] = []
+    dialogue.app.replace({5: OTHER}, answers.append)
+    dialogue.run()
+    assert held(switch, RULES)
+    assert answers == []
+    dialogue.app.look()  # meanwhile, which disturbs nothing
+    assert dialogue.wait() == [0.5]  # a group, and a rule in place of another one
+    assert answers == [None]
+    assert switch.sent[-2:] == ["[+group, +100]", "flows"]
+
+
+def test_rules_on_their_way_to_a_switch_that_connects_anew_are_forgotten() -> None:
+    dialogue, old, new = Dialogue({5: RULES}, rule_s=0.25), Switch(5), Switch(5)
+    dialogue.install(old)
+    answers: list[str | None] = []
+    dialogue.app.replace({5: OTHER}, answers.append)
+    dialogue.run()
+    new.hold(RULES)
+    dialogue.install(new)
+    assert dialogue.wait() == [0.5, 0.5]
+    assert old.sent[-1] == "flows"
+    assert new.sent[-2:] == ["[+group, +100]", "flows"]
+    assert answers == [None]

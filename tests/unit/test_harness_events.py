@@ -79,6 +79,14 @@ class Recorder:
 
     def __init__(self) -> None:
         self.conditions: list[Condition] = []
+        self.due_s: float | None = None
+        self.played = self.settled = 0
+
+    def play(self) -> None:
+        self.played += 1
+
+    def settle(self) -> None:
+        self.settled += 1
 
     def apply(self, wanted: Condition) -> None:
         self.conditions.append(wanted)
@@ -119,6 +127,20 @@ def test_events_come_at_their_dilated_times_in_every_variant_and_are_undone_at_i
     assert (record["planned"], record["came"]) == (2, 1)
     assert record["late_max_s"] == came["actual_s"] - 0.010
     assert events_record(playing.log, "hierarchical") == {"planned": 0, "came": 0, "late_max_s": 0}
+
+
+def test_what_switches_see_later_is_waited_for_and_seen_at_the_variants_end() -> None:
+    playing, recorder = player([event(at="900 s", action="link_down", target="east-west-0")])
+    recorder.due_s = 5.0
+    playing.step("ring", 0, time.monotonic())
+    assert playing.due_s == 5.0
+    playing.play()
+    assert (recorder.played, recorder.settled) == (
+        1,
+        1,
+    )  # what a former variant left was seen before this one began
+    playing.finish()
+    assert recorder.settled == 2
 
 
 def test_a_paused_host_stands_still_until_the_end() -> None:

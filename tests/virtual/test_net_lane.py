@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.virtual, pytest.mark.timeout(1200)]
 # The others try what processes and terminals of this machine do, in its own time.
 PARTS = (
     ("test_fabric.py", "test_links_engines.py", "test_topologies_mininet.py", "test_fidelity_probe.py"),
-    ("test_controller_switches.py", "test_clos.py", "test_links_cut.py"),
+    ("test_controller_switches.py", "test_clos.py", "test_links_cut.py", "test_control.py"),
 )
 
 

@@ -1,0 +1,51 @@
+"""How long control takes, as a scenario says it. The defaults are those of switches and controllers that were measured.
+
+The sources are named in each field's description and in docs/policies.md.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from testbed.config.forms import Duration
+from testbed.config.model import Strict
+from testbed.control import Control
+from testbed.scale import UNSCALED, Scale
+
+
+class ControlSpec(Strict):
+    """What goes by between a link that is cut and packets that go another way; 0 s makes a part free."""
+
+    carrier_down_s: Duration = Field(
+        default=0.01,
+        alias="carrier_down",
+        description="Until the switches at both ends of a link that is cut see it; till then what they send there is "
+        "lost. 10 ms is what Cisco gives for fibre ports of the Catalyst 6500 (Software Configuration Guide, port "
+        "debounce timer); others wait 100 ms (the access ports of Cisco's ACI) or poll every 250 ms (Broadcom's "
+        "driver).",
+    )
+    carrier_up_s: Duration = Field(
+        default=0.01,
+        alias="carrier_up",
+        description="Until they see that it is mended, if they saw that it was cut. The same table speaks of every "
+        "change of a link; the retraining of optics, seconds for some, is not in it.",
+    )
+    reaction_s: Duration = Field(
+        default=0.05,
+        alias="reaction_time",
+        description="From a switch's word that a port is down, or up, until the controller has computed the rules that "
+        "follow and sends them. The figure is ours, in the midst of the 10 to 100 ms that ONOS was designed for (Berde "
+        "et al., HotSDN 2014).",
+    )
+    rule_s: Duration = Field(
+        default=0.001,
+        alias="rule_time",
+        description="What a switch needs to put one rule or group into its table, change it or take it out; each "
+        "switch does its own, one after the other. Kuzniar et al. (PAM 2015) measured some hundred to about a "
+        "thousand a second on hardware switches: this is the quick end.",
+    )
+
+    def resolve(self, scale: Scale = UNSCALED) -> Control:
+        """As the network that is built has it: time dilation stretches it."""
+        times = (self.carrier_down_s, self.carrier_up_s, self.reaction_s, self.rule_s)
+        return Control(*map(scale.emulated_s, times))

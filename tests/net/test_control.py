@@ -1,0 +1,140 @@
+"""How long packets are lost when a plane is cut, seen from the wire: what switches and controller are given, no more.
+
+Exact under the virtual clock, where the `virtual` lane runs this too; by the real one a busy machine adds to it.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from testbed.config import Topology, TopologySpec
+from testbed.control import Control
+from testbed.fabric.faults import HEALTHY, Condition, Faults
+from testbed.fabric.network import Fabric
+from testbed.links.packets import receive_stamped
+from testbed.links.timing import udp_pair
+from testbed.virtual import clock_here
+from tests.net.conftest import skip_without
+
+pytestmark = pytest.mark.net
+
+EVERY_S = 0.00025
+CONTROL = Control(carrier_down_s=0.010, carrier_up_s=0.020, reaction_s=0.050, rule_s=0.015)
+LATE_S = 0.001 if clock_here() == "free" else 0.2
+# Open vSwitch lets so much pass from one look at its cached flows to the next: of two edges whose rules change at once
+# the packets of one may go by the old ones that much longer
+REVALIDATION_S = 0.005
+CUT = Condition(links_down=frozenset({"east-west-0"}))
+
+
+def topology() -> Topology:
+    hosts = {"hosts": 1, "nic": {"rate": "1 Gbit/s"}}
+    document = {
+        "name": "two",
+        "mtu": 1500,
+        "buildings": {"east": hosts, "west": hosts},
+        "wan": [{"a": "east", "b": "west", "planes": 2, "rate": "100 Mbit/s", "delay": "100 us"}],
+    }
+    return TopologySpec.model_validate(document).resolve()
+
+
+@pytest.fixture(scope="module", params=["userspace", "netem"])
+def fabric(request: pytest.FixtureRequest) -> Iterator[Fabric]:
+    skip_without(request.param)
+    datapath = "system" if clock_here() else "netdev"
+    with Fabric(topology(), link_engine=request.param, datapath=datapath, control=CONTROL) as built:
+        yield built
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Between two datagrams that arrived: when it began after the stream did, how long it was."""
+
+    begin_s: float
+    lasted_s: float
+
+
+def silences(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s: float) -> list[Silence]:
+    """What a steady stream of datagrams from east to west shows of these events, by the receiving kernel's stamps."""
+    faults, coming = Faults(fabric), list(events)
+    east, west = ((fabric.state.pids[host.name], host.ip) for host in fabric.topology.hosts)
+    with udp_pair(east, west) as (sender, receiver):
+        receiver.setblocking(False)
+        arrived_s = []
+        begin_s = time.monotonic()
+        offset_s = time.time() - time.monotonic()
+        while time.monotonic() < begin_s + lasting_s:
+            sender.send(struct.pack("!i", 0))
+            while coming and time.monotonic() >= begin_s + coming[0][0]:
+                faults.apply(coming.pop(0)[1])
+            if faults.due_s is not None and time.monotonic() >= faults.due_s:
+                faults.play()
+            time.sleep(EVERY_S)
+            try:
+                while True:
+                    arrived_s.append(receive_stamped(receiver)[1] / 1e9 - offset_s - begin_s)
+            except BlockingIOError:
+                pass
+    faults.apply(HEALTHY)
+    faults.settle()
+    found = [Silence(before, after - before) for before, after in pairwise(arrived_s)]
+    return [silence for silence in found if silence.lasted_s > 0.003]
+
+
+def test_a_group_takes_the_spare_when_the_switch_sees_the_cut(fabric: Fabric) -> None:
+    assert fabric.controller is not None
+    fabric.controller.steer({"name": "failover", "options": {"replan": False}})
+    (silence,) = silences(fabric, [(0.05, CUT), (0.2, HEALTHY)], 0.3)
+    assert silence.begin_s == pytest.approx(0.05, abs=LATE_S)
+    assert 0 <= silence.lasted_s - CONTROL.carrier_down_s <= LATE_S
+
+
+def test_a_controller_has_to_hear_of_it_to_decide_and_to_write_its_rule(fabric: Fabric) -> None:
+    assert fabric.controller is not None
+    fabric.controller.steer({"name": "shortest", "replan": True})
+    (silence,) = silences(fabric, [(0.05, CUT)], 0.3)
+    expected_s = CONTROL.carrier_down_s + CONTROL.reaction_s + CONTROL.rule_s
+    assert 0 <= silence.lasted_s - expected_s <= REVALIDATION_S + LATE_S
+    wait_for_all_links(fabric)
+
+
+def test_what_nobody_sees_moves_nothing(fabric: Fabric) -> None:
+    assert fabric.controller is not None
+    fabric.controller.steer({"name": "failover", "options": {"replan": False}})
+    (silence,) = silences(fabric, [(0.05, CUT), (0.056, HEALTHY)], 0.15)
+    assert 0 <= silence.lasted_s - 0.006 <= LATE_S
+
+
+def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: Fabric) -> None:
+    assert fabric.controller is not None
+    assert fabric.engine is not None
+    fabric.controller.steer({"name": "failover", "options": {"replan": False}})
+    before = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets
+    (silence,) = silences(fabric, [(0.05, CUT), (0.1, HEALTHY)], 0.25)
+    assert 0 <= silence.lasted_s - CONTROL.carrier_down_s <= LATE_S
+    carried = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets - before
+    if clock_here():  # 50 ms before the cut, and what is left when the 20 ms after the mending are over
+        assert carried == pytest.approx((0.25 - 0.05 - CONTROL.carrier_up_s) / EVERY_S, rel=0.02)
+
+
+def test_an_edge_that_dies_is_missed_by_its_neighbours_later(fabric: Fabric) -> None:
+    assert fabric.controller is not None
+    fabric.controller.steer({"name": "shortest", "replan": False})
+    dead = Condition(switches_down=frozenset({"west-edge"}))
+    (silence,) = silences(fabric, [(0.05, dead), (0.1, HEALTHY)], 0.25)
+    assert 0 <= silence.lasted_s - 0.05 - CONTROL.carrier_up_s <= LATE_S
+
+
+def wait_for_all_links(fabric: Fabric) -> None:
+    """Until the controller, which is as slow here as anywhere, has all links in use again."""
+    assert fabric.controller is not None
+    deadline_s = time.monotonic() + 10
+    while fabric.controller.api.show()["down"]:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
