@@ -7,13 +7,15 @@ from collections.abc import Sequence
 
 from testbed.config import Direction
 from testbed.fidelity.invariants import Conservation, no_wan, without
-from testbed.fidelity.probe import LinkMeasurement
+from testbed.fidelity.probe import (
+    SPREAD_BOUND,
+    SPREAD_BOUND_S,
+    LinkMeasurement,
+    expected_spread_s,
+    spread_offence,
+)
 from testbed.fidelity.verdict import Invariant, graded
 
-SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
-# Interquartile range of the delay over the size of the jitter: uniform within +-1; normal; Pareto of shape 3, whose
-# quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
-SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
 MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
 EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
@@ -25,34 +27,19 @@ def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
     bound = f"within a factor of {SPREAD_BOUND:g}, or {SPREAD_BOUND_S * 1e3:g} ms"
     if not measurements:
         return no_wan("jitter_accuracy", bound)
-    worst = max(measurements, key=_spread_offence)
-    expected_s = _expected_spread_s(worst.asked)
+    worst = max(measurements, key=lambda entry: spread_offence(entry.asked, entry.spread_s))
+    expected_s = expected_spread_s(worst.asked)
     return Invariant(
         "jitter_accuracy",
         bound=bound,
         measured=f"{worst.spread_s * 1e3:.3g} ms"
         if math.isfinite(worst.spread_s)
         else "nothing came through",
-        ok=_spread_offence(worst) <= 1,
+        ok=spread_offence(worst.asked, worst.spread_s) <= 1,
         sentence=f"Of all WAN links, {worst.name} is furthest from its jitter: the middle half of its delays should "
         f"lie within {expected_s * 1e3:.3g} ms, and lies within {worst.spread_s * 1e3:.3g}.",
         severity="caution",
     )
-
-
-def _expected_spread_s(asked: Direction) -> float:
-    return asked.jitter_s * SPREADS[asked.jitter_distribution]
-
-
-def _spread_offence(entry: LinkMeasurement) -> float:
-    """Above 1 where the spread is out of bounds."""
-    expected_s, found_s = _expected_spread_s(entry.asked), entry.spread_s
-    if math.isnan(found_s):
-        return 0.0  # nothing came through: loss and delay say so
-    least_s, most_s = expected_s / SPREAD_BOUND, expected_s * SPREAD_BOUND
-    if found_s < least_s:
-        return (expected_s - found_s) / max(expected_s - least_s, SPREAD_BOUND_S)
-    return (found_s - expected_s) / max(most_s - expected_s, SPREAD_BOUND_S)
 
 
 def loss_accuracy(

@@ -23,6 +23,10 @@ from testbed.links.timing import End, one_way_times, probe_s, udp_pair
 DELAY_PACKETS = 20
 JITTER_PACKETS = 60  # for a spread worth having
 RATE_BOUND = 0.03
+SPREAD_BOUND, SPREAD_BOUND_S = 2.0, 0.0005
+# Interquartile range of the delay over the size of the jitter: uniform within +-1; normal; Pareto of shape 3, whose
+# quantile is (1 - q)^(-1/3), scaled to standard deviation 1.
+SPREADS = {"uniform": 1.0, "normal": 1.349, "pareto": 0.562}
 ATTEMPTS = 3
 BLAST_S = 0.3
 BLAST_PACKETS = 60  # at least; slow links get smaller packets for it
@@ -76,8 +80,11 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
         for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             asked: Direction = getattr(link, direction)
             packets = JITTER_PACKETS if asked.jitter_s else DELAY_PACKETS
-            times = one_way_times(here, there, packets)
-            for _ in range(ATTEMPTS):  # a hiccup of the machine passes; a wrong rate stays
+            for _ in range(ATTEMPTS):  # a hiccup of the machine passes; what is wrong stays
+                times = one_way_times(here, there, packets)
+                if spread_offence(asked, spread(times)) <= 1:
+                    break
+            for _ in range(ATTEMPTS):
                 rate_bps, saturated, noise, stalled = _rate(here, there, asked, topology.mtu)
                 if not stalled and abs(rate_bps / asked.rate_bps - 1) <= RATE_BOUND + noise:
                     break
@@ -93,18 +100,34 @@ def measure_links(topology: Topology, pids: Mapping[str, int]) -> list[LinkMeasu
                     lost=1 - len(times) / packets,
                     saturated=saturated,
                     rate_noise=noise,
-                    spread_s=_spread(times),
+                    spread_s=spread(times),
                 )
             )
     return found
 
 
-def _spread(times: list[float]) -> float:
-    """Interquartile range."""
+def spread(times: list[float]) -> float:
+    """Interquartile range; NaN of fewer than four."""
     if len(times) < 4:
         return float("nan")
     lower, _, upper = statistics.quantiles(times, n=4)
     return upper - lower
+
+
+def expected_spread_s(asked: Direction) -> float:
+    """Of the delays that the jitter asked for gives."""
+    return asked.jitter_s * SPREADS[asked.jitter_distribution]
+
+
+def spread_offence(asked: Direction, spread_s: float) -> float:
+    """Above 1 where the spread of delays is out of bounds; 0 where nothing came through: loss and delay say so."""
+    if math.isnan(spread_s):
+        return 0.0
+    expected_s = expected_spread_s(asked)
+    least_s, most_s = expected_s / SPREAD_BOUND, expected_s * SPREAD_BOUND
+    if spread_s < least_s:
+        return (expected_s - spread_s) / max(expected_s - least_s, SPREAD_BOUND_S)
+    return (spread_s - expected_s) / max(most_s - expected_s, SPREAD_BOUND_S)
 
 
 def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, bool, float, bool]:

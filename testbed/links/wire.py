@@ -131,7 +131,7 @@ class LinkEngine(Protocol):
         """Take off each direction's delay what the rest of the path was measured to add; no delay falls below zero."""
 
     def darken(self, links: Collection[str]) -> None:
-        """Cut links, with what is on its way in them: nothing passes, and their ends do not see it. Raises LinkError."""
+        """Cut links, with what is on its way in them; their ends do not see it. Raises LinkError."""
 
     def set_carrier(self, link: str, up: bool) -> None:
         """Cut a link, with what is on its way in it, or mend it: its ends see it. LinkError.

@@ -25,7 +25,7 @@ from scapy.utils import PcapReader
 
 from testbed.config import Direction
 from testbed.fabric.selftest import EXCESS_PACKETS, EXCESS_PAUSE_S
-from testbed.fidelity.link_invariants import SPREADS
+from testbed.fidelity.probe import SPREADS
 from testbed.links import LinkError
 from testbed.links.command import inside
 from testbed.links.timing import one_way_times

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from testbed.config import Direction, LossBursts
-from testbed.fidelity import LinkMeasurement
+from testbed.config import Direction, LossBursts, Topology, WanLink
+from testbed.fidelity import LinkMeasurement, probe
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.link_invariants import (
     drops_only_where_modelled,
@@ -49,6 +49,20 @@ def test_jitter(jitter_s: float, distribution: str, spread_s: float, ok: bool) -
     if not ok:
         assert "east to west, plane 0" in found.sentence
         assert found.severity == "caution"
+
+
+@pytest.mark.parametrize(("hiccups", "ok"), [(0, True), (2, True), (3, False)])
+def test_a_hiccup_of_the_machine_passes_and_a_link_that_jitters_stays(
+    monkeypatch: pytest.MonkeyPatch, hiccups: int, ok: bool
+) -> None:
+    quiet, rough = [0.005] * 20, [0.005, 0.007] * 10
+    tries = [rough] * hiccups + [quiet] * 3
+    monkeypatch.setattr(probe, "one_way_times", lambda *ends: tries.pop(0))
+    monkeypatch.setattr(probe, "_rate", lambda *ends: (1e9, True, 0.0, False))
+    link = WanLink("east", "west", 0, PLAIN, PLAIN)
+    topology = Topology("pair", 1500, (), (link,))
+    forth, _ = probe.measure_links(topology, {"east": 1, "west": 2})
+    assert jitter_accuracy([forth]).ok is ok
 
 
 def test_without_links_there_is_nothing_to_judge() -> None:

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from testbed.config import Scenario
+from testbed.fabric.readback import FabricCounters, WanCounters
+from testbed.harness.job import LinkSample
 from testbed.harness.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
+from testbed.harness.records import link_lines
+from testbed.links.wire import DirectionAccount, EngineAccount
 from testbed.scale import Scale
 
 TOPOLOGY: dict[str, Any] = {
@@ -102,6 +106,26 @@ def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
     counted = [link["bytes"] for link in links if link["direction"] == "a_to_b"]
     assert counted == [0, 1000, 2000, 2000, 3000]
     assert [link["time_s"] for link in links] == sorted(link["time_s"] for link in links)
+
+
+def reading(time_s: float, packets: int) -> LinkSample:
+    """Of the pair's link: so many frames of 1000 bytes since its engine started, each way."""
+    ways = ("a_to_b", "b_to_a")
+    wan = tuple(WanCounters("east", "west", 0, way, packets, packets) for way in ways)
+    books = DirectionAccount(
+        *(packets, 1000 * packets, packets, 1000 * packets, packets, 1000 * packets), *(0, 0, 0, 0, 0, 0)
+    )
+    account = EngineAccount(time_s, {("east-west-0", way): books for way in ways})
+    return LinkSample(time_s, FabricCounters(wan, {}, 0), account)
+
+
+def test_what_went_by_before_a_part_began_is_in_no_interval() -> None:
+    first, second = cut(scenario(12, "ring"))
+    rows = list(link_lines([reading(9.5, 500), reading(11.5, 504), reading(11.6, 505)], 10.0))
+    parts = [replace(result(part, [1.0]), links=rows) for part in (first, second)]
+    forth = [row for row in merge_records(parts).links if row["direction"] == "a_to_b"]
+    assert [row["bytes"] for row in forth] == [0, 4000, 5000, 5000, 9000, 10_000]
+    assert [row["packets"] for row in forth] == [0, 4, 5, 5, 9, 10]
 
 
 def test_the_summary_is_that_of_all_trials() -> None:
