@@ -30,7 +30,7 @@ class Hop:
 
     def by(self, planes: Planes) -> Hop:
         """Of one way."""
-        return replace(self, ways=[planes(self.ways)])
+        return self if len(self.ways) == 1 else replace(self, ways=[planes(self.ways)])
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Passage:
 
 def passage(topology: Topology, hops: Sequence[Hop]) -> Passage:
     """Through hops of one way each."""
-    rates_bps = [hop.ways[0].rate_bps for hop in hops]
-    delay_s = sum(hop.ways[0].delay_s + hop.early_s for hop in hops)
-    held = [hop.held for hop in hops]
+    rates_bps = tuple([hop.ways[0].rate_bps for hop in hops])
+    delay_s = sum([hop.ways[0].delay_s + hop.early_s for hop in hops])
+    held = tuple([hop.held for hop in hops])
     return Passage(delay_s, min(rates_bps), serialisation_of(rates_bps, held, packet_payload_bytes(topology)))
 
 
@@ -65,6 +65,7 @@ class Paths:
         self.topology, self._all_hold = topology, link_engine == NETEM
         self._next = View(topology).next_hops
         self._cables = {(cable.a[0], cable.b[0]): cable for cable in cables(topology)}
+        self._buildings = {building.name: building for building in topology.buildings}
         self._wan: dict[tuple[str, str], list[Direction]] = {}
         for link in topology.wan:
             self._wan.setdefault((link.a, link.b), []).append(link.a_to_b)
@@ -118,7 +119,7 @@ class Paths:
 
     def _tower(self, host: Host, target: Host) -> list[str]:
         """A host and the switches above it on the way to a target."""
-        building = self.topology.building(host.building)
+        building = self._buildings[host.building]
         leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
         found = [host.name, building.leaves[leaf]]
         if clos := building.clos:

@@ -7,7 +7,6 @@ other one for a frame. A packet replay is what it is held against in the tests.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -39,7 +38,10 @@ class Serialisation:
 NOTHING_HELD = Serialisation()
 
 
-def serialisation_of(rates_bps: Sequence[float], held: Sequence[bool], packet_bytes: int) -> Serialisation:
+@lru_cache(maxsize=1 << 12)
+def serialisation_of(
+    rates_bps: tuple[float, ...], held: tuple[bool, ...], packet_bytes: int
+) -> Serialisation:
     """Of a way over hops of these rates, of which those hold frames; the slowest takes its time in any case.
 
     A frame that a hop sends on while it comes in, to a hop no quicker, is there when it would have been without it.
