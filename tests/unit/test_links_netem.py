@@ -10,6 +10,7 @@ import pytest
 from testbed.config import Direction, LossBursts
 from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire, SettingMismatch, netem
+from testbed.links.holding import Hold
 from testbed.links.netem import NetemEngine
 from testbed.links.setup import Setup
 from testbed.links.shaping import Shape, named, read_filters, shape_commands
@@ -56,6 +57,7 @@ class Kernel:
             "lo": {"kind": "noqueue", "dev": "lo"},
         }
         self.shapes = {"p1": Shape(1e9, 1_000_000), "p2": Shape(1e9, 2_000_000)}
+        self.held: dict[str, Hold] = {}  # as asked when read back last
 
 
 @pytest.fixture
@@ -64,6 +66,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
     monkeypatch.setattr(netem, "read_shape", lambda ipr, interface, filters: made.shapes[interface])
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
+    monkeypatch.setattr(netem, "verify_holds", lambda ipr, holds: made.held.update(holds))
+    monkeypatch.setattr(NetemEngine, "_wan_netlink", lambda engine: None)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))
     return made
 
@@ -75,7 +79,7 @@ def engine() -> NetemEngine:
 def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel: Kernel) -> None:
     engine().start()
     # 1 Gbit/s of the smallest frames for the delay, the jitter and some room: far above the default of 1000 packets
-    assert [command for command in kernel.commands if "netem" in command] == [
+    assert [command for command in kernel.commands if "netem" in command and " in-" not in command] == [
         "qdisc add dev w0b root netem limit 212891 delay 5000.000us 1000.000us 25.00000000%"
         " distribution pareto loss random 1.00000000%",
         "qdisc add dev w0a root netem limit 208985 delay 7000.000us"
@@ -84,12 +88,18 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
     ]
     assert "qdisc replace dev p1 parent 1:10 handle 110: bfifo limit 1000000" in kernel.commands
     assert "qdisc replace dev p2 parent 1:10 handle 110: bfifo limit 2000000" in kernel.commands
+    # and held for its own time where it comes in
+    for entry in ("w0a", "w0b"):
+        assert f"qdisc add dev in-{entry} root netem limit 1000000 rate 125000000bps" in kernel.commands
+        led = f"filter add dev {entry} parent ffff: protocol all pref 20 matchall"
+        assert f"{led} action mirred egress redirect dev in-{entry}" in kernel.commands
+    assert kernel.held == {"w0a": Hold(1e9), "w0b": Hold(1e9)}
 
 
 def test_a_seed_is_given_where_tc_takes_one(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: True)
     engine().start()
-    seeds = {command.split(" seed ")[1] for command in kernel.commands if "netem" in command}
+    seeds = {command.split(" seed ")[1] for command in kernel.commands if " seed " in command}
     assert len(seeds) == 2
 
 
@@ -113,7 +123,7 @@ def test_a_change_is_made_in_place(kernel: Kernel) -> None:
     running = engine()
     kernel.answers["w0b"] = qdisc("w0b", delay={"delay": 0.0})
     running.change({("east-west-0", "a_to_b"): Direction(1e9, 0.0, 0.0, 0.0, 1_000_000)})
-    assert [command.split()[1] for command in kernel.commands] == ["change"] * 4
+    assert [command.split()[1] for command in kernel.commands] == ["change"] * 5
 
 
 def test_queues_of_the_same_kind_change_in_place_and_others_are_replaced() -> None:
