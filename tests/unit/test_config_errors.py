@@ -496,7 +496,7 @@ def test_the_other_kind_of_file() -> None:
         (
             "trails=3",
             "trails: got an unknown key, expected one of: name, topology, ranks, hosts, workload, algorithms, policy, "
-            "transport, neighbours, events, telemetry, variants, explore, trials, warmup, seed, scale; "
+            "control, transport, neighbours, events, telemetry, variants, explore, trials, warmup, seed, scale; "
             "did you mean trials?",
         ),
         (
