@@ -8,7 +8,8 @@ Listens on 127.0.0.1 only. Standard output carries events, one JSON object a lin
     {"event": "repaired", "dpid": 1, "bridge": "tb1e0", "words": "..."}  somebody had changed them
     {"event": "port", "dpid": 1, "port": 3, "up": false}
     {"event": "policy", "policy": {...}, "rules": 24}                    another one is in force
-    {"event": "replanned", "down": ["a-b-0"], "changed": 6}              the same one, with links down or up again
+    {"event": "replanned", "down": ["a-b-0"], "changed": 6}              the same one, with links down or up again;
+                                         "seconds" since the word of a switch that it goes by
     {"event": "changed", "rules": 6}                                     so many were written for it
     {"event": "policy_error", "message": "..."}                          the last good rules stay
     {"event": "error", "message": "..."}                                 at any time; the process goes on

@@ -158,6 +158,7 @@ class SyntheticRun:
             "name": name,
             "algorithm": name,
             "policy": "ecmp",
+            "control": {"carrier_down_s": 0.01, "carrier_up_s": 0.02, "reaction_s": 0.05, "rule_s": 0.001},
             "ranks": self.ranks,
             "step_time_s": {
                 "median": median,

@@ -24,6 +24,7 @@ from testbed.config import (
     probe_address,
 )
 from testbed.config.__main__ import main
+from testbed.control import INSTANT, Control
 from testbed.scale import Scale
 
 REPOSITORY = Path(__file__).parents[2]
@@ -180,6 +181,14 @@ def test_overrides_change_a_scenario_and_the_topology_it_names() -> None:
     assert scenario.workload.bucket_cap_bytes == 100 * 2**20
     link = scenario.topology.resolve().wan[0]
     assert (link.a_to_b.delay_s, link.a_to_b.loss, link.b_to_a.loss) == (0.005, 0.0, 0.001)
+
+
+def test_how_long_control_takes_may_be_nothing_and_is_stretched() -> None:
+    usual = load_scenario(QUICKSTART).control
+    assert usual.resolve(Scale(4000, 2)) == Control(0.02, 0.02, 0.1, 0.002)
+    parts = ("carrier_down", "carrier_up", "reaction_time", "rule_time")
+    free = load_scenario(QUICKSTART, [f"control.{part}=0 s" for part in parts]).control
+    assert free.resolve() == INSTANT
 
 
 def test_overrides_change_one_item_of_a_list_and_later_ones_win() -> None:
