@@ -25,8 +25,10 @@ from tests.net.conftest import skip_without
 pytestmark = pytest.mark.net
 
 EVERY_S = 0.00025
-CONTROL = Control(carrier_down_s=0.010, carrier_up_s=0.020, reaction_s=0.050, rule_s=0.015)
-LATE_S = 0.001 if clock_here() == "free" else 0.2
+EXACT = clock_here() == "free"
+MS = 0.001 if EXACT else 0.01  # a machine that is busy for a moment must not look like a cut
+CONTROL = Control(carrier_down_s=10 * MS, carrier_up_s=20 * MS, reaction_s=50 * MS, rule_s=15 * MS)
+LATE_S = 0.001 if EXACT else 0.3
 # Open vSwitch lets so much pass from one look at its cached flows to the next: of two edges whose rules change at once
 # the packets of one may go by the old ones that much longer
 REVALIDATION_S = 0.005
@@ -60,8 +62,11 @@ class Silence:
     lasted_s: float
 
 
-def silences(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s: float) -> list[Silence]:
-    """What a steady stream of datagrams from east to west shows of these events, by the receiving kernel's stamps."""
+def silence(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_s: float) -> Silence:
+    """What a steady stream of datagrams from east to west shows of these events, by the receiving kernel's stamps.
+
+    Under the virtual clock the only one, else the longest: there may be others on a busy machine.
+    """
     faults, coming = Faults(fabric), list(events)
     east, west = ((fabric.state.pids[host.name], host.ip) for host in fabric.topology.hosts)
     with udp_pair(east, west) as (sender, receiver):
@@ -84,31 +89,34 @@ def silences(fabric: Fabric, events: Sequence[tuple[float, Condition]], lasting_
     faults.apply(HEALTHY)
     faults.settle()
     found = [Silence(before, after - before) for before, after in pairwise(arrived_s)]
-    return [silence for silence in found if silence.lasted_s > 0.003]
+    longest = max(found, key=lambda between: between.lasted_s)
+    if EXACT:
+        assert [between for between in found if between.lasted_s > 3 * MS] == [longest]
+    return longest
 
 
 def test_a_group_takes_the_spare_when_the_switch_sees_the_cut(fabric: Fabric) -> None:
     assert fabric.controller is not None
     fabric.controller.steer({"name": "failover", "options": {"replan": False}})
-    (silence,) = silences(fabric, [(0.05, CUT), (0.2, HEALTHY)], 0.3)
-    assert silence.begin_s == pytest.approx(0.05, abs=LATE_S)
-    assert 0 <= silence.lasted_s - CONTROL.carrier_down_s <= LATE_S
+    found = silence(fabric, [(50 * MS, CUT), (200 * MS, HEALTHY)], 300 * MS)
+    assert found.begin_s == pytest.approx(50 * MS, abs=LATE_S)
+    assert 0 <= found.lasted_s - CONTROL.carrier_down_s <= LATE_S
 
 
 def test_a_controller_has_to_hear_of_it_to_decide_and_to_write_its_rule(fabric: Fabric) -> None:
     assert fabric.controller is not None
     fabric.controller.steer({"name": "shortest", "replan": True})
-    (silence,) = silences(fabric, [(0.05, CUT)], 0.3)
+    found = silence(fabric, [(50 * MS, CUT)], 300 * MS)
     expected_s = CONTROL.carrier_down_s + CONTROL.reaction_s + CONTROL.rule_s
-    assert 0 <= silence.lasted_s - expected_s <= REVALIDATION_S + LATE_S
+    assert 0 <= found.lasted_s - expected_s <= REVALIDATION_S + LATE_S
     wait_for_all_links(fabric)
 
 
 def test_what_nobody_sees_moves_nothing(fabric: Fabric) -> None:
     assert fabric.controller is not None
     fabric.controller.steer({"name": "failover", "options": {"replan": False}})
-    (silence,) = silences(fabric, [(0.05, CUT), (0.056, HEALTHY)], 0.15)
-    assert 0 <= silence.lasted_s - 0.006 <= LATE_S
+    found = silence(fabric, [(50 * MS, CUT), (56 * MS, HEALTHY)], 150 * MS)
+    assert 5 * MS <= found.lasted_s <= 6 * MS + LATE_S
 
 
 def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: Fabric) -> None:
@@ -116,19 +124,19 @@ def test_a_mended_link_is_taken_again_without_a_loss_when_that_was_seen(fabric: 
     assert fabric.engine is not None
     fabric.controller.steer({"name": "failover", "options": {"replan": False}})
     before = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets
-    (silence,) = silences(fabric, [(0.05, CUT), (0.1, HEALTHY)], 0.25)
-    assert 0 <= silence.lasted_s - CONTROL.carrier_down_s <= LATE_S
+    found = silence(fabric, [(50 * MS, CUT), (100 * MS, HEALTHY)], 250 * MS)
+    assert 0 <= found.lasted_s - CONTROL.carrier_down_s <= LATE_S
     carried = fabric.engine.account().directions["east-west-0", "a_to_b"].out_packets - before
-    if clock_here():  # 50 ms before the cut, and what is left when the 20 ms after the mending are over
-        assert carried == pytest.approx((0.25 - 0.05 - CONTROL.carrier_up_s) / EVERY_S, rel=0.02)
+    if EXACT:  # 50 ms before the cut, and what is left when the 20 ms after the mending are over
+        assert carried == pytest.approx((200 * MS - CONTROL.carrier_up_s) / EVERY_S, rel=0.02)
 
 
 def test_an_edge_that_dies_is_missed_by_its_neighbours_later(fabric: Fabric) -> None:
     assert fabric.controller is not None
     fabric.controller.steer({"name": "shortest", "replan": False})
     dead = Condition(switches_down=frozenset({"west-edge"}))
-    (silence,) = silences(fabric, [(0.05, dead), (0.1, HEALTHY)], 0.25)
-    assert 0 <= silence.lasted_s - 0.05 - CONTROL.carrier_up_s <= LATE_S
+    found = silence(fabric, [(50 * MS, dead), (100 * MS, HEALTHY)], 250 * MS)
+    assert 0 <= found.lasted_s - 50 * MS - CONTROL.carrier_up_s <= LATE_S
 
 
 def wait_for_all_links(fabric: Fabric) -> None:
