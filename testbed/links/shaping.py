@@ -22,7 +22,8 @@ from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here
 
 BURST_S = 0.002  # long enough for a late timer to catch up, short enough not to show in a 100 ms window
-# Under the virtual clock no timer is late, its kernel's finest is 0.5 us; what goes early is held where it comes in.
+# Under the virtual clock no timer is late, but HTB looks again some hundreds of nanoseconds later at the soonest; what
+# it lets go early is held where it comes in.
 EXACT_BURST_S = 2e-6
 MAX_QUANTUM_BYTES = 200_000
 FILTER_PREFERENCE = 10
