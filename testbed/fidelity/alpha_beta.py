@@ -22,8 +22,8 @@ from testbed.fidelity.verdict import Invariant
 
 TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
 LEAST_PACKETS = 4  # per message
-FASTER, SLOWER, SLOWER_REAL_CLOCK = 0.9, 1.1, 1.35
-ABSOLUTE_S, ABSOLUTE_REAL_CLOCK_S = 0.0005, 0.01
+# How far off: shares below and above, and seconds.
+EXACT, REAL_CLOCK = (0.95, 1.05, 0.0005), (0.9, 1.35, 0.01)
 
 
 @dataclass(frozen=True)
@@ -151,16 +151,16 @@ def model_agreement(
     slowest_s: the same on the worst of parallel links, where it depends on the policy which one is taken. lossy:
     packets are lost on the way, which no such model knows of, and which may make it as slow as TCP is then.
     """
-    slower, absolute_s = (SLOWER, ABSOLUTE_S) if exact else (SLOWER_REAL_CLOCK, ABSOLUTE_REAL_CLOCK_S)
+    faster, slower, absolute_s = EXACT if exact else REAL_CLOCK
     slowest_s = max(slowest_s or 0.0, model_s)
-    low_s, high_s = FASTER * model_s - absolute_s, slower * slowest_s + absolute_s
+    low_s, high_s = faster * model_s - absolute_s, slower * slowest_s + absolute_s
     made = f"{model_s * 1e3:.4g}"
     if slowest_s > 1.01 * model_s:
         made += f" to {slowest_s * 1e3:.4g}, by the plane that it takes"
-    bound = f"{FASTER - 1:+.0%} to {slower - 1:+.0%}, or {absolute_s * 1e3:g} ms"
+    bound = f"{faster - 1:+.0%} to {slower - 1:+.0%}, or {absolute_s * 1e3:g} ms"
     if lossy:
         high_s = math.inf
-        bound = f"at least {FASTER - 1:+.0%}, or {absolute_s * 1e3:g} ms"
+        bound = f"at least {faster - 1:+.0%}, or {absolute_s * 1e3:g} ms"
         made += "; links lose packets, which makes it longer"
     if measured_s is None:
         return Invariant("model_agreement", bound, "not applicable", None, "There is one rank only.")
