@@ -11,6 +11,7 @@ from pyroute2 import IPRoute
 
 from testbed.fabric.spaces import Spaces
 from testbed.fabric.verify import Place, verify, verify_offloads
+from testbed.links.counts import NodeCounts, read_node
 from testbed.links.netns import empty_network_namespace, network_namespace
 from testbed.links.setup import Setup
 
@@ -71,6 +72,10 @@ class Ground:
             (link,) = ipr.get_links(ifname=interface)
             stats = link.get_attr("IFLA_STATS64")
         return int(stats["rx_packets"]), int(stats["tx_packets"])
+
+    def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
+        """Of all interfaces in the namespace of process `pid`, and of its protocols."""
+        return read_node(pid, protocols)
 
     def stop(self) -> None:
         """End the namespaces, and with them all that is in them. Harmless when repeated."""

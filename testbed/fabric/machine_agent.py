@@ -8,6 +8,7 @@ started there has printed. The end of standard input ends all that was made.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -108,6 +109,10 @@ class Agent:
     def do_frames(self, interface: str, pid: int) -> tuple[int, int]:
         """As `Ground` does."""
         return self.ground.frames(interface, pid)
+
+    def do_counts(self, pid: int, protocols: bool) -> dict[str, Any]:
+        """As `Ground` does."""
+        return dataclasses.asdict(self.ground.counts(pid, protocols))
 
     def do_close_trunks(self) -> None:
         """No more of that."""

@@ -27,6 +27,7 @@ from testbed.fabric.errors import FabricError
 from testbed.fabric.ground import Ground
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
+from testbed.links.counts import NodeCounts
 from testbed.links.process import close_pipes, wait_or_kill
 from testbed.links.setup import Setup
 
@@ -224,6 +225,10 @@ class Machine(Ground):
         """As there."""
         came, went = self.call("frames", interface=interface, pid=pid)
         return came, went
+
+    def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
+        """As there."""
+        return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
 
     def stop(self) -> None:
         """End the agent, and all that it made. Harmless when repeated."""

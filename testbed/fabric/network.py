@@ -50,6 +50,7 @@ from testbed.fabric.trunk import TrunkMeasurement
 from testbed.fabric.verify import places
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
+from testbed.links.counts import NodeCounts
 from testbed.links.settings import asked_of, compare_settings
 from testbed.scale import UNSCALED, Scale
 
@@ -258,6 +259,12 @@ class Fabric:
     def trunk_frames(self) -> dict[str, tuple[int, int]]:
         """Frames that (went into, came out of) each tunnel so far, by its building."""
         return self.spread.trunk_frames(self.plan, self.pids) if self.spread else {}
+
+    def counts(self) -> dict[str, NodeCounts]:
+        """What the interfaces of all hosts and of the buildings' switches have counted, and the hosts' protocols."""
+        hosts = {host.name for host in self.topology.hosts}
+        names = [*hosts, *(bridge.name for bridge in self.plan.bridges)]
+        return {name: self._ground(name).counts(self.pids[name], name in hosts) for name in names}
 
     def _verify(self) -> None:
         for place in places(self.plan, self.pids):

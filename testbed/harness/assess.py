@@ -26,6 +26,7 @@ from testbed.fidelity.similarity import Number, scale_similarity
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.fidelity.verdict import ORDER
 from testbed.harness.events import events_record, touched
+from testbed.harness.host_evidence import HostEvidence
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
 from testbed.scale import UNSCALED, Scale
@@ -53,6 +54,7 @@ class Evidence:
     agreement: Invariant | None = None
     missing_share: float | None = None
     tunnels: Sequence[Tunnel] = ()
+    inside: HostEvidence | None = None
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -96,6 +98,7 @@ def assess(
             ),
             invariants.wan_bytes_as_computed(expected, observed),
             invariants.conservation(frames, edges, sorted(links)),
+            *(evidence.inside.invariants(steps) if evidence.inside else []),
             *on_time,
             scale_similarity(evidence.numbers, evidence.scale),
             *([evidence.agreement] if evidence.agreement else []),

@@ -14,6 +14,7 @@ from testbed.harness.errors import RunError
 from testbed.harness.events import EventPlayer
 from testbed.harness.spec import JobSpec
 from testbed.links import LinkError
+from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 
 END_TIMEOUT_S = 10.0
@@ -52,13 +53,17 @@ class Job:
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
         self.neighbours: list[dict[str, Any]] = []  # what each has received, emulated
+        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
+        self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
 
     def run(self) -> None:
         """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
         with CounterReader(self.fabric.plan) as reader:
             self._settle(reader)
+            self.before = self.fabric.counts()
             self._run(reader)
+            self.after = self.fabric.counts()
 
     def _run(self, reader: CounterReader) -> None:
         environment = {ENVIRONMENT_MARK: self.fabric.state.id}

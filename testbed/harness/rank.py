@@ -21,6 +21,7 @@ from testbed.harness.posted import Ears, Posted
 from testbed.harness.socket_sampler import SocketSampler
 from testbed.harness.spec import JobSpec, Step
 from testbed.harness.wiring import join
+from testbed.harness.witness import Witness
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload import Collective, Compute, Exchange, WaitAll
@@ -65,9 +66,12 @@ class Rank:
             self._class_communicators()
             self._make_executor()
             calibration = self._calibrate()
+            self.witness = Witness(joined.sockets)
             with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
                 for index, step in enumerate(job.steps):
                     self._step(index, step)
+            if job.calibrate_again:
+                calibration += self._calibrate(again=True)
             sockets = joined.sockets.socket_info()
             self.communicator.barrier()  # nobody leaves before all have looked
         except CollectiveTimeout as error:
@@ -118,8 +122,11 @@ class Rank:
             plan, self.of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted
         )
 
-    def _calibrate(self) -> list[dict[str, Any]]:
-        """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows."""
+    def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
+        """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
+
+        again: after the steps, when the same should take the same.
+        """
         if not self.job.calibration_numel or self.size == 1:
             return []
         array = _zeros(self.job.calibration_numel, self.job.dtype)
@@ -129,7 +136,8 @@ class Rank:
             self.communicator.sleep(start_s - time.monotonic())
             self.communicator.all_reduce(array, algorithm="ring")
             times = {"start_s": start_s, "end_s": time.monotonic()}
-            records.append({"rank": self.rank, "operation": "calibration", "attempt": attempt, **times})
+            head = {"rank": self.rank, "operation": "calibration", "attempt": attempt, "again": again}
+            records.append({**head, **times})
         return records
 
     def _agree_on_start(self) -> float:
@@ -151,11 +159,13 @@ class Rank:
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
             self.progress({"event": "step", **said})
+        self.witness.begin()
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
         result = self._follow_program(index, step) if self.executor is None else self._follow_plan(start_s)
         end_s = time.monotonic()
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
+        seen = self.witness.end(start_s, end_s)
         records, wrong, checked = result()
         if step.trial < 0:
             return
@@ -184,6 +194,7 @@ class Rank:
                 "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
                 "wrong": wrong,
                 "checked": checked,
+                **seen,
             }
         )
 

@@ -27,6 +27,7 @@ from testbed.harness.calibration import REAL, VIRTUAL, find_calibration
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.harness.events import EventPlayer, events_record
+from testbed.harness.host_evidence import HostEvidence, why_not_again
 from testbed.harness.intent import intent_of
 from testbed.harness.job import Job
 from testbed.harness.neighbour import NeighbourPlace, neighbour_places
@@ -200,6 +201,7 @@ class Run:
             neighbours=tuple(self._neighbours(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.alone.message_bytes // self.load.itemsize * len(self.hosts),
+            calibrate_again=not why_not_again(scenario.events, scenario.neighbours, self.topology),
         )
 
     def _write(
@@ -233,6 +235,7 @@ class Run:
             changed_settings=changed[0],
             changed_offloads=changed[1],
             repairs=network.repairs,
+            inside=self._inside(job, records, log),
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
@@ -280,6 +283,22 @@ class Run:
         if self.scenario.events:
             directory.write_lines("events.jsonl", shifted(log, origin_s))
         return summary
+
+    def _inside(self, job: Job, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
+        """What was counted inside the buildings."""
+        return HostEvidence(
+            self.topology,
+            job.before,
+            job.after,
+            (job.samples[0].account, job.samples[-1].account),
+            [host.name for host in self.hosts],
+            frozenset(name for neighbour in self.scenario.neighbours for name in neighbour.hosts),
+            records.samples,
+            self.scenario.events,
+            log,
+            self.alone.quickest_s(records.calibrations),
+            exact=self.alone.exact,
+        )
 
     def _monitor_files(self, folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
         """What watched each machine; nothing where nothing can be late."""

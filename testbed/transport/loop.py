@@ -8,6 +8,7 @@ import os
 import select
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.virtual import clock_here
@@ -17,6 +18,18 @@ _EXACT_BELOW_S = 0.003
 
 Handler = Callable[[int], None]
 Events = list[tuple[int, int]]
+
+
+@dataclass
+class Pulse:
+    """Whether a rank was able to run: it never waits longer than `wait_s`, so who is not back in `gap_s` stood still.
+
+    gaps: (last seen, back again) of each time that it was not; CLOCK_MONOTONIC.
+    """
+
+    wait_s: float
+    gap_s: float
+    gaps: list[tuple[float, float]] = field(default_factory=list)
 
 
 class EventLoop:

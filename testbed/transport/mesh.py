@@ -9,6 +9,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, Protocol
 
 from testbed.transport.base import (
@@ -25,8 +26,9 @@ from testbed.transport.base import (
     check_writable,
     reason_bytes,
 )
+from testbed.transport.carried import Carried, carried
 from testbed.transport.connecting import Connecting, Place
-from testbed.transport.loop import EventLoop, sharpen_timers
+from testbed.transport.loop import EventLoop, Pulse, sharpen_timers
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
@@ -64,6 +66,7 @@ class Mesh:
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.settings = settings
+        self.pulse: Pulse | None = None
         self._counters = {peer: PeerCounters() for peer in range(self.size) if peer != rank}
         self._streams: dict[Place, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
@@ -130,8 +133,13 @@ class Mesh:
             return
         if self._connecting.busy:
             timeout_s = self._connecting.tend(timeout_s)
+        pulse = self.pulse
+        if pulse is not None:
+            timeout_s = pulse.wait_s if timeout_s is None else min(timeout_s, pulse.wait_s)
         events = self._loop.poll(timeout_s)
-        self.now_s = time.monotonic()
+        before_s, self.now_s = self.now_s, time.monotonic()
+        if pulse is not None and self.now_s - before_s > pulse.gap_s:
+            pulse.gaps.append((before_s, self.now_s))
         self._loop.handle(events)
 
     def connect(self, peers: Iterable[int] | None = None) -> None:
@@ -174,6 +182,14 @@ class Mesh:
                 with contextlib.suppress(OSError):  # it is closed at this moment
                     found.append((peer, key, glance(sock)))
         return found
+
+    def carried(self) -> Carried | None:
+        """What the kernel has carried for all connections that are open; None where it does not tell."""
+        sockets = [stream.sock for stream in self._streams.values() if stream.sock is not None]
+        try:
+            return reduce(Carried.plus, map(carried, sockets), Carried())
+        except OSError:
+            return None
 
     def state_words(self, peers: Iterable[int]) -> str:
         """How the connections with these peers stand, for people who wonder why nothing comes."""

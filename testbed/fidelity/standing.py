@@ -1,0 +1,116 @@
+"""Whether ranks could run all the time, and the network stayed what it was. Pure; bounds: docs/fidelity.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.fidelity.verdict import Invariant, graded
+
+STILL_UNTRUSTED = 0.01  # of its step
+STILL_CAUTION_REAL_CLOCK, STILL_UNTRUSTED_REAL_CLOCK = 0.05, 0.2
+CHANGED, CHANGED_S = 0.02, 0.0002
+CHANGED_REAL_CLOCK, CHANGED_REAL_CLOCK_S = 0.25, 0.01
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """A rank did not run, though it would have: from `at_s` after a step's start on, for `least_s` to `most_s`."""
+
+    rank: int
+    host: str
+    trial: int
+    at_s: float
+    least_s: float
+    most_s: float
+    step_s: float
+
+
+def standstills(
+    hosts: Sequence[str],
+    steps: Sequence[Mapping[str, Any]],
+    pauses: Mapping[str, Sequence[tuple[float, float]]],
+) -> list[Standstill]:
+    """Those of all steps.
+
+    hosts: by rank. steps: each rank's record of each step. pauses: by host the spans in which the scenario itself has
+    it stand still, on the same clock.
+    """
+    found = []
+    for step in steps:
+        host = hosts[step["rank"]]
+        for gap in step.get("stood_still", ()):
+            since_s = step["start_s"] + gap["at_s"]
+            planned = [
+                begin < since_s + gap["for_s"] and since_s < end for begin, end in pauses.get(host, ())
+            ]
+            if not any(planned):
+                most_s = gap["for_s"]
+                least_s = max(0.0, most_s - step["looks_s"])
+                step_s = step["end_s"] - step["start_s"]
+                found.append(
+                    Standstill(step["rank"], host, step["trial"], gap["at_s"], least_s, most_s, step_s)
+                )
+    return found
+
+
+def ranks_awake(
+    found: Sequence[Standstill], noticed_s: float, exact: bool, paused: Sequence[str] = ()
+) -> Invariant:
+    """Whether every rank could run whenever it had something to do.
+
+    noticed_s: the shortest standstill that is sure to be noticed, real or virtual seconds as the steps' are. exact:
+    under the virtual clock, where a process is never late by itself. paused: hosts that the scenario has stand still.
+    """
+    caution, untrusted = (
+        (0.0, STILL_UNTRUSTED) if exact else (STILL_CAUTION_REAL_CLOCK, STILL_UNTRUSTED_REAL_CLOCK)
+    )
+    totals: dict[tuple[int, int], float] = {}
+    for entry in found:
+        key = entry.rank, entry.trial
+        # what it would have slept anyway is no matter where nothing else is late
+        still_s = entry.most_s if exact else entry.least_s
+        totals[key] = totals.get(key, 0.0) + still_s / entry.step_s
+    share = max(totals.values(), default=0.0)
+    words = f"Whenever a rank looked round, it had last done so at most {noticed_s * 1e3:.3g} ms before."
+    if found:
+        worst = max(found, key=lambda entry: entry.most_s / entry.step_s)
+        words = f"Rank {worst.rank} on {worst.host} stood still in trial {worst.trial}, {worst.at_s * 1e3:.4g} ms "
+        words += f"after its start, for {worst.least_s * 1e3:.4g} to {worst.most_s * 1e3:.4g} ms"
+        others = len(found) - 1
+        words += f", and ranks did so {others} more times." if others else "."
+    if paused:
+        words += f" Left out, as the scenario has them stand still: {', '.join(paused)}."
+    return graded(
+        "ranks_awake",
+        share,
+        caution,
+        untrusted,
+        bound="never" if exact else f"at most {caution:.0%} of a step",
+        measured=f"{share:.1%} of a step" if found else "never",
+        sentence=words,
+    )
+
+
+def network_as_before(
+    before_s: float | None, after_s: float | None, exact: bool, why_not: str = ""
+) -> Invariant:
+    """Whether the collective that was alone on the network before the first step takes the same after the last one.
+
+    why_not: why it was not done again, as a sentence.
+    """
+    share, absolute_s = (CHANGED, CHANGED_S) if exact else (CHANGED_REAL_CLOCK, CHANGED_REAL_CLOCK_S)
+    name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:g} ms"
+    if before_s is None or after_s is None:
+        return Invariant(name, bound, "not applicable", None, why_not or "There is one rank only.")
+    same = abs(after_s - before_s) <= max(share * before_s, absolute_s)
+    words = f"The ring all-reduce alone on the network took {before_s * 1e3:.4g} ms before the first step, "
+    words += f"and {after_s * 1e3:.4g} ms after the last one"
+    return Invariant(
+        name,
+        bound=bound,
+        measured=f"{after_s / before_s - 1:+.1%}",
+        ok=same,
+        sentence=words + ("." if same else ": something has changed meanwhile."),
+    )

@@ -1,0 +1,87 @@
+"""What a rank sees of its own host while it works: what its network carried beside the rank's messages, standstills."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.links.counts import ProtocolCounts, read_protocols
+from testbed.transport import StripedTransport, TcpTransport
+from testbed.transport.carried import Carried
+from testbed.transport.loop import Pulse
+from testbed.virtual import clock_here
+
+LOOKS = 50  # in a step, where nothing else wakes a rank
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.001, 0.020
+LATE_S = 0.0001  # nothing is late where computing takes no time, but for the finest steps of its timers
+REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
+
+
+@dataclass(frozen=True)
+class Glimpse:
+    """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell."""
+
+    host: ProtocolCounts
+    own: Carried | None
+
+
+class Witness:
+    """Of one rank in a namespace that it has for itself. `begin` before each step, `end` after it."""
+
+    def __init__(self, sockets: TcpTransport | StripedTransport) -> None:
+        self._sockets = sockets
+        self._exact = clock_here() == "free"
+        self._before: Glimpse | None = None
+        wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
+        late_s = LATE_S if self._exact else REAL_LATE_S
+        self._pulse = sockets.pulse = Pulse(wait_s, wait_s + late_s)
+
+    def begin(self) -> None:
+        """A step is going to start."""
+        own = self._sockets.carried()
+        # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
+        self._before = Glimpse(read_protocols(), own)
+        self._pulse.gaps.clear()
+
+    def end(self, start_s: float, end_s: float) -> dict[str, Any]:
+        """What was seen during the step, ready for JSON."""
+        before = self._before
+        assert before is not None
+        after = Glimpse(read_protocols(), self._sockets.carried())
+        wait_s = self._pulse.wait_s
+        found: dict[str, Any] = {"traffic": traffic(before, after), "looks_s": wait_s}
+        still = [
+            {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
+            for since_s, until_s in self._pulse.gaps
+            if until_s > start_s and since_s < end_s
+        ]
+        if still:
+            found["stood_still"] = still
+        if self._exact:
+            self._pulse.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
+            self._pulse.gap_s = self._pulse.wait_s + LATE_S
+        return found
+
+
+def traffic(before: Glimpse, after: Glimpse) -> dict[str, Any] | None:
+    """What the host's IPv4 and the rank's connections carried between two glimpses, each way; None: not known.
+
+    `opened`: connections, or ways of them, that came meanwhile: some of their first segments are the listener's.
+    """
+    early, late = before.own, after.own
+    if early is None or late is None or late.ways < early.ways:
+        return None
+    found: dict[str, Any] = {"opened": late.ways - early.ways}
+    for way, segments in (("out", "segments_out"), ("in", "segments_in")):
+        names = {
+            "packets": f"{way}_packets",
+            "headers": "out_headers" if way == "out" else "in_packets",
+            "bytes": f"{way}_bytes",
+            **{word: f"{word}_{way}" for word in ("udp", "icmp")},
+        }
+        found[way] = {
+            **{word: getattr(after.host, name) - getattr(before.host, name) for word, name in names.items()},
+            "own_packets": getattr(late, segments) - getattr(early, segments),
+            "own_bytes": getattr(late, f"bytes_{way}") - getattr(early, f"bytes_{way}"),
+        }
+    return found

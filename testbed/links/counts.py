@@ -1,0 +1,161 @@
+"""What a namespace's interfaces and its kernel's protocols have counted, read whole: netlink dumps and /proc/net."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+
+from testbed.links.netns import network_namespace
+
+ETHERNET_BYTES = 14  # in an interface's count of bytes, not in that of IP
+_ROOT, _SHAPER_MAJOR = 0xFFFFFFFF, 1
+
+
+@dataclass(frozen=True)
+class PortCounts:
+    """One interface since it was made.
+
+    dropped, waiting: frames, by and in its shaper's queues; 0 where it has none. dropped_otherwise: by any other
+    queueing discipline, on its way out or in.
+    """
+
+    rx_packets: int
+    rx_bytes: int
+    tx_packets: int
+    tx_bytes: int
+    dropped: int = 0
+    waiting: int = 0
+    dropped_otherwise: int = 0
+
+    @property
+    def sent_packets(self) -> int:
+        """Frames that were given to it to send: those that left, that its queues dropped, that wait in them."""
+        return self.tx_packets + self.dropped + self.waiting
+
+
+@dataclass(frozen=True)
+class ProtocolCounts:
+    """A namespace's IPv4 since it was made, without what it sends to itself; packets as they are on the wire.
+
+    out_packets: those of TCP, UDP and ICMP. out_headers: IP headers in `out_bytes`, where several segments of TCP may
+    share one that the interface takes apart again. delivered: of what came in, what was handed to a protocol. Bytes are
+    those of IP packets.
+    """
+
+    out_packets: int
+    out_headers: int
+    out_bytes: int
+    in_packets: int
+    in_bytes: int
+    delivered: int
+    tcp_out: int
+    tcp_in: int
+    udp_out: int
+    udp_in: int
+    icmp_out: int
+    icmp_in: int
+
+
+@dataclass(frozen=True)
+class NodeCounts:
+    """All interfaces of a namespace by name; `protocols` of a host's."""
+
+    ports: Mapping[str, PortCounts]
+    protocols: ProtocolCounts | None = None
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        ports = {name: PortCounts(**entry) for name, entry in document["ports"].items()}
+        protocols = document["protocols"]
+        return cls(ports, protocols and ProtocolCounts(**protocols))
+
+
+def read_node(pid: int | None, protocols: bool = False) -> NodeCounts:
+    """Of the network namespace of process `pid` (None: here)."""
+    with network_namespace(pid), IPRoute() as ipr:
+        ports = read_ports(ipr)
+    return NodeCounts(ports, read_protocols(pid) if protocols else None)
+
+
+def read_ports(ipr: IPRoute) -> dict[str, PortCounts]:
+    """All interfaces: one dump of them and one of the queueing disciplines, whatever their number."""
+    shapers: dict[int, Any] = {}
+    otherwise: Counter[int] = Counter()
+    for message in ipr.get_qdiscs():
+        index, queue = message["index"], message.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
+        # HTB counts what its queues drop as its own, too
+        if message["parent"] == _ROOT and message.get_attr("TCA_KIND") == "htb":
+            shapers[index] = queue
+        elif message["parent"] >> 16 != _SHAPER_MAJOR:
+            otherwise[index] += int(queue["drops"])
+    found = {}
+    for link in ipr.get_links():
+        stats, queue = link.get_attr("IFLA_STATS64"), shapers.get(link["index"], {})
+        counted = {name: int(stats[name]) for name in ("rx_packets", "rx_bytes", "tx_packets", "tx_bytes")}
+        found[link.get_attr("IFLA_IFNAME")] = PortCounts(
+            **counted,
+            dropped=int(queue.get("drops", 0)),
+            waiting=int(queue.get("qlen", 0)),
+            dropped_otherwise=otherwise[link["index"]],
+        )
+    return found
+
+
+def read_protocols(pid: int | None = None) -> ProtocolCounts:
+    """Of the network namespace of process `pid` (None: of this process)."""
+    folder = Path(f"/proc/{'self' if pid is None else pid}/net")
+    return parse_protocols(*((folder / name).read_text() for name in ("snmp", "netstat", "dev")))
+
+
+def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
+    """From the text of these files of /proc/net."""
+    known = {**_tables(snmp), **_tables(netstat)}
+    ip, more, tcp, udp, icmp = (known[name] for name in ("Ip", "IpExt", "Tcp", "Udp", "Icmp"))
+    # what goes round over the loopback is counted both ways, and is not on the network
+    round_bytes, round_packets = next(
+        ((int(words[0]), int(words[1])) for name, words in _interfaces(dev) if name == "lo"),
+        (0, 0),
+    )
+    round_bytes -= ETHERNET_BYTES * round_packets
+    return ProtocolCounts(
+        # datagrams are counted before they are cut to fit
+        out_packets=tcp["OutSegs"]
+        + udp["OutDatagrams"]
+        + icmp["OutMsgs"]
+        + ip["FragCreates"]
+        - ip["FragOKs"]
+        - round_packets,
+        out_headers=ip["OutRequests"] - round_packets,
+        out_bytes=more["OutOctets"] - round_bytes,
+        in_packets=ip["InReceives"] - round_packets,
+        in_bytes=more["InOctets"] - round_bytes,
+        # fragments are counted one by one before they are put together again
+        delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - round_packets,
+        tcp_out=tcp["OutSegs"],
+        tcp_in=tcp["InSegs"],
+        udp_out=udp["OutDatagrams"],
+        udp_in=udp["InDatagrams"] + udp["NoPorts"] + udp["InErrors"],
+        icmp_out=icmp["OutMsgs"],
+        icmp_in=icmp["InMsgs"],
+    )
+
+
+def _tables(text: str) -> dict[str, dict[str, int]]:
+    """Pairs of lines, names and figures, that both begin with the protocol's name."""
+    lines = text.splitlines()
+    found = {}
+    for names, figures in zip(lines[::2], lines[1::2], strict=True):
+        protocol, *keys = names.split()
+        found[protocol.rstrip(":")] = dict(zip(keys, map(int, figures.split()[1:]), strict=True))
+    return found
+
+
+def _interfaces(text: str) -> list[tuple[str, list[str]]]:
+    rows = (line.partition(":") for line in text.splitlines()[2:])
+    return [(name.strip(), figures.split()) for name, _, figures in rows]
