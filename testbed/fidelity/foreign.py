@@ -75,7 +75,7 @@ def outside_steps(
 ) -> Iterator[Foreign]:
     """What the run's whole time shows: hosts that have nothing to send, and frames that go past IP.
 
-    counted: by host. ranks, neighbours: hosts with a rank, or with the scenario's own background traffic, all of it TCP.
+    counted: by host. ranks, neighbours: hosts with a rank, or with background traffic of the scenario's own, all TCP.
     """
     for name in hosts:
         card, own = counted[name].ports[CARD], counted[name].protocols

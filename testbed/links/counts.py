@@ -117,6 +117,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
     """From the text of these files of /proc/net."""
     known = {**_tables(snmp), **_tables(netstat)}
     ip, more, tcp, udp, icmp = (known[name] for name in ("Ip", "IpExt", "Tcp", "Udp", "Icmp"))
+    tcp_out = tcp["OutSegs"] + tcp["RetransSegs"]  # Linux keeps these apart
     # what goes round over the loopback is counted both ways, and is not on the network
     round_bytes, round_packets = next(
         ((int(words[0]), int(words[1])) for name, words in _interfaces(dev) if name == "lo"),
@@ -125,7 +126,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
     round_bytes -= ETHERNET_BYTES * round_packets
     return ProtocolCounts(
         # datagrams are counted before they are cut to fit
-        out_packets=tcp["OutSegs"]
+        out_packets=tcp_out
         + udp["OutDatagrams"]
         + icmp["OutMsgs"]
         + ip["FragCreates"]
@@ -137,7 +138,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
         in_bytes=more["InOctets"] - round_bytes,
         # fragments are counted one by one before they are put together again
         delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - round_packets,
-        tcp_out=tcp["OutSegs"],
+        tcp_out=tcp_out,
         tcp_in=tcp["InSegs"],
         udp_out=udp["OutDatagrams"],
         udp_in=udp["InDatagrams"] + udp["NoPorts"] + udp["InErrors"],
