@@ -22,6 +22,7 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
+from testbed.transport.loop import Pulse
 from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, make_hello, read_hello
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
@@ -405,3 +406,54 @@ def test_closing_is_bounded_when_the_peer_hangs(places: Places) -> None:
     assert 0.15 < time.monotonic() - begun_s < 2
     assert isinstance(request.error, PeerLost)
     impostor.close()
+
+
+# ---- what a transport tells of itself
+
+
+def test_what_the_kernel_carried_is_told_in_segments_and_bytes() -> None:
+    def program(transport: TcpTransport) -> tuple[int, int, int]:
+        exchange(transport)
+        before = transport.carried()
+        exchange(transport, 100_000)
+        exchange(transport)  # whose answer follows all of that
+        after = transport.carried()
+        exchange(transport)  # nobody leaves before both have looked
+        assert before is not None
+        assert after is not None
+        assert after.segments_out > before.segments_out
+        assert after.segments_in >= before.segments_in
+        return after.ways, after.bytes_out - before.bytes_out, after.bytes_in
+
+    for ways, sent, received in over_tcp(2, program):
+        assert ways == 1
+        assert 100_000 + HEADER.size <= sent <= 100_000 + 500 + 2 * HEADER.size
+        assert received >= 100_000 + 500 + 2 * HEADER.size
+
+
+def test_mptcp_tells_it_too() -> None:
+    def program(transport: TcpTransport) -> int:
+        exchange(transport, 100_000)
+        found = transport.carried()
+        exchange(transport)
+        assert found is not None
+        return found.bytes_out
+
+    assert all(sent >= 100_000 for sent in over_tcp(2, program, multipath=True))
+
+
+def test_a_rank_notices_that_it_stood_still() -> None:
+    def program(transport: TcpTransport) -> list[float]:
+        exchange(transport)
+        pulse = transport.pulse = Pulse(wait_s=0.01, gap_s=0.15)
+        transport.progress(None)  # nothing comes, and it looks round all the same
+        if transport.rank == 1:
+            transport.progress(0.0)
+            time.sleep(0.3)
+        transport.progress(0.0)
+        exchange(transport)
+        return [until_s - since_s for since_s, until_s in pulse.gaps]
+
+    quiet, stopped = over_tcp(2, program)
+    assert max(stopped) > 0.29
+    assert max(stopped) > max(quiet, default=0.0) or len(quiet) <= 1

@@ -1,11 +1,7 @@
-"""What a liar does inside a guest: `lies_inside.py SCENARIO OUTPUT`. Starts the run, then meddles with its hosts.
-
-Prints what it did, as JSON: by lie whatever the verdict should say of it.
-"""
+"""What a liar does inside a guest: `lies_inside.py SCENARIO OUTPUT` starts the run, then meddles with its hosts."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -33,8 +29,8 @@ def send_datagrams(state: FabricState, here: str, there: str) -> None:
                 time.sleep(0.0005)
 
 
-def stop_a_rank(state: FabricState, host: str) -> int:
-    """One rank stands still for a while; its process id."""
+def stop_a_rank(state: FabricState, host: str) -> None:
+    """One rank stands still for a while."""
     place = os.stat(f"/proc/{state.pids[host]}/ns/net").st_ino
     (pid,) = (
         process.pid
@@ -45,13 +41,14 @@ def stop_a_rank(state: FabricState, host: str) -> int:
     os.kill(pid, signal.SIGSTOP)
     time.sleep(STILL_S)
     os.kill(pid, signal.SIGCONT)
-    return pid
 
 
 def drop_a_few(state: FabricState, switch: str, port: str) -> None:
     """A switch loses what comes in at a port, for as long as it takes to hit some frames."""
     pid = state.pids[switch]
-    run_script(pid, [f"tc qdisc add dev {port} clsact", f"tc filter add dev {port} ingress matchall action drop"])
+    run_script(
+        pid, [f"tc qdisc add dev {port} clsact", f"tc filter add dev {port} ingress matchall action drop"]
+    )
     time.sleep(0.004)
     run_script(pid, [f"tc filter del dev {port} ingress"])
 
