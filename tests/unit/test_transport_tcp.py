@@ -427,13 +427,14 @@ def test_what_the_kernel_carried_is_told_in_segments_and_bytes() -> None:
 
     for ways, sent, received in over_tcp(2, program):
         assert ways == 1
-        assert 100_000 + HEADER.size <= sent <= 100_000 + 500 + 2 * HEADER.size
+        assert 100_000 + HEADER.size <= sent <= 101_000 + 3 * HEADER.size  # the smaller ones sooner or later
         assert received >= 100_000 + 500 + 2 * HEADER.size
 
 
 def test_mptcp_tells_it_too() -> None:
     def program(transport: TcpTransport) -> int:
         exchange(transport, 100_000)
+        exchange(transport)
         found = transport.carried()
         exchange(transport)
         assert found is not None
