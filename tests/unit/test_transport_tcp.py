@@ -427,7 +427,7 @@ def test_what_the_kernel_carried_is_told_in_segments_and_bytes() -> None:
 
     for ways, sent, received in over_tcp(2, program):
         assert ways == 1
-        assert 100_000 + HEADER.size <= sent <= 101_000 + 3 * HEADER.size  # the smaller ones sooner or later
+        assert sent >= 100_000 + HEADER.size  # more where anything was sent again
         assert received >= 100_000 + 500 + 2 * HEADER.size
 
 
