@@ -13,6 +13,7 @@ import psutil
 
 from testbed.fabric.state import FabricState, load_all
 from testbed.links.command import run_script
+from testbed.links.counts import read_node
 from testbed.links.netns import network_namespace
 
 DATAGRAMS, DATAGRAM_BYTES = 400, 1400
@@ -44,12 +45,13 @@ def stop_a_rank(state: FabricState, host: str) -> None:
 
 
 def drop_a_few(state: FabricState, switch: str, port: str) -> None:
-    """A switch loses what comes in at a port, for as long as it takes to hit some frames."""
+    """A switch loses what comes in at a port, until it has hit some frames."""
     pid = state.pids[switch]
     run_script(
         pid, [f"tc qdisc add dev {port} clsact", f"tc filter add dev {port} ingress matchall action drop"]
     )
-    time.sleep(0.004)
+    while not read_node(pid).ports[port].dropped_otherwise:
+        time.sleep(0.001)
     run_script(pid, [f"tc filter del dev {port} ingress"])
 
 
@@ -70,8 +72,7 @@ def main() -> None:
             send_datagrams(state, "east1", "west1")  # both have a rank
             send_datagrams(state, "east3", "west1")  # the first has none
             stop_a_rank(state, "west2")
-            time.sleep(0.15)
-            drop_a_few(state, "west-leaf", "p0")
+            drop_a_few(state, "west-leaf", "uplink")
             run_script(state.pids["east-leaf"], ["tc qdisc add dev uplink root netem delay 3ms"])
     sys.exit(run.wait())
 

@@ -77,7 +77,7 @@ def test_a_rank_that_stood_still_is_named_with_how_long(told: dict[str, dict[str
 def test_a_switch_that_loses_frames_is_named_with_its_port(told: dict[str, dict[str, Any]]) -> None:
     found = told["conservation_in_buildings"]
     assert found["ok"] is False
-    assert "at switch west-leaf (dropped by a queueing discipline on p0)" in found["sentence"]
+    assert "at switch west-leaf (dropped by a queueing discipline on uplink)" in found["sentence"]
 
 
 def test_a_network_that_changed_is_told_from_what_it_was(told: dict[str, dict[str, Any]]) -> None:
