@@ -12,6 +12,7 @@ from testbed.links.counts import NodeCounts, PortCounts, ProtocolCounts
 
 Counts = Mapping[str, NodeCounts]
 """By node: a host or a switch inside a building."""
+LARGEST_BYTES = 65536  # that TCP hands over at once
 _Counts = TypeVar("_Counts", PortCounts, ProtocolCounts)
 
 
@@ -72,7 +73,7 @@ def ledgers(topology: Topology, counted: Counts, left_out: Collection[str] = ())
             yield from _cable(cable, counted)
     for host in topology.hosts:
         if host.building not in left_out:
-            yield from _host(host.name, counted[host.name])
+            yield from _host(host.name, counted[host.name], topology.mtu)
 
 
 def timed_cables(topology: Topology) -> list[Cable]:
@@ -116,7 +117,7 @@ def _cable(cable: Cable, counted: Counts) -> Iterator[Ledger]:
         )
 
 
-def _host(name: str, counted: NodeCounts) -> Iterator[Ledger]:
+def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[Ledger]:
     card, own = counted.ports[CARD], counted.protocols
     assert own is not None
     yield Ledger(
@@ -127,5 +128,7 @@ def _host(name: str, counted: NodeCounts) -> Iterator[Ledger]:
     )
     yield Ledger(f"{name}, between its IP layer and its sockets", own.in_packets, own.delivered)
     # more than that is somebody's who does without: no_foreign_traffic has it
-    known = min(card.tx_packets + card.waiting, own.out_packets - card.dropped)
-    yield Ledger(f"{name}, between its sockets and its card", own.out_packets, known, card.dropped)
+    left = min(card.tx_packets + card.waiting, own.out_packets - card.dropped)
+    # TCP hands several segments over in one, which count as one where its queue drops them
+    dropped = min(max(own.out_packets - left, card.dropped), card.dropped * (LARGEST_BYTES // mtu + 1))
+    yield Ledger(f"{name}, between its sockets and its card", own.out_packets, left, dropped)

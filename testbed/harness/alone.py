@@ -65,17 +65,19 @@ class Alone:
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
         return model_agreement(
-            self.quickest_s(calibrations)[0],
+            min(self.attempts_s(calibrations)[0], default=None),
             self._model_s(self._ring),
             exact=self.exact,
             slowest_s=self._model_s(self._worst_ring),
             lossy=self._lossy,
         )
 
-    def quickest_s(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-        """What it took before the steps, and after them if it was done again."""
-        found = [[entry for entry in calibrations if entry["again"] is again] for again in (False, True)]
-        return _quickest_s(found[0]), _quickest_s(found[1])
+    def attempts_s(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+        """What it took each time before the steps, and after them if it was done again."""
+        before, after = (
+            [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
+        )
+        return _took_s(before), _took_s(after)
 
     def _model_s(self, ring: Sequence[Step]) -> float:
         if not ring:
@@ -101,10 +103,10 @@ class Alone:
         return found
 
 
-def _quickest_s(calibrations: Iterable[Mapping[str, Any]]) -> float | None:
-    """Seconds of the quickest of the collectives that were done, from the common start to the last rank's end."""
+def _took_s(calibrations: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Seconds of each of the collectives that were done, from the common start to the last rank's end."""
     took: dict[int, float] = {}
     for entry in calibrations:
         attempt = entry["attempt"]
         took[attempt] = max(took.get(attempt, 0.0), entry["end_s"] - entry["start_s"])
-    return min(took.values(), default=None)
+    return list(took.values())

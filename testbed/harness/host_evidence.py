@@ -30,8 +30,8 @@ class HostEvidence:
     """Of one run, for all of its variants; figures are emulated.
 
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
-    hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: the
-    quickest lone collective before the steps and after them, None where it was not done.
+    hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
+    the lone collective took each time before the steps, and after them where it was done again.
     """
 
     topology: Topology
@@ -43,7 +43,7 @@ class HostEvidence:
     samples: Sequence[Record]
     events: Sequence[EventSpec]
     event_log: Sequence[Record]
-    again: tuple[float | None, float | None]
+    again: tuple[Sequence[float], Sequence[float]]
     exact: bool
 
     @cached_property

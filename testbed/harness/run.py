@@ -296,7 +296,7 @@ class Run:
             records.samples,
             self.scenario.events,
             log,
-            self.alone.quickest_s(records.calibrations),
+            self.alone.attempts_s(records.calibrations),
             exact=self.alone.exact,
         )
 

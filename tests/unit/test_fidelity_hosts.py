@@ -322,9 +322,22 @@ def test_a_pause_that_the_scenario_asks_for_is_no_standstill() -> None:
     ],
 )
 def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok: bool) -> None:
-    found = network_as_before(0.1, after_s, exact)
+    found = network_as_before([0.4, 0.1], [after_s, after_s + 0.0005], exact)
     assert found.ok is ok
     assert ("something has changed" in found.sentence) is not ok
+
+
+def test_a_network_that_is_never_twice_the_same_is_no_other_one() -> None:
+    assert network_as_before([0.4, 0.1], [0.104, 0.12], exact=True).ok is True
+    assert network_as_before([0.4, 0.1], [0.104, 0.105], exact=True).ok is False
+
+
+def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
+    full, own = counted()["east1"], protocols(FRAMES + 20, FRAMES)
+    ports = {CARD: dataclasses.replace(full.ports[CARD], dropped=3)}
+    assert judged({**counted(), "east1": NodeCounts(ports, own)}).ok is True
+    none = {CARD: dataclasses.replace(full.ports[CARD], dropped=2)}
+    assert judged({**counted(), "east1": NodeCounts(none, own)}).measured == "4 missing"
 
 
 def test_why_the_lone_collective_is_not_done_again() -> None:
@@ -336,4 +349,4 @@ def test_why_the_lone_collective_is_not_done_again() -> None:
     lossy = dataclasses.replace(lossy, wan=(link, *lossy.wan[1:]))
     why = why_not_again((), (), lossy)
     assert "lose packets" in why
-    assert network_as_before(0.1, None, exact=True, why_not=why).ok is None
+    assert network_as_before([0.1], [], exact=True, why_not=why).ok is None
