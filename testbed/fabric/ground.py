@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pyroute2 import IPRoute
 
+from testbed.fabric.fingerprint import Fingerprint, Ward
 from testbed.fabric.spaces import Spaces
 from testbed.fabric.verify import Place, verify, verify_offloads
 from testbed.links.counts import NodeCounts, read_node
@@ -26,6 +27,7 @@ class Ground:
 
     def __init__(self) -> None:
         self._spaces: Spaces | None = None
+        self._fingerprint: Fingerprint | None = None
 
     def make_spaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
         """Namespaces for nodes, each with its /etc/hosts if it is to have one; a process in each."""
@@ -77,8 +79,26 @@ class Ground:
         """Of all interfaces in the namespace of process `pid`, and of its protocols."""
         return read_node(pid, protocols)
 
+    def watch(self, wards: Sequence[Ward], left_out: Sequence[tuple[str, str]]) -> None:
+        """Take the fingerprint of these namespaces, and listen from now on."""
+        self._fingerprint = Fingerprint(wards, left_out)
+        self._fingerprint.take()
+
+    def look(self, thorough: bool) -> list[str]:
+        """What of them was changed since, or since the last look."""
+        assert self._fingerprint is not None
+        return self._fingerprint.look(thorough)
+
+    def take(self) -> None:
+        """What was changed until now is as it should be."""
+        assert self._fingerprint is not None
+        self._fingerprint.take()
+
     def stop(self) -> None:
         """End the namespaces, and with them all that is in them. Harmless when repeated."""
+        if self._fingerprint is not None:
+            self._fingerprint.close()
+            self._fingerprint = None
         if self._spaces is not None:
             self._spaces.stop()
             self._spaces = None

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.fabric.errors import FabricError
+from testbed.fabric.fingerprint import Ward
 from testbed.fabric.ground import Ground
 from testbed.fabric.spaces_child import keep_files_apart
 from testbed.fabric.trunk import TrunkSocket, answer
@@ -113,6 +114,19 @@ class Agent:
     def do_counts(self, pid: int, protocols: bool) -> dict[str, Any]:
         """As `Ground` does."""
         return dataclasses.asdict(self.ground.counts(pid, protocols))
+
+    def do_watch(self, wards: list[dict[str, Any]], left_out: list[list[str]]) -> None:
+        """As `Ground` does."""
+        places = [Ward(**{**ward, "interfaces": tuple(ward["interfaces"])}) for ward in wards]
+        self.ground.watch(places, [(place, interface) for place, interface in left_out])
+
+    def do_look(self, thorough: bool) -> list[str]:
+        """As `Ground` does."""
+        return self.ground.look(thorough)
+
+    def do_take(self) -> None:
+        """As `Ground` does."""
+        self.ground.take()
 
     def do_close_trunks(self) -> None:
         """No more of that."""

@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from testbed.fabric.errors import FabricError
+from testbed.fabric.fingerprint import Ward
 from testbed.fabric.ground import Ground
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
@@ -229,6 +230,19 @@ class Machine(Ground):
     def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
         """As there."""
         return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
+
+    def watch(self, wards: Sequence[Ward], left_out: Sequence[tuple[str, str]]) -> None:
+        """As there."""
+        self.call("watch", wards=[dataclasses.asdict(ward) for ward in wards], left_out=list(left_out))
+
+    def look(self, thorough: bool) -> list[str]:
+        """As there."""
+        found: list[str] = self.call("look", thorough=thorough)
+        return found
+
+    def take(self) -> None:
+        """As there."""
+        self.call("take")
 
     def stop(self) -> None:
         """End the agent, and all that it made. Harmless when repeated."""

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -48,6 +48,7 @@ from testbed.fabric.state import (
 )
 from testbed.fabric.trunk import TrunkMeasurement
 from testbed.fabric.verify import places
+from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
@@ -292,6 +293,11 @@ class Fabric:
     def probe_pids(self) -> dict[str, int]:
         """Process id of each building's probe node."""
         return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
+
+    def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
+        """Take its fingerprint; events change these links and switches. LinkError."""
+        assert self.spread is not None
+        return Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
 
     def changed_offloads(self) -> str | None:
         """What of the interfaces' offloads is not as it was set; None if all is."""

@@ -19,6 +19,7 @@ from testbed.fidelity.verdict import Invariant, graded
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
 MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
 EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
+TOLD_CHANGES = 8
 LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
 
 
@@ -166,6 +167,25 @@ def rules_in_force(repairs: Sequence[str]) -> Invariant:
         measured="as computed" if not repairs else f"repaired {len(repairs)} times",
         ok=not repairs,
         sentence=words,
+    )
+
+
+def nothing_changed(changes: Sequence[tuple[float, str]], left_out: Sequence[str] = ()) -> Invariant:
+    """Whether everything that the kernel holds of the network stayed as it was when the network was checked.
+
+    `changes`: (real seconds after the first step began, what was changed). `left_out`: what events change by design.
+    """
+    words = "From the check of the network until after the last step nothing that its kernel holds of it was changed."
+    if changes:
+        shown = "; ".join(f"{what}, seen at {time_s:.3g} s" for time_s, what in changes[:TOLD_CHANGES])
+        more = f"; and {len(changes) - TOLD_CHANGES} more" if len(changes) > TOLD_CHANGES else ""
+        words = f"Somebody changed the network while it was in use: {shown}{more}."
+    return Invariant(
+        "nothing_changed",
+        bound="no change",
+        measured=f"{len(changes)} changes" if changes else "no change",
+        ok=not changes,
+        sentence=words + without(left_out),
     )
 
 

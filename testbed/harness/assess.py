@@ -25,7 +25,7 @@ from testbed.fidelity.monitor import MonitorWindow
 from testbed.fidelity.similarity import Number, scale_similarity
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.fidelity.verdict import ORDER
-from testbed.harness.events import events_record, touched
+from testbed.harness.events import changed_by, events_record, touched
 from testbed.harness.host_evidence import HostEvidence
 from testbed.harness.job import LinkSample
 from testbed.harness.summary import StepResult
@@ -46,6 +46,7 @@ class Evidence:
     monitor_files: Mapping[str, Path]
     changed_settings: str | None
     changed_offloads: str | None
+    changes: Sequence[tuple[float, str]] = ()
     repairs: Sequence[str] = ()
     events: Sequence[EventSpec] = ()
     event_log: Sequence[Mapping[str, Any]] = ()
@@ -90,6 +91,7 @@ def assess(
             link_invariants.serialisation(evidence.missing_share),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),
             link_invariants.settings_in_force("offload_state", "offloads", evidence.changed_offloads),
+            link_invariants.nothing_changed(evidence.changes, _changed_by_events(evidence)),
             link_invariants.rules_in_force(evidence.repairs),
             *([check(evidence.tunnels) for check in _TUNNELS] if evidence.tunnels else []),
             *_timeliness(evidence, spans),
@@ -104,6 +106,11 @@ def assess(
             *([evidence.agreement] if evidence.agreement else []),
         ]
     )
+
+
+def _changed_by_events(evidence: Evidence) -> list[str]:
+    links, switches = changed_by(evidence.events, evidence.topology)
+    return sorted(links | switches)
 
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:

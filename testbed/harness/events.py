@@ -73,6 +73,13 @@ def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], 
     return links, buildings | switched
 
 
+def changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
+    """(links, switches) whose settings these events change."""
+    every = [condition([event], topology, UNSCALED) for event in events]
+    links = {name for now in every for name in (*now.links_down, *(link for link, _ in now.changed))}
+    return links, {name for now in every for name in now.switches_down}
+
+
 class EventPlayer:
     """Carries a scenario's events out, anew for each variant. Times are CLOCK_MONOTONIC, log entries in real seconds.
 

@@ -9,6 +9,7 @@ from typing import Any
 from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
+from testbed.fabric.watching import Watch
 from testbed.harness.elsewhere import Launchers
 from testbed.harness.errors import RunError
 from testbed.harness.events import EventPlayer
@@ -34,7 +35,8 @@ class LinkSample:
 class Job:
     """One job's processes and the link samples taken while it ran.
 
-    May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events.
+    May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
+    `watch` looks for changes that are nobody's business.
     """
 
     def __init__(
@@ -43,12 +45,15 @@ class Job:
         spec: JobSpec,
         on_step: Callable[[int], None],
         sample_interval_s: float = 0.1,
+        look_interval_s: float = 1.0,
     ) -> None:
         self.fabric = fabric
         self.spec = spec
         self.on_step = on_step
         self.sample_interval_s = sample_interval_s
+        self.look_interval_s = look_interval_s
         self.player: EventPlayer | None = None
+        self.watch: Watch | None = None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
@@ -72,10 +77,11 @@ class Job:
 
     def _watch(self, launcher: Launchers, reader: CounterReader) -> None:
         next_sample_s = time.monotonic() + self.sample_interval_s
+        next_look_s = time.monotonic() + self.look_interval_s
         failures: list[str] = []
         while True:
             due_s = self.player.due_s if self.player else None
-            wait_s = max(0.0, min(next_sample_s, due_s or next_sample_s) - time.monotonic())
+            wait_s = max(0.0, min(next_sample_s, next_look_s, due_s or next_sample_s) - time.monotonic())
             events = launcher.events(wait_s)
             if events is None:
                 break
@@ -88,6 +94,10 @@ class Job:
                 next_sample_s = max(next_sample_s, least_s) + self.sample_interval_s
                 self._check_parts()
                 self._sample(reader)
+            if time.monotonic() >= next_look_s:
+                if self.watch:
+                    self.watch.look()
+                next_look_s = time.monotonic() + self.look_interval_s
         if self.player:
             self.player.finish()
         self._check_parts()

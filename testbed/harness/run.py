@@ -17,6 +17,7 @@ from testbed.fabric.faults import Faults
 from testbed.fabric.network import Fabric
 from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
+from testbed.fabric.watching import Watch
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
@@ -26,7 +27,7 @@ from testbed.harness.assess import Evidence, assess
 from testbed.harness.calibration import REAL, VIRTUAL, find_calibration
 from testbed.harness.directory import RunDirectory, surroundings
 from testbed.harness.elsewhere import bring_home, monitor_file, tunnels_of, watched
-from testbed.harness.events import EventPlayer, events_record
+from testbed.harness.events import EventPlayer, changed_by, events_record
 from testbed.harness.host_evidence import HostEvidence, why_not_again
 from testbed.harness.intent import intent_of
 from testbed.harness.job import Job
@@ -52,6 +53,7 @@ from testbed.virtual import clock_here
 MONITOR_FILE = "monitor.jsonl"
 THIS_MACHINE = "this machine"
 CAPTURES = "captures"
+LOOK_INTERVAL_S = 1.0
 CONTROLLER, RULES, SOCKETS = "controller.jsonl", "rules.jsonl", "sockets.jsonl"
 
 
@@ -126,14 +128,17 @@ class Run:
             progress=self.progress.phase,
         )
         with fabric:
+            watch = fabric.watch(*changed_by(scenario.events, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
-            fabric.queue()
+            with watch.own_change():
+                fabric.queue()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
-            interval_s = self.scale.emulated_s(self.scenario.telemetry.interval_s)
-            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), interval_s)
+            intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
+            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
+            job.watch = watch
             job.player = self._player(fabric, job)
             capture = self._capture(fabric, directory.partial)
             frames = fabric.trunk_frames()
@@ -147,9 +152,12 @@ class Run:
             self.progress.phase("judging the figures")
             tunnels = tunnels_of(fabric, frames)
             bring_home(fabric, directory.partial)
+            watch.look(thorough=True)
             changed = fabric.changed_settings(), fabric.changed_offloads()
             network = self._network_record(fabric, events)
-        return self._write(directory, job, measurements, shown, changed, capture.records, network, tunnels)
+        return self._write(
+            directory, job, measurements, shown, changed, watch, capture.records, network, tunnels
+        )
 
     def _neighbours(self, fabric: Fabric) -> list[NeighbourPlace]:
         scenario = self.scenario
@@ -211,6 +219,7 @@ class Run:
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
+        watch: Watch,
         captured: list[dict[str, Any]],
         network: NetworkRecord,
         tunnels: Sequence[Tunnel],
@@ -234,6 +243,7 @@ class Run:
             tunnels=tunnels,
             changed_settings=changed[0],
             changed_offloads=changed[1],
+            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in watch.changes],
             repairs=network.repairs,
             inside=self._inside(job, records, log),
         )

@@ -1,0 +1,145 @@
+"""Everything that the kernel holds of a fabric's namespaces, compared with what it was: what was changed, by whom ever.
+
+Every queue, class, filter, route, rule, address, neighbour, forwarding entry, interface, offload and kernel parameter.
+What is changed and changed back between two looks is told by the kernel's own events.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from testbed.links import objects
+from testbed.links.parameters import Parameters
+from testbed.links.rtnetlink import OFFLOADS, Event, Key, Namespace, State, lasting
+
+EVERYTHING = "*"  # of a namespace
+
+
+@dataclass(frozen=True)
+class Ward:
+    """A namespace to be looked at: that of process `pid` (None: the machine's own, of which only `interfaces` count)."""
+
+    name: str
+    pid: int | None
+    interfaces: tuple[str, ...]
+
+    def counts(self, interface: str) -> bool:
+        """Whether an interface does."""
+        return interface in self.interfaces
+
+
+class Fingerprint:
+    """Of these namespaces, on the machine where they are. `take` it, then `look`; `close` it. OSError.
+
+    left_out: (namespace, interface) whose objects may change, since scenario events do that; all for EVERYTHING.
+    """
+
+    def __init__(self, wards: Iterable[Ward], left_out: Iterable[tuple[str, str]] = ()) -> None:
+        self._left_out = frozenset(left_out)
+        self._places: dict[str, Namespace] = {}
+        self._known: dict[str, State] = {}
+        self._parameters = Parameters()
+        self._values: dict[str, dict[str, str]] = {}
+        try:
+            for ward in wards:
+                own = ward.pid is None
+                self._places[ward.name] = Namespace(ward.pid, ward.counts if own else None)
+                self._parameters.add(ward.name, ward.pid, None if own else ward.interfaces)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """No more of it."""
+        for place in self._places.values():
+            place.close()
+        self._parameters.close()
+        self._places = {}
+
+    def take(self) -> None:
+        """What is now is what should be from now on."""
+        for name, place in self._places.items():
+            with contextlib.suppress(OSError):  # too many events to be kept: they are of no interest
+                place.changes()
+            self._known[name] = place.state()
+            self._values[name] = self._parameters.read(name)
+        self._parameters.written()
+
+    def look(self, thorough: bool = False) -> list[str]:
+        """What was changed since the last look, in words; thorough: all parameters are read, too."""
+        found: list[str] = []
+        for name, place in self._places.items():
+            found += self._events(name, place)
+            found += self._compare(name, place)
+        found += self._written()
+        if thorough:
+            for name in self._places:
+                found += self._read(name)
+        return found
+
+    def _events(self, name: str, place: Namespace) -> Iterator[str]:
+        try:
+            events = place.changes()
+        except OSError:
+            yield f"{name}: more was changed at once than the kernel could tell"
+            return
+        for event in events:
+            if words := self._event(name, place, event):
+                yield words
+
+    def _event(self, name: str, place: Namespace, event: Event) -> str | None:
+        known, key = self._known[name], event.key
+        old, new = known.get(key), None if event.deleted else event.left
+        words = None
+        if event.offloads and old is not None:
+            before = known.get((OFFLOADS, key[1]), b"")
+            now = place.offloads(key[1])
+            if before == now:
+                words = self._words(name, place, (OFFLOADS, key[1]), "changed for a moment")
+        if new is not None and not lasting(key[0], new) and old is None:
+            return words
+        if new is None and old is None:
+            return words
+        if old is not None and new is not None and not objects.differ(key, old, new):
+            return words
+        words = self._words(name, place, key, objects.difference(key, old, new), new or old or b"")
+        if new is None:
+            del known[key]
+        else:
+            known[key] = new
+        return words
+
+    def _compare(self, name: str, place: Namespace) -> Iterator[str]:
+        known, found = self._known[name], place.state()
+        if known == found:
+            return
+        self._known[name] = found
+        for key in {**known, **found}:
+            old, new = known.get(key), found.get(key)
+            if old != new and (
+                words := self._words(name, place, key, objects.difference(key, old, new), new or old or b"")
+            ):
+                yield words
+
+    def _words(self, name: str, place: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
+        """None for what is left out."""
+        if {(name, place.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
+            return None
+        return f"{name}: {objects.name_of(key, left, place.names)}: {what}"
+
+    def _written(self) -> Iterator[str]:
+        for name, parameter, value in self._parameters.written():
+            known = self._values[name]
+            before, known[parameter] = known.get(parameter, "unknown"), value
+            now = f"{before} -> {value}" if before != value else f"written to, and {value} as before"
+            yield f"{name}: {parameter}: {now}"
+
+    def _read(self, name: str) -> Iterator[str]:
+        known, found = self._values[name], self._parameters.read(name)
+        self._values[name] = found
+        for parameter in {**known, **found}:
+            old, new = known.get(parameter, "none"), found.get(parameter, "none")
+            if old != new:
+                yield f"{name}: {parameter}: {old} -> {new}"

@@ -1,0 +1,112 @@
+"""Watches a running fabric, on all of its machines, for changes that are not its own."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from testbed.fabric.fingerprint import EVERYTHING, Ward
+from testbed.fabric.ground import Ground
+from testbed.fabric.plan import WAN_NODE, Plan
+from testbed.fabric.verify import places
+from testbed.links import LinkError
+from testbed.links.holding import device
+
+ROOT_NAME = "the root namespace"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something was changed; when that was noticed, by CLOCK_MONOTONIC."""
+
+    time_s: float
+    words: str
+
+
+class Watch:
+    """The fingerprint of a fabric, taken now. `look` from time to time; what it has found stands in `changes`.
+
+    grounds: where each node is, `here` for those that it does not name. links, switches: those that events change,
+    which are left out. LinkError when the kernel does not tell.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pids: Mapping[str, int],
+        here: Ground,
+        grounds: Mapping[str, Ground],
+        links: Collection[str] = (),
+        switches: Collection[str] = (),
+    ) -> None:
+        self.changes: list[Change] = []
+        self.cost_s: list[float] = []  # of each look
+        wards: dict[Ground, list[Ward]] = {here: []}
+        for place in places(plan, pids):
+            ward = Ward(place.name, place.pid, place.interfaces)
+            wards.setdefault(grounds.get(place.name, here), []).append(ward)
+        left_out = sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
+        self._grounds = list(wards)
+        with _told():
+            for ground, own in wards.items():
+                ground.watch(own, left_out)
+
+    def look(self, thorough: bool = False) -> None:
+        """Note what was changed since; thorough: look also where it takes long. LinkError."""
+        began_s = time.monotonic()
+        with _told():
+            for ground in self._grounds:
+                self.changes += [Change(began_s, words) for words in ground.look(thorough)]
+        self.cost_s.append(time.monotonic() - began_s)
+
+    @contextlib.contextmanager
+    def own_change(self) -> Iterator[None]:
+        """What is changed in this block is the testbed's own doing. LinkError."""
+        self.look()
+        yield
+        with _told():
+            for ground in self._grounds:
+                ground.take()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LinkError(f"the kernel does not tell what it holds of the network: {error}") from error
+
+
+def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
+    """All interfaces that take part in links, by namespace."""
+    for number, wire in enumerate(plan.wires()):
+        if wire.name not in links:
+            continue
+        yield WAN_NODE, f"br{number}"  # the netem engine's
+        for inner, node, outer in (
+            (wire.inner_a, wire.node_a, wire.outer_a),
+            (wire.inner_b, wire.node_b, wire.outer_b),
+        ):
+            yield WAN_NODE, inner
+            yield WAN_NODE, device(inner)
+            yield node or ROOT_NAME, outer
+
+
+def _of_switches(plan: Plan, switches: Collection[str]) -> Iterator[tuple[str, str]]:
+    """All that is in the switches' namespaces, and whatever they are plugged to."""
+    for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
+        if building.core in switches:
+            yield ROOT_NAME, edge.local_interface
+        if plan.edge(building.name) not in switches:
+            continue
+        yield from ((ROOT_NAME, interface) for interface in edge.interfaces)
+        yield building.core, EVERYTHING
+        yield plan.probe(building.name), EVERYTHING
+        yield from _of_links(plan, [port.link.name for port in edge.wan])
+    for cable in plan.cables:
+        ends = {cable.a[0], cable.b[0]}
+        if ends & set(switches):
+            yield from ((node, EVERYTHING) for node in ends)
+            yield from _of_links(plan, [cable.name])

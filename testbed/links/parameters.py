@@ -1,0 +1,125 @@
+"""The kernel parameters of a network namespace, and whoever writes to one of them.
+
+To read all takes too long to be done often. But the kernel tells by inotify of every write to a file that is watched,
+to those of `/proc/sys/net` of a namespace, too, while the folder is held open: so a parameter that was changed for a
+moment is seen as well.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from testbed.links.netns import network_namespace
+
+ROOT = Path("/proc/sys/net")
+# Of the machine: what its namespaces share. An Open vSwitch daemon that starts ports elsewhere may change the default of
+# sockets' receive buffers for a moment (testbed.fabric.buffers).
+SHARED, OWN = ("core", "ipv4"), ("core", "ipv4", "ipv4/route", "mptcp")
+CONFIGURED = ("ipv4/conf", "ipv4/neigh", "ipv6/conf")
+# Made when first asked for; asked for by a write; the machine's, raised by us for a moment.
+LEFT_OUT = ("tcp_fastopen_key", "flush", "rmem_default")
+SPARE_FILES = 256
+_MODIFIED = 0x2
+_EVENT = struct.Struct("=iIII")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def folders(interfaces: Iterable[str] | None) -> list[str]:
+    """Where parameters are that count; with the interfaces that do. None: in the machine's own namespace."""
+    if interfaces is None:
+        return list(SHARED)
+    names = ("all", *interfaces)
+    return [*OWN, *(f"{folder}/{name}" for folder in CONFIGURED for name in (*names, "default"))]
+
+
+def read_folder(folder: str) -> dict[str, str]:
+    """The parameters in one folder of the present namespace, by their names as sysctl has them."""
+    found = {}
+    base = f"net.{folder.replace('/', '.')}"
+    with os.scandir(ROOT / folder) as entries:
+        names = [entry.name for entry in entries if entry.is_file() and entry.name not in LEFT_OUT]
+    for name in names:
+        try:
+            found[f"{base}.{name}"] = " ".join((ROOT / folder / name).read_text().split())
+        except OSError:
+            continue  # some can be written only
+    return found
+
+
+class Parameters:
+    """Those of many namespaces. Close it. OSError."""
+
+    def __init__(self) -> None:
+        self._inotify = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._inotify < 0:
+            raise OSError(ctypes.get_errno(), "inotify")
+        self._watched: dict[int, tuple[str, str]] = {}
+        self._open: list[int] = []
+        self._pids: dict[str, int | None] = {}
+        self._folders: dict[str, list[str]] = {}
+
+    def add(self, place: str, pid: int | None, interfaces: Iterable[str] | None) -> None:
+        """Watch the namespace of process `pid` from now on."""
+        wanted = folders(interfaces)
+        _make_room(len(self._open) + len(wanted))
+        self._pids[place], self._folders[place] = pid, []
+        with network_namespace(pid):
+            for folder in wanted:
+                try:
+                    held = os.open(ROOT / folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue  # a kernel without it
+                self._open.append(held)  # or the kernel might forget that the folder is watched
+                self._folders[place].append(folder)
+                number = _libc.inotify_add_watch(self._inotify, f"/proc/self/fd/{held}".encode(), _MODIFIED)
+                if number < 0:
+                    raise OSError(ctypes.get_errno(), f"inotify: {folder}")
+                self._watched[number] = place, folder
+
+    def read(self, place: str) -> dict[str, str]:
+        """All of a namespace, by name."""
+        found: dict[str, str] = {}
+        with network_namespace(self._pids[place]):
+            for folder in self._folders[place]:
+                found |= read_folder(folder)
+        return found
+
+    def written(self) -> list[tuple[str, str, str]]:
+        """(place, name, value now) of each that was written to since the last call, if only as it was."""
+        found = []
+        while True:
+            try:
+                data = os.read(self._inotify, 1 << 16)
+            except BlockingIOError:
+                return found
+            while data:
+                number, _, _, length = _EVENT.unpack_from(data)
+                name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0").decode()
+                data = data[_EVENT.size + length :]
+                if number not in self._watched or name in LEFT_OUT:
+                    continue
+                place, folder = self._watched[number]
+                with network_namespace(self._pids[place]):
+                    value = " ".join((ROOT / folder / name).read_text().split())
+                found.append((place, f"net.{folder.replace('/', '.')}.{name}", value))
+
+    def close(self) -> None:
+        """No more of it."""
+        for held in (*self._open, self._inotify):
+            os.close(held)
+        self._open = []
+
+
+def _make_room(needed: int) -> None:
+    """Let this process have so many files open, and some more, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and needed + SPARE_FILES > soft:
+        wanted = 2 * (needed + SPARE_FILES)
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard)
+        )
