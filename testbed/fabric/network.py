@@ -205,13 +205,18 @@ class Fabric:
         controller.start()
         return controller
 
+    @property
+    def queues(self) -> bool:
+        """Whether the policy has queues of its own."""
+        return bool(self._classes)
+
     def queue(self) -> None:
         """Put the policy's queues in front of the WAN links, and read them back. LinkError.
 
         Not part of `up`: what measures the links first should find them whole.
         """
         assert self.engine is not None
-        if self._classes:
+        if self.queues:
             self.engine.change(self.asked(wan_only=True))
 
     def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from testbed.fabric.bridges import CARD
 from testbed.fabric.fingerprint import EVERYTHING, Ward
 from testbed.fabric.ground import Ground
 from testbed.fabric.plan import WAN_NODE, Plan
@@ -45,7 +46,8 @@ class Watch:
         self.cost_s: list[float] = []  # of each look
         wards: dict[Ground, list[Ward]] = {here: []}
         for place in places(plan, pids):
-            ward = Ward(place.name, place.pid, place.interfaces)
+            sends = place.interfaces == (CARD,)
+            ward = Ward(place.name, place.pid, place.interfaces, sends)
             wards.setdefault(grounds.get(place.name, here), []).append(ward)
         left_out = sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
         self._grounds = list(wards)
@@ -64,7 +66,7 @@ class Watch:
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:
         """What is changed in this block is the testbed's own doing. LinkError."""
-        self.look()
+        self.look(thorough=True)
         yield
         with _told():
             for ground in self._grounds:

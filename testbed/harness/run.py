@@ -131,8 +131,9 @@ class Run:
             watch = fabric.watch(*changed_by(scenario.events, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
-            with watch.own_change():
-                fabric.queue()
+            if fabric.queues:
+                with watch.own_change():
+                    fabric.queue()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)

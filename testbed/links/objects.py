@@ -97,17 +97,18 @@ def name_of(key: Key, left: bytes, names: Mapping[int, str]) -> str:
 
 def _which(key: Key, left: bytes) -> str:
     kind = key[0]
-    if kind == OFFLOADS:
-        return ""
+    if kind in (QDISC, CLASS, FILTER):
+        return _which_of_queues(kind, left)
     if kind in (NEIGHBOUR, ADDRESS):
-        family, number = (key[2], key[3])
-        return _address(family, number) + (f"/{key[4]}" if kind == ADDRESS else "")
+        return _address(key[2], key[3]) + (f"/{key[4]}" if kind == ADDRESS else "")
     if kind == FDB:
         return key[2].hex(":") if key[2] else ""
     if kind == ROUTE:
         return f"to {_address(key[3], key[4])}/{key[5]}" if key[4] else "to anywhere"
-    if kind == RULE:
-        return str(int.from_bytes(key[3] or b"", "little"))
+    return str(int.from_bytes(key[3] or b"", "little")) if kind == RULE else ""
+
+
+def _which_of_queues(kind: int, left: bytes) -> str:
     _, _, handle, parent, info = rtnetlink.FORMS[kind].unpack_from(left)
     if kind == FILTER:
         return f"of preference {info >> 16} at {_handle(parent)}"
@@ -158,6 +159,9 @@ def difference(key: Key, old: bytes | None, new: bytes | None) -> str:
     if old is None or new is None:
         return "gone" if new is None else "added"
     before, after = _fields(key[0], old), _fields(key[0], new)
+    if before == after:  # something that pyroute2 has no name for
+        size = rtnetlink.FORMS[abs(key[0])].size if key[0] not in (OFFLOADS, PACKET_FILTER) else 0
+        before, after = dict(_unnamed(old, size)), dict(_unnamed(new, size))
     words = [
         f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}{_UNITS.get(name, '')}"
         for name in {**before, **after}
@@ -178,15 +182,23 @@ def _fields(kind: int, left: bytes) -> dict[str, str]:
     try:
         message.decode()
         found = dict(_flat(message.dump()))
-    except Exception:  # noqa: BLE001 (whatever a library thinks of bytes that it does not know)
+    except Exception:  # whatever a library thinks of bytes that it does not know
         size = rtnetlink.FORMS[abs(kind)].size
-        return {f"attribute {number}": _bytes(part) for number, part in attributes(left, size)}
+        return dict(_unnamed(left, size))
     if found.get("kind") == "htb" and kind == CLASS:
         _bursts(found)
     if found.get("kind") in ("bfifo", "pfifo") and "options" in found:
         limit = found.pop("options").replace(":", "")  # which pyroute2 has no form for
         found["limit"] = str(int.from_bytes(bytes.fromhex(limit), "little"))
     return found
+
+
+def _unnamed(left: bytes, size: int, path: str = "attribute") -> Iterator[tuple[str, str]]:
+    """Attributes by number; those that may be nested as a whole, and each part of them as well."""
+    for number, part in attributes(left, size):
+        yield f"{path} {number}", _bytes(part)
+        if len(part) > _SHORT_BYTES:
+            yield from _unnamed(part, 0, f"{path} {number}")
 
 
 def _bytes(part: bytes) -> str:

@@ -1,6 +1,6 @@
 """The kernel parameters of a network namespace, and whoever writes to one of them.
 
-To read all takes too long to be done often. But the kernel tells by inotify of every write to a file that is watched,
+To read them takes too long to be done often. But the kernel tells by inotify of every write to a file that is watched,
 to those of `/proc/sys/net` of a namespace, too, while the folder is held open: so a parameter that was changed for a
 moment is seen as well.
 """
@@ -17,11 +17,10 @@ from pathlib import Path
 from testbed.links.netns import network_namespace
 
 ROOT = Path("/proc/sys/net")
-# Of the machine: what its namespaces share. An Open vSwitch daemon that starts ports elsewhere may change the default of
-# sockets' receive buffers for a moment (testbed.fabric.buffers).
-SHARED, OWN = ("core", "ipv4"), ("core", "ipv4", "ipv4/route", "mptcp")
+# Of the machine what its namespaces share, of a namespace what connections go by
+SHARED, OWN = ("core",), ("core", "ipv4", "ipv4/route", "mptcp")
 CONFIGURED = ("ipv4/conf", "ipv4/neigh", "ipv6/conf")
-# Made when first asked for; asked for by a write; the machine's, raised by us for a moment.
+# Made when first asked for; written to so that something is done; raised for a moment by whoever builds a fabric
 LEFT_OUT = ("tcp_fastopen_key", "flush", "rmem_default")
 SPARE_FILES = 256
 _MODIFIED = 0x2
@@ -40,22 +39,35 @@ def folders(interfaces: Iterable[str] | None) -> list[str]:
 def read_folder(folder: str) -> dict[str, str]:
     """The parameters in one folder of the present namespace, by their names as sysctl has them."""
     found = {}
-    base = f"net.{folder.replace('/', '.')}"
-    with os.scandir(ROOT / folder) as entries:
-        names = [entry.name for entry in entries if entry.is_file() and entry.name not in LEFT_OUT]
-    for name in names:
-        try:
-            found[f"{base}.{name}"] = " ".join((ROOT / folder / name).read_text().split())
-        except OSError:
-            continue  # some can be written only
+    for name in os.listdir(ROOT / folder):
+        if name not in LEFT_OUT and (value := _read(f"{ROOT}/{folder}/{name}")) is not None:
+            found[_name(folder, name)] = value
     return found
+
+
+def _read(path: str) -> str | None:
+    """A parameter in three system calls, for a thousand are read; None for a folder, and what can be written only."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return " ".join(os.read(opened, 1 << 12).decode().split())
+    except OSError:
+        return None
+    finally:
+        os.close(opened)
+
+
+def _name(folder: str, name: str) -> str:
+    return f"net.{folder.replace('/', '.')}.{name}"
 
 
 class Parameters:
     """Those of many namespaces. Close it. OSError."""
 
     def __init__(self) -> None:
-        self._inotify = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._inotify: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._inotify < 0:
             raise OSError(ctypes.get_errno(), "inotify")
         self._watched: dict[int, tuple[str, str]] = {}
@@ -82,16 +94,21 @@ class Parameters:
                 self._watched[number] = place, folder
 
     def read(self, place: str) -> dict[str, str]:
-        """All of a namespace, by name."""
+        """Those of a namespace by name, but for those of single interfaces."""
         found: dict[str, str] = {}
         with network_namespace(self._pids[place]):
             for folder in self._folders[place]:
-                found |= read_folder(folder)
+                if folder in OWN:
+                    found |= read_folder(folder)
         return found
+
+    def fileno(self) -> int:
+        """Readable when some were written to."""
+        return self._inotify
 
     def written(self) -> list[tuple[str, str, str]]:
         """(place, name, value now) of each that was written to since the last call, if only as it was."""
-        found = []
+        found: list[tuple[str, str, str]] = []
         while True:
             try:
                 data = os.read(self._inotify, 1 << 16)
@@ -105,8 +122,8 @@ class Parameters:
                     continue
                 place, folder = self._watched[number]
                 with network_namespace(self._pids[place]):
-                    value = " ".join((ROOT / folder / name).read_text().split())
-                found.append((place, f"net.{folder.replace('/', '.')}.{name}", value))
+                    value = _read(f"{ROOT}/{folder}/{name}")
+                found.append((place, _name(folder, name), value or ""))
 
     def close(self) -> None:
         """No more of it."""

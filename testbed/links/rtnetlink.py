@@ -30,7 +30,7 @@ _DUMP = 0x301  # NLM_F_REQUEST, NLM_F_DUMP
 _ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
 _CLONED = 0x200
-_PERMANENT, _LASTING = 0x80, 0xC0  # NUD_PERMANENT; or NUD_NOARP
+_PERMANENT, _WHOSE = 0x80, 6  # NUD_PERMANENT; NTF_SELF, NTF_MASTER
 _SOL_NETLINK, _ADD_MEMBERSHIP, _NETLINK_NETFILTER = 270, 1, 12
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _ACTION_TIMES_BYTES = 32  # struct tcf_t: when an action was made and used
@@ -114,10 +114,10 @@ def _link_info(payload: bytes) -> bytes:
     return cut(payload, rules)
 
 
-# IFLA_ STATS, WIRELESS, STATS64, EXT_MASK, PROMISCUITY (it counts who listens), CARRIER_CHANGES, EVENT, CARRIER_UP_COUNT,
-# CARRIER_DOWN_COUNT, ALLMULTI
+# IFLA_ STATS, WIRELESS, OPERSTATE (which comes late, and follows from flags), STATS64, EXT_MASK, PROMISCUITY (it counts
+# who listens), CARRIER_CHANGES, EVENT, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT, ALLMULTI
 _LINK_RULES: Rules = {
-    **dict.fromkeys((7, 11, 23, 29, 30, 35, 44, 47, 48, 61)),
+    **dict.fromkeys((7, 11, 16, 23, 29, 30, 35, 44, 47, 48, 61)),
     12: _PORT_TIMERS,
     18: _link_info,
     26: {10: _INET6},
@@ -147,22 +147,24 @@ def parse(kind: int, body: bytes) -> tuple[Key, bytes] | None:
         return ((PORT if family == _AF_BRIDGE else LINK), index), left
     if kind in (QDISC, CLASS, FILTER):
         return _traffic_control(kind, head, rest)
+    if kind == ROUTE and head[8] & _CLONED:
+        return None
     left = cut(rest, _AGES[kind])
-    found = dict(attributes(left))
+    return _address_key(kind, head, dict(attributes(left))), body[: form.size] + left
+
+
+def _address_key(kind: int, head: tuple[int, ...], found: Mapping[int, bytes]) -> Key:
     if kind == ADDRESS:
-        return (kind, head[4], head[0], found.get(2, found.get(1)), head[1]), body[: form.size] + left
+        return kind, head[4], head[0], found.get(2, found.get(1)), head[1]
     if kind == NEIGHBOUR:
-        family, index, state, flags, _ = head
+        family, index, _, flags, _ = head
         if family == _AF_BRIDGE:
-            return (FDB, index, found.get(2), found.get(5), flags & 6), body[: form.size] + left
-        return (kind, index, family, found.get(1)), body[: form.size] + left
+            return FDB, index, found.get(2), found.get(5), flags & _WHOSE
+        return kind, index, family, found.get(1)
     if kind == ROUTE:
-        if head[8] & _CLONED:
-            return None
         index = int.from_bytes(found.get(4, b""), "little")
-        place = found.get(15), head[0], found.get(1), head[1], head[3], found.get(6)
-        return (kind, index, *place), body[: form.size] + left
-    return (kind, 0, head[0], found.get(6)), body[: form.size] + left
+        return kind, index, found.get(15), head[0], found.get(1), head[1], head[3], found.get(6)
+    return kind, 0, head[0], found.get(6)
 
 
 def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key, bytes]:
