@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.virtual.conftest import REPOSITORY, ordinary_user, variants_of
-from tests.virtual.lies_inside import DATAGRAM_BYTES, DATAGRAMS, STILL_S
+from tests.virtual.traffic_lies_inside import DATAGRAM_BYTES, DATAGRAMS, STILL_S
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -46,7 +46,7 @@ def told() -> Iterator[dict[str, dict[str, Any]]]:
                 "env",
                 f"PYTHONPATH={REPOSITORY}",
                 sys.executable,
-                str(REPOSITORY / "tests/virtual/lies_inside.py"),
+                str(REPOSITORY / "tests/virtual/traffic_lies_inside.py"),
             ),
             *(str(person.home / "small.yaml"), str(output / "run")),
         )
