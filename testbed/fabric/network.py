@@ -105,6 +105,7 @@ class Fabric:
         self.machines = tuple(machines)
         self.spread: Spread | None = None
         self._grounds: dict[str, Ground] = {}
+        self._watch: Watch | None = None
         self.trunks: list[TrunkMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
 
@@ -302,7 +303,8 @@ class Fabric:
     def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
         """Take its fingerprint; events change these links and switches. LinkError."""
         assert self.spread is not None
-        return Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
+        self._watch = Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
+        return self._watch
 
     def changed_offloads(self) -> str | None:
         """What of the interfaces' offloads is not as it was set; None if all is."""
@@ -338,6 +340,9 @@ class Fabric:
         if self._state is None:
             return
         with _signals_held():
+            if self._watch is not None:
+                self._watch.close()
+                self._watch = None
             if self.engine is not None:
                 self.engine.stop()
             if self.controller is not None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from testbed.fabric.bridges import CARD
+from testbed.fabric.edge_tables import EdgeTables
 from testbed.fabric.fingerprint import EVERYTHING, Ward
 from testbed.fabric.ground import Ground
 from testbed.fabric.plan import WAN_NODE, Plan
@@ -51,9 +52,21 @@ class Watch:
             wards.setdefault(grounds.get(place.name, here), []).append(ward)
         left_out = sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
         self._grounds = list(wards)
+        self._tables: EdgeTables | None = None
         with _told():
             for ground, own in wards.items():
                 ground.watch(own, left_out)
+            if not links and not switches:  # or the controller would have to change rules
+                names = (plan.edge(building.name) for building in plan.topology.buildings)
+                self._tables = EdgeTables(
+                    (name, edge.bridge) for name, edge in zip(names, plan.edges, strict=True)
+                )
+
+    def close(self) -> None:
+        """No more of it; namespaces' parts end with them."""
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
 
     def look(self, thorough: bool = False) -> None:
         """Note what was changed since; thorough: look also where it takes long. LinkError."""
@@ -61,6 +74,8 @@ class Watch:
         with _told():
             for ground in self._grounds:
                 self.changes += [Change(began_s, words) for words in ground.look(thorough)]
+            if self._tables is not None:
+                self.changes += [Change(began_s, words) for words in self._tables.look()]
         self.cost_s.append(time.monotonic() - began_s)
 
     @contextlib.contextmanager
@@ -71,6 +86,8 @@ class Watch:
         with _told():
             for ground in self._grounds:
                 ground.take()
+            if self._tables is not None:
+                self._tables.take()
 
 
 @contextlib.contextmanager
