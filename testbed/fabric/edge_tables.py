@@ -85,7 +85,9 @@ class EdgeTable:
         while True:
             kind, transaction, answer = self._message()
             if kind == _ECHO:
-                self._socket.sendall(_HEADER.pack(_VERSION, _ECHO_REPLY, 8 + len(answer), transaction) + answer)
+                self._socket.sendall(
+                    _HEADER.pack(_VERSION, _ECHO_REPLY, 8 + len(answer), transaction) + answer
+                )
             elif kind == _ERROR:
                 raise OSError(f"{self.name}: Open vSwitch refuses to tell what it holds")
             elif kind == _REPLY and transaction == what:
@@ -123,7 +125,9 @@ class EdgeTable:
         known, self._known = self._known, self.state()
         for name in {**known, **self._known}:
             old, new = known.get(name), self._known.get(name)
-            if old != new and not (found and name.startswith("rule")):  # those have been told, in better words
+            if old != new and not (
+                found and name.startswith("rule")
+            ):  # those have been told, in better words
                 how = "gone" if new is None else "added" if old is None else "changed"
                 found.append(f"{self.name}: {name}: {how}")
         return found

@@ -48,6 +48,7 @@ class Fingerprint:
         self._known: dict[str, State] = {}
         self._parameters = Parameters()
         self._values: dict[str, dict[str, str]] = {}
+        self._told: set[tuple[str, Key]] = set()
         self._turn = 0
         self._poll = select.epoll()
         try:
@@ -123,6 +124,7 @@ class Fingerprint:
         if old is not None and new is not None and not objects.differ(key, old, new):
             return words
         words = self._words(name, place, key, objects.difference(key, old, new), new or old or b"")
+        self._told.add((name, key))
         if new is None:
             del known[key]
         else:
@@ -136,10 +138,14 @@ class Fingerprint:
         self._known[name] = found
         for key in {**known, **found}:
             old, new = known.get(key), found.get(key)
-            if old != new and (
-                words := self._words(name, place, key, objects.difference(key, old, new), new or old or b"")
-            ):
+            if old == new:
+                continue
+            what = objects.difference(key, old, new)
+            if what == objects.UNNAMED and (name, key) in self._told:
+                continue  # answers tell in another form what an event has told
+            if words := self._words(name, place, key, what, new or old or b""):
                 yield words
+        self._told = {entry for entry in self._told if entry[0] != name}
 
     def _words(self, name: str, place: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
         """None for what is left out."""

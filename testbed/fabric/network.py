@@ -314,9 +314,12 @@ class Fabric:
         """What else is not as it was set, the first of it: rates, delays, queues, parameters; None if all is."""
         assert self.engine is not None
         engine = self.engine
-        return _difference(lambda: compare_settings(self.asked(), engine.settings())) or _difference(
-            self._verify
+        checks = (
+            lambda: compare_settings(self.asked(), engine.settings()),
+            engine.verify,
+            self._verify,
         )
+        return next((words for check in checks if (words := _difference(check))), None)
 
     def failure(self) -> str | None:
         """None while all parts work; else one sentence on what broke first."""

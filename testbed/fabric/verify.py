@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,10 +15,14 @@ from testbed.fabric import setups
 from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
-from testbed.links.holding import Hold, verify_holds
+from testbed.links.holding import EARLY_DEVICE, Hold, device, verify_holds
 from testbed.links.offload import switched_on
 from testbed.links.setup import known_sysctls, read_sysctl
-from testbed.links.shaping import Shape, verify_shapes
+from testbed.links.shaping import Shape, kinds, verify_shapes
+
+ROOT_NAME = "the root namespace"
+# what the kernel gives an interface by itself, where none was asked for
+_NONE = {"noqueue", "noop"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Place:
 
     pid: a process in it (None: the root). shapes, holds: of those interfaces that have one. rto_min_ms: of the route
     to other hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
+    carried: the kinds of queueing disciplines that the link engine has put on interfaces.
     """
 
     name: str
@@ -38,17 +43,19 @@ class Place:
     rto_min_ms: int | None = None
     bridge: bool = False
     holds: Mapping[str, Hold] = field(default_factory=dict)
+    carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
     """All of a fabric."""
     mtu = plan.topology.mtu
-    yield Place(
-        "the root namespace", None, tuple(name for edge in plan.edges for name in edge.interfaces), mtu
-    )
+    carried = _carried(plan)
+    edges = tuple(name for edge in plan.edges for name in edge.interfaces)
+    yield Place(ROOT_NAME, None, edges, mtu, carried=carried.get(None, {}))
     plain = partial(Place, mtu=mtu, sysctls=setups.HOST_SYSCTLS)
     inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
-    yield plain(planning.WAN_NODE, pids[planning.WAN_NODE], inner)
+    wan = planning.WAN_NODE
+    yield plain(wan, pids[wan], inner, carried=carried.get(wan, {}))
     shapes: dict[str, dict[str, Shape]] = {}
     for (node, interface), shape in plan.shapes.items():
         shapes.setdefault(node, {})[interface] = shape
@@ -56,7 +63,15 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
         ports = tuple(port.interface for port in bridge.ports)
         name = bridge.name
         own = shapes.get(name, {})
-        yield plain(name, pids[name], ports, shapes=own, bridge=True, holds=plan.holds_of(name))
+        yield plain(
+            name,
+            pids[name],
+            ports,
+            shapes=own,
+            bridge=True,
+            holds=plan.holds_of(name),
+            carried=carried.get(name, {}),
+        )
     for building in plan.topology.buildings:
         probe = plan.probe(building.name)
         yield plain(probe, pids[probe], (CARD,))
@@ -72,7 +87,48 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
             sysctls,
             rto_min_ms,
             holds=plan.holds_of(host.name),
+            carried=carried.get(host.name, {}),
         )
+
+
+def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
+    """By namespace and interface, the kinds of queueing disciplines that the link engine puts there."""
+    found: dict[str | None, dict[str, list[str]]] = {}
+    if plan.link_engine != "netem":
+        return found
+    wan = found.setdefault(planning.WAN_NODE, {EARLY_DEVICE: ["netem"]})
+    for wire in plan.wires():
+        for inner, node, outer, way in (
+            (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
+            (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
+        ):
+            wan |= {inner: ["ingress", "netem"], device(inner): ["netem"]}
+            found.setdefault(node, {})[outer] = sorted(kinds(Shape.of(way)))
+    return found
+
+
+def _verify_disciplines(ipr: IPRoute, place: Place, names: Mapping[int, str]) -> None:
+    """Interfaces have the queueing disciplines that were asked for, and no others."""
+    asked = {name: list(found) for name, found in place.carried.items()}
+    for interface, shape in place.shapes.items():
+        asked.setdefault(interface, []).extend(kinds(shape))
+    for interface in place.holds:
+        asked.setdefault(interface, []).append("ingress")
+        asked |= {device(interface): ["netem"], EARLY_DEVICE: ["netem"]}
+    found: dict[str, set[str]] = {}
+    for message in ipr.get_qdiscs():
+        found.setdefault(names.get(message["index"], ""), set()).add(str(message.get_attr("TCA_KIND")))
+    for name in names.values():
+        if place.pid is None and name not in place.interfaces:
+            continue  # the machine's own
+        kept = found.get(name, set()) - _NONE
+        if kept != set(asked.get(name, ())):
+            raise SettingMismatch(
+                f"{place.name}: {name}",
+                "queueing disciplines",
+                ", ".join(sorted(asked.get(name, ()))) or "none",
+                ", ".join(sorted(kept)) or "none",
+            )
 
 
 def verify_offloads(place: Place) -> None:
@@ -90,9 +146,10 @@ def verify(place: Place) -> None:
     """
     with network_namespace(place.pid), IPRoute() as ipr:
         if place.shapes:
-            verify_shapes(ipr, place.shapes)
+            verify_shapes(ipr, place.shapes, place.mtu)
         verify_holds(ipr, place.holds)
         links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
+        _verify_disciplines(ipr, place, {int(link["index"]): name for name, link in links.items()})
         if place.rto_min_ms is not None:
             _verify_rto(ipr, place.name, place.rto_min_ms)
         for key, value in known_sysctls(place.sysctls).items():

@@ -12,11 +12,9 @@ from testbed.fabric.edge_tables import EdgeTables
 from testbed.fabric.fingerprint import EVERYTHING, Ward
 from testbed.fabric.ground import Ground
 from testbed.fabric.plan import WAN_NODE, Plan
-from testbed.fabric.verify import places
+from testbed.fabric.verify import ROOT_NAME, places
 from testbed.links import LinkError
 from testbed.links.holding import device
-
-ROOT_NAME = "the root namespace"
 
 
 @dataclass(frozen=True)

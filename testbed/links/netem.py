@@ -30,7 +30,15 @@ from testbed.links.netns import network_namespace
 from testbed.links.ports import isolate, set_up
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, named, read_counters, read_filters, read_shape, shape_commands
+from testbed.links.shaping import (
+    Shape,
+    named,
+    read_counters,
+    read_filters,
+    read_shape,
+    shape_commands,
+    verify_classes,
+)
 from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
 
 SMALLEST_FRAME_BYTES = 64
@@ -114,6 +122,7 @@ class NetemEngine:
         for node, setup in outer.items():
             setup.apply(self._place(node))
         compare_settings(self._asked, self.settings())
+        self.verify()
 
     def change(self, asked: Mapping[tuple[str, str], Direction]) -> None:
         """Change the queueing disciplines in place."""
@@ -131,6 +140,7 @@ class NetemEngine:
         self._asked.update(asked)
         self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(asked, self.settings())
+        self.verify()
 
     def _holds(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, Hold]:
         """How each direction's frames are held where they come in."""
@@ -221,6 +231,11 @@ class NetemEngine:
             isolate(self._wan_netlink(), carrying(self._wires, link), False)
             self._dark.discard(link)
         set_up(self._pid, carrying(self._wires, link), up)
+
+    def verify(self) -> None:
+        """Each class of the shapers is as its commands make it: rates, bursts, quanta."""
+        for way in self._ways():
+            verify_classes(self._end(way.node), way.shaper, Shape.of(self._asked[way.key]), self._mtu)
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""

@@ -54,6 +54,7 @@ _NOUNS = {
 }
 _UNITS = {"rate": " bytes/s", "ceil": " bytes/s"}
 _TICKS_PER_S = 1e9 / 64  # the kernel's unit for bursts: the time that they take at the rate
+UNNAMED = "changed"
 _FEW = 4  # fields are told of one object
 _SHORT_BYTES = 16
 _TRANSPARENT = (
@@ -65,6 +66,7 @@ _TRANSPARENT = (
     "linkinfo",
     "info_data",
     "info_slave_data",
+    "rate",
     "conf",
 )
 _PREFIXES = (
@@ -168,7 +170,7 @@ def difference(key: Key, old: bytes | None, new: bytes | None) -> str:
         if before.get(name) != after.get(name)
     ]
     more = [f"and {len(words) - _FEW} more"] if len(words) > _FEW else []
-    return ", ".join(words[:_FEW] + more) or "changed"
+    return ", ".join(words[:_FEW] + more) or UNNAMED
 
 
 def _fields(kind: int, left: bytes) -> dict[str, str]:

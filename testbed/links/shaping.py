@@ -10,14 +10,14 @@ import math
 import re
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pyroute2 import IPRoute
 
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.directions import Direction, QueueClass
-from testbed.links.errors import LinkError
+from testbed.links.errors import LinkError, SettingMismatch
 from testbed.links.settings import compare_fields
 from testbed.virtual import clock_here
 
@@ -29,6 +29,7 @@ MAX_QUANTUM_BYTES = 200_000
 FILTER_PREFERENCE = 10
 LEAST_SHARE = 0.001  # of the rate, for a class without a guarantee: HTB has none without any
 REST_MINOR = 0x10  # of the class that takes what no other names; all there is where there are no classes
+TICKS_PER_S = 1e9 / 64  # of the kernel's clock for bursts
 _HTB_ALL = 0x00010001
 _MAJOR = 0x00010000
 _FLOW_ID = re.compile(r"flowid 1:([0-9a-f]+)")
@@ -81,6 +82,26 @@ def burst_bytes(rate_bps: float, mtu: int) -> int:
     if clock_here() == "free":
         return math.ceil(rate_bps / 8 * EXACT_BURST_S)
     return max(2 * (mtu + ETHERNET_HEADER_BYTES), math.ceil(rate_bps / 8 * BURST_S))
+
+
+@dataclass(frozen=True)
+class HtbClass:
+    """One of HTB's classes as the kernel keeps it: bytes per second, bursts as the ticks that they take, bytes."""
+
+    rate: int
+    ceil: int
+    burst: int
+    cburst: int
+    quantum: int
+    prio: int
+
+    @classmethod
+    def told(cls, words: Mapping[str, str]) -> HtbClass:
+        """What `tc` makes of its words for a class."""
+        rate, ceil = (int(words[name].removesuffix("bps")) for name in ("rate", "ceil"))
+        bursts = int(words["burst"]) / rate, int(words["cburst"]) / ceil
+        ticks = (int(burst_s * TICKS_PER_S) for burst_s in bursts)
+        return cls(rate, ceil, *ticks, int(words["quantum"]), int(words.get("prio", "0")))
 
 
 @dataclass(frozen=True)
@@ -179,6 +200,11 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
     return f"bfifo limit {shape.queue_bytes}", "1"
 
 
+def kinds(shape: Shape) -> set[str]:
+    """The kinds of queueing disciplines that make a shape."""
+    return {"htb", _queue_command(shape)[0].split()[0]}
+
+
 def read_shape(ipr: IPRoute, interface: str, filters: Mapping[int, set[int]] | None = None) -> Shape:
     """Rate and queue that the kernel holds for `interface`; LinkError when it is not shaped.
 
@@ -224,28 +250,45 @@ def _shape(
     ipr: IPRoute, interface: str, index: int, queues: Iterable[Any], filters: Mapping[int, set[int]] | None
 ) -> Shape:
     """The shape of an interface with these queueing disciplines."""
-    rates: dict[int, tuple[int, int, int, int]] = {}
+    return _shape_of(interface, _classes(ipr, index), queues, filters)
+
+
+def _classes(ipr: IPRoute, index: int) -> dict[int, HtbClass]:
+    """HTB's classes on an interface by their handles."""
+    classes = {}
     for found in ipr.get_classes(index=index):
         options = found.get_attr("TCA_OPTIONS")
         if found.get_attr("TCA_KIND") == "htb" and options is not None:
             figures, wide = options.get_attr("TCA_HTB_PARMS"), options.get_attr("TCA_HTB_RATE64")
             ceil = options.get_attr("TCA_HTB_CEIL64") or figures["ceil"]
             rate = figures["rate"] if wide is None else wide
-            rates[found["handle"]] = int(rate), int(ceil), figures["prio"], figures["quantum"]
+            ticks = figures["buffer"], figures["cbuffer"]
+            classes[found["handle"]] = HtbClass(
+                int(rate), int(ceil), *ticks, figures["quantum"], figures["prio"]
+            )
+    return classes
+
+
+def _shape_of(
+    interface: str,
+    rates: Mapping[int, HtbClass],
+    queues: Iterable[Any],
+    filters: Mapping[int, set[int]] | None,
+) -> Shape:
     leaves = {message["parent"]: message for message in queues if _is_queue(message)}
     rest = leaves.get(_MAJOR | REST_MINOR)
     if _HTB_ALL not in rates or rest is None:
         raise LinkError(f"{interface}: no HTB class with a queue found on it")
-    whole = rates[_HTB_ALL][0]
+    whole = rates[_HTB_ALL].rate
     classes: tuple[QueueClass, ...] = ()
     if filters is not None and len(leaves) > 1:
         classes = tuple(
             QueueClass(
                 f"1:{handle & 0xFFFF:x}",
                 tuple(sorted(filters.get(handle & 0xFFFF, ()))),
-                priority=rates[handle][2],
-                share=rates[handle][0] / whole,
-                limit=rates[handle][1] / whole,
+                priority=rates[handle].prio,
+                share=rates[handle].rate / whole,
+                limit=rates[handle].ceil / whole,
             )
             for handle in sorted(leaves)
             if handle in rates
@@ -282,10 +325,43 @@ def named(
     return asked
 
 
-def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape]) -> None:
+def verify_shapes(ipr: IPRoute, asked: Mapping[str, Shape], mtu: int) -> None:
     """Read shapes back and compare; SettingMismatch names what differs. The keys are interfaces of one namespace."""
-    for interface, found in read_shapes(ipr, asked).items():
-        compare_fields(interface, asked[interface], found)
+    for interface, (index, messages) in _disciplines(ipr, asked).items():
+        classes = _classes(ipr, index)
+        compare_fields(interface, asked[interface], _shape_of(interface, classes, messages, None))
+        compare_classes(interface, shape_commands(interface, asked[interface], mtu), classes)
+
+
+def verify_classes(ipr: IPRoute, interface: str, shape: Shape, mtu: int) -> None:
+    """Read all of HTB's classes on an interface back: each has what the shape's commands give it. SettingMismatch."""
+    classes = _classes(ipr, _index(ipr, interface))
+    compare_classes(interface, shape_commands(interface, shape, mtu), classes)
+
+
+def compare_classes(interface: str, commands: Iterable[str], found: Mapping[int, HtbClass]) -> None:
+    """HTB's classes as the kernel has them against the commands that make them; SettingMismatch at the first that is
+    not as asked, or missing, or asked for by nobody."""
+    asked = {}
+    for command in commands:
+        words = command.split()
+        if words[0] == "class" and words[1] in ("add", "change"):
+            told = dict(
+                zip(words[words.index("htb") + 1 :: 2], words[words.index("htb") + 2 :: 2], strict=True)
+            )
+            major, minor = words[words.index("classid") + 1].split(":")
+            asked[int(major, 16) << 16 | int(minor, 16)] = HtbClass.told(told)
+    for handle in sorted({*asked, *found}):
+        name = f"{interface}: class {handle >> 16:x}:{handle & 0xFFFF:x}"
+        wanted, held = asked.get(handle), found.get(handle)
+        if wanted is None or held is None:
+            raise SettingMismatch(name, "class", "there" if wanted else "none", "there" if held else "none")
+        for field in fields(HtbClass):
+            one, other = getattr(wanted, field.name), getattr(held, field.name)
+            # tc rounds bursts down to the kernel's ticks
+            if abs(one - other) > (1 if field.name in ("burst", "cburst") else 0):
+                unit = " in ticks of 64 ns" if field.name in ("burst", "cburst") else ""
+                raise SettingMismatch(name, field.name + unit, one, other)
 
 
 def read_counters(ipr: IPRoute, interfaces: Iterable[str]) -> dict[str, ShapeCounters]:

@@ -142,6 +142,9 @@ class LinkEngine(Protocol):
     def account(self) -> EngineAccount:
         """The books now."""
 
+    def verify(self) -> None:
+        """Read back what `settings` does not tell of. SettingMismatch, LinkError."""
+
     def failure(self) -> str | None:
         """None while it works; else one sentence on how it ended."""
 
