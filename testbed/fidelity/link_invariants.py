@@ -183,7 +183,7 @@ def nothing_changed(changes: Sequence[tuple[float, str]], left_out: Sequence[str
     return Invariant(
         "nothing_changed",
         bound="no change",
-        measured=f"{len(changes)} changes" if changes else "no change",
+        measured=f"{len(changes) or 'no'} change{'s' * (len(changes) > 1)}",
         ok=not changes,
         sentence=words + without(left_out),
     )

@@ -17,8 +17,9 @@ from pathlib import Path
 from testbed.links.netns import network_namespace
 
 ROOT = Path("/proc/sys/net")
-# Of the machine what its namespaces share, of a namespace what connections go by
-SHARED, OWN = ("core",), ("core", "ipv4", "ipv4/route", "mptcp")
+# Of the machine what its namespaces share (in ipv4 these alone), of a namespace what connections go by
+SHARED, OWN = ("core", "ipv4"), ("core", "ipv4", "ipv4/route", "mptcp")
+MACHINE_WIDE = ("tcp_mem", "udp_mem", "tcp_max_orphans")
 CONFIGURED = ("ipv4/conf", "ipv4/neigh", "ipv6/conf")
 # Made when first asked for; written to so that something is done; raised for a moment by whoever builds a fabric
 LEFT_OUT = ("tcp_fastopen_key", "flush", "rmem_default")
@@ -121,6 +122,8 @@ class Parameters:
                 if number not in self._watched or name in LEFT_OUT:
                     continue
                 place, folder = self._watched[number]
+                if self._pids[place] is None and folder == "ipv4" and name not in MACHINE_WIDE:
+                    continue
                 with network_namespace(self._pids[place]):
                     value = _read(f"{ROOT}/{folder}/{name}")
                 found.append((place, _name(folder, name), value or ""))

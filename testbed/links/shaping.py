@@ -99,9 +99,10 @@ class HtbClass:
     def told(cls, words: Mapping[str, str]) -> HtbClass:
         """What `tc` makes of its words for a class."""
         rate, ceil = (int(words[name].removesuffix("bps")) for name in ("rate", "ceil"))
-        bursts = int(words["burst"]) / rate, int(words["cburst"]) / ceil
-        ticks = (int(burst_s * TICKS_PER_S) for burst_s in bursts)
-        return cls(rate, ceil, *ticks, int(words["quantum"]), int(words.get("prio", "0")))
+        burst, cburst = (
+            int(int(words[name]) / over * TICKS_PER_S) for name, over in (("burst", rate), ("cburst", ceil))
+        )
+        return cls(rate, ceil, burst, cburst, int(words["quantum"]), int(words.get("prio", "0")))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from testbed.fidelity.link_invariants import (
     emulator_stalls,
     jitter_accuracy,
     loss_accuracy,
+    nothing_changed,
     rules_in_force,
     settings_in_force,
 )
@@ -140,3 +141,18 @@ def test_settings_in_force() -> None:
     assert found.ok is False
     assert "east1: eth0" in found.sentence
     assert found.severity == "untrusted"
+
+
+def test_nothing_changed_names_what_was_and_what_is_left_out() -> None:
+    assert nothing_changed([]).ok is True
+    change = "east-leaf: class 1:10 of p3: rate 12500000 -> 6250000 bytes/s"
+    found = nothing_changed([(3.21, change)], ["east-west-0"])
+    assert (found.ok, found.severity, found.measured) == (False, "untrusted", "1 change")
+    assert f"{change}, seen at 3.21 s." in found.sentence
+    assert found.sentence.endswith("Left out, as events touch them: east-west-0.")
+
+
+def test_nothing_changed_tells_the_first_of_many() -> None:
+    found = nothing_changed([(float(number), f"change {number}") for number in range(30)])
+    assert "change 7, seen at 7 s; and 22 more." in found.sentence
+    assert "change 8" not in found.sentence

@@ -58,6 +58,7 @@ class Kernel:
         }
         self.shapes = {"p1": Shape(1e9, 1_000_000), "p2": Shape(1e9, 2_000_000)}
         self.held: dict[str, Hold] = {}  # as asked when read back last
+        self.classes: dict[str, Shape] = {}
 
 
 @pytest.fixture
@@ -67,6 +68,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(netem, "read_shape", lambda ipr, interface, filters: made.shapes[interface])
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
     monkeypatch.setattr(netem, "verify_holds", lambda ipr, holds: made.held.update(holds))
+    monkeypatch.setattr(
+        netem, "verify_classes", lambda ipr, interface, shape, mtu: made.classes.update({interface: shape})
+    )
     monkeypatch.setattr(NetemEngine, "_wan_netlink", lambda engine: None)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))
     return made
@@ -94,6 +98,7 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
         led = f"filter add dev {entry} parent ffff: protocol all pref 20 matchall"
         assert f"{led} action mirred egress redirect dev in-{entry}" in kernel.commands
     assert kernel.held == {"w0a": Hold(1e9), "w0b": Hold(1e9)}
+    assert kernel.classes == {"p1": Shape.of(FORTH), "p2": Shape.of(BACK)}
 
 
 def test_a_seed_is_given_where_tc_takes_one(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def main() -> None:
     """Run, and write down what was said."""
     folder, names = Path(sys.argv[1]), tuple(sys.argv[2:])
     file = folder / "lies.yaml"
-    file.write_text(SCENARIO.format(trials=10 if names else 260))
+    file.write_text(SCENARIO.format(trials=10 * max(1, len(names)) if names else 260))
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
     run = Saboteur(load_scenario(file), Stack("netem", "system"), Scale(), folder / "run", progress)
     run.names = names
