@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import socket
 import struct
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from testbed.links.process import close_pipes, end_with_parent, wait_or_kill
+from testbed.links.process import close_pipes, wait_or_kill
 
 RUN_FOLDER = Path(os.environ.get("OVS_RUNDIR", "/var/run/openvswitch"))
 TIMEOUT_S = 10.0
@@ -27,6 +26,8 @@ _EVERY_FLOW = struct.pack(">BxxxIIxxxxQQHHxxxx", 0xFF, 0xFFFFFFFF, 0xFFFFFFFF, 0
 _PORT_NAME = slice(16, 32)
 _PORT_SETTINGS = slice(8, 40)  # its address, name, configuration and state; not its speeds
 _TOLD = re.compile(rb"event=(ADDED|DELETED|MODIFIED) (.*)|OFPT_PORT_STATUS[^:]*: (.*)")
+
+_SETTING = re.compile(rb"\s+((?:config|(state)): .*)")
 
 
 class EdgeTable:
@@ -54,7 +55,6 @@ class EdgeTable:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            preexec_fn=lambda: end_with_parent(signal.SIGTERM),
         )
         assert self._monitor.stderr is not None
         os.set_blocking(self._monitor.stderr.fileno(), False)
@@ -139,10 +139,17 @@ class EdgeTable:
             while data := os.read(self._monitor.stderr.fileno(), 1 << 16):
                 self._told += data
         *lines, self._told = self._told.split(b"\n")
+        port = ""
         for line in lines:
             if match := _TOLD.search(line):
                 event, rule, port = (part.decode(errors="replace") if part else "" for part in match.groups())
-                yield f"port {port}" if port else f"rule {rule}: {event.lower()}"
+                if not port:
+                    yield f"rule {rule}: {event.lower()}"
+            elif port and (match := _SETTING.match(line)):
+                port += f" {match[1].decode()}"
+                if match[2]:  # its state, which comes last of what matters
+                    yield f"port {port}"
+                    port = ""
 
 
 def _entries(data: bytes) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ TURNS = 10  # looks until all namespaces were compared: all at once would take a
 class Ward:
     """A namespace to be looked at: that of process `pid` (None: the machine's own, of which only `interfaces` count).
 
-    sends: connections end there, so that its kernel parameters are read before and after, not only listened to.
+    sends: connections go by its kernel parameters, which are read before and after, and not only listened to.
     """
 
     name: str

@@ -303,7 +303,8 @@ class Fabric:
     def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
         """Take its fingerprint; events change these links and switches. LinkError."""
         assert self.spread is not None
-        self._watch = Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
+        with _marked(self.state.id):
+            self._watch = Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
         return self._watch
 
     def changed_offloads(self) -> str | None:

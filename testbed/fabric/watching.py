@@ -45,7 +45,7 @@ class Watch:
         self.cost_s: list[float] = []  # of each look
         wards: dict[Ground, list[Ward]] = {here: []}
         for place in places(plan, pids):
-            sends = place.interfaces == (CARD,)
+            sends = place.interfaces == (CARD,) or place.pid is None
             ward = Ward(place.name, place.pid, place.interfaces, sends)
             wards.setdefault(grounds.get(place.name, here), []).append(ward)
         left_out = sorted({*_of_links(plan, links), *_of_switches(plan, switches)})

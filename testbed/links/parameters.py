@@ -101,7 +101,12 @@ class Parameters:
             for folder in self._folders[place]:
                 if folder in OWN:
                     found |= read_folder(folder)
-        return found
+        return {name: value for name, value in found.items() if self._counts(place, name)}
+
+    def _counts(self, place: str, name: str) -> bool:
+        """Whether it does; the machine's own connections are nobody's business here."""
+        shared = not name.startswith("net.ipv4.") or name.removeprefix("net.ipv4.") in MACHINE_WIDE
+        return shared or self._pids[place] is not None
 
     def fileno(self) -> int:
         """Readable when some were written to."""
@@ -122,7 +127,7 @@ class Parameters:
                 if number not in self._watched or name in LEFT_OUT:
                     continue
                 place, folder = self._watched[number]
-                if self._pids[place] is None and folder == "ipv4" and name not in MACHINE_WIDE:
+                if not self._counts(place, _name(folder, name)):
                     continue
                 with network_namespace(self._pids[place]):
                     value = _read(f"{ROOT}/{folder}/{name}")
