@@ -74,6 +74,7 @@ def test_a_run_over_two_machines_is_whole_and_its_tunnel_is_judged(
             "tunnel_loss",
             "rate_accuracy",
             "rules_in_force",
+            "nothing_changed",
         ):
             assert checks[name]["ok"], checks[name]
         assert checks["tunnel_rate"]["ok"], checks["tunnel_rate"]
