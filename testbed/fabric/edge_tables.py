@@ -146,7 +146,7 @@ class EdgeTable:
                 if not port:
                     yield f"rule {rule}: {event.lower()}"
             elif port and (match := _SETTING.match(line)):
-                port += f" {match[1].decode()}"
+                port += f" {' '.join(match[1].decode().split())}"
                 if match[2]:  # its state, which comes last of what matters
                     yield f"port {port}"
                     port = ""

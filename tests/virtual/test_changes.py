@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.virtual.conftest import REPOSITORY, Person
-from tests.virtual.lies_inside import BLINK_S
+from tests.virtual.changes_inside import BLINK_S
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -27,10 +27,10 @@ def told(person: Person, *names: str) -> Any:
     if person.prefix:
         folder.chmod(0o777)
     python = ("env", f"PYTHONPATH={REPOSITORY}", sys.executable)
-    inside = (*python, "-m", "tests.virtual.lies_inside", str(folder), *names)
+    inside = (*python, "-m", "tests.virtual.changes_inside", str(folder), *names)
     done = person.call("virtual", "exec", "--writable", str(folder), "--", *inside, timeout_s=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return json.loads((folder / "lies.json").read_text())
+    return json.loads((folder / "changes.json").read_text())
 
 
 def row(verdict: dict[str, Any], name: str) -> dict[str, Any]:

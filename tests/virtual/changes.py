@@ -7,6 +7,7 @@ import shlex
 import sys
 from dataclasses import dataclass
 
+from testbed.config.topology import building_network
 from testbed.fabric.network import Fabric
 from testbed.links.command import run_script
 from testbed.links.shaping import Shape, shape_commands
@@ -300,8 +301,8 @@ def _interfaces(fabric: Fabric) -> list[Lie]:
         Lie(
             "a packet filter",
             "east1",
-            f"{sys.executable} -c {shlex.quote(TABLE.format(what='add'))}",
-            f"{sys.executable} -c {shlex.quote(TABLE.format(what='del'))}",
+            f"{sys.executable} -c {shlex.quote(TABLE.format(what='add'))} 2>&1",
+            f"{sys.executable} -c {shlex.quote(TABLE.format(what='del'))} 2>&1",
             "nftables: generation",
         ),
     ]
@@ -334,7 +335,7 @@ def _parameters() -> list[Lie]:
 def _edges(fabric: Fabric) -> list[Lie]:
     edge = fabric.plan.edges[0]
     bridge, port = edge.bridge, edge.wan[0]
-    far = fabric.topology.hosts[-1].ip
+    far, west = fabric.topology.hosts[-1].ip, building_network(1)
     rule = f"priority=60000,ip,nw_dst={far}"
     police = f"ovs-vsctl set interface {port.edge_interface} ingress_policing_rate={{0}} ingress_policing_burst={{0}}"
     return [
@@ -348,9 +349,9 @@ def _edges(fabric: Fabric) -> list[Lie]:
         Lie(
             "rules of the edge gone",
             "",
-            f"{OPENFLOW} dump-flows --no-stats {bridge} > /tmp/flows; {OPENFLOW} del-flows {bridge} ip,nw_dst={far}",
+            f"{OPENFLOW} dump-flows --no-stats {bridge} > /tmp/flows; {OPENFLOW} del-flows {bridge} ip,nw_dst={west}",
             f"{OPENFLOW} add-flows {bridge} /tmp/flows",
-            "deleted",
+            f"nw_dst={west}",
         ),
         Lie(
             "a group of the edge more",

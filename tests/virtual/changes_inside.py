@@ -1,7 +1,7 @@
-"""Lies planted into one run inside a guest, one after the other: `python -m tests.virtual.lies_inside OUT [NAME...]`.
+"""Lies planted into one run inside a guest, one after the other: `python -m tests.virtual.changes_inside OUT [NAME...]`.
 
 Runs a small job of many steps on two buildings. Each lie is planted in a step, undone after a while, and what the
-fingerprint has said of it until then is written to OUT/lies.json, beside the run's own directory OUT/run. All lies
+fingerprint has said of it until then is written to OUT/changes.json, beside the run's own directory OUT/run. All lies
 without names, each for 20 ms and for longer; `none` plants nothing. A name such as `2/3` is the second third of all.
 """
 
@@ -22,7 +22,7 @@ from testbed.harness.run import Progress, Run
 from testbed.links import LinkError
 from testbed.links.command import run_script
 from testbed.scale import Scale
-from tests.virtual.lies import Lie, all_lies
+from tests.virtual.changes import Lie, all_lies
 
 SCENARIO = """
 name: lies
@@ -130,7 +130,7 @@ class Saboteur(Run):
 def main() -> None:
     """Run, and write down what was said."""
     folder, names = Path(sys.argv[1]), tuple(sys.argv[2:])
-    file = folder / "lies.yaml"
+    file = folder / "changes.yaml"
     file.write_text(SCENARIO.format(trials=10 if names == ("none",) else 260))
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
     run = Saboteur(load_scenario(file), Stack("netem", "system"), Scale(), folder / "run", progress)
@@ -144,7 +144,7 @@ def main() -> None:
         "verdict": variant["verdict"],
         "steps": variant["step_time_s"]["samples"],
     }
-    (folder / "lies.json").write_text(json.dumps(told))
+    (folder / "changes.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
