@@ -1,4 +1,4 @@
-"""Lies planted into one run inside a guest, one after the other: `python -m tests.virtual.changes_inside OUT [NAME...]`.
+"""Lies planted into one run in a guest, one after the other: `python -m tests.virtual.changes_inside OUT [NAME...]`.
 
 Runs a small job of many steps on two buildings. Each lie is planted in a step, undone after a while, and what the
 fingerprint has said of it until then is written to OUT/changes.json, beside the run's own directory OUT/run. All lies

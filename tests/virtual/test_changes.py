@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.virtual.conftest import REPOSITORY, Person
 from tests.virtual.changes_inside import BLINK_S
+from tests.virtual.conftest import REPOSITORY, Person
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 

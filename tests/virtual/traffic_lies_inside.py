@@ -1,4 +1,4 @@
-"""What a liar does inside a guest: `traffic_lies_inside.py SCENARIO OUTPUT` starts the run, then meddles with its hosts."""
+"""What a liar does inside a guest: `traffic_lies_inside.py SCENARIO OUTPUT` starts a run and meddles with its hosts."""
 
 from __future__ import annotations
 
