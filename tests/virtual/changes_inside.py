@@ -80,6 +80,8 @@ class Planter(EventPlayer):
         if self._stage == 0:
             self._before = len(self.job.watch.changes)
             self._do(lie, lie.plant)
+            if lie.unheard:  # before the controller puts it right
+                self.job.watch.look(thorough=True)
             self._due_s = time.monotonic() + for_s
         elif self._stage == 1:
             if for_s > BLINK_S:

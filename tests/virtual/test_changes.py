@@ -26,7 +26,7 @@ def told(person: Person, *names: str) -> Any:
     folder.mkdir()
     if person.prefix:
         folder.chmod(0o777)
-    python = ("env", f"PYTHONPATH={REPOSITORY}", sys.executable)
+    python = ("env", f"PYTHONPATH={REPOSITORY}", f"HOME={person.home}", sys.executable)
     inside = (*python, "-m", "tests.virtual.changes_inside", str(folder), *names)
     done = person.call("virtual", "exec", "--writable", str(folder), "--", *inside, timeout_s=280)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
