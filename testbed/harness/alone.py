@@ -20,6 +20,7 @@ from testbed.fidelity.alpha_beta import (
     worst_plane,
 )
 from testbed.fidelity.hops import NETEM, Paths
+from testbed.fidelity.standing import Attempt
 from testbed.harness.wiring import Wiring, software_cost
 from testbed.scale import Scale
 from testbed.transport.wire import ConnectionKey
@@ -65,19 +66,19 @@ class Alone:
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
         return model_agreement(
-            min(self.attempts_s(calibrations)[0], default=None),
+            min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
             self._model_s(self._ring),
             exact=self.exact,
             slowest_s=self._model_s(self._worst_ring),
             lossy=self._lossy,
         )
 
-    def attempts_s(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
         """What it took each time before the steps, and after them if it was done again."""
         before, after = (
             [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
         )
-        return _took_s(before), _took_s(after)
+        return _attempts(before), _attempts(after)
 
     def _model_s(self, ring: Sequence[Step]) -> float:
         if not ring:
@@ -103,10 +104,11 @@ class Alone:
         return found
 
 
-def _took_s(calibrations: Iterable[Mapping[str, Any]]) -> list[float]:
-    """Seconds of each of the collectives that were done, from the common start to the last rank's end."""
-    took: dict[int, float] = {}
+def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:
+    """Each of the collectives that were done, from the common start to the last rank's end."""
+    took: dict[int, Attempt] = {}
     for entry in calibrations:
-        attempt = entry["attempt"]
-        took[attempt] = max(took.get(attempt, 0.0), entry["end_s"] - entry["start_s"])
+        before = took.get(entry["attempt"], Attempt(0.0, 0))
+        took_s = max(before.took_s, entry["end_s"] - entry["start_s"])
+        took[entry["attempt"]] = Attempt(took_s, before.resent + entry["resent"])
     return list(took.values())

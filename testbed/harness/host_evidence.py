@@ -16,7 +16,7 @@ from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.ledgers import building_of, grown, ledgers, timed_cables
-from testbed.fidelity.standing import network_as_before, ranks_awake, standstills
+from testbed.fidelity.standing import Attempt, network_as_before, ranks_awake, standstills
 from testbed.harness.summary import StepResult
 from testbed.harness.witness import REAL_LATE_S, REAL_WAIT_S
 from testbed.links.counts import NodeCounts
@@ -43,7 +43,7 @@ class HostEvidence:
     samples: Sequence[Record]
     events: Sequence[EventSpec]
     event_log: Sequence[Record]
-    again: tuple[Sequence[float], Sequence[float]]
+    again: tuple[Sequence[Attempt], Sequence[Attempt]]
     exact: bool
 
     @cached_property

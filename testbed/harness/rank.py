@@ -21,7 +21,7 @@ from testbed.harness.posted import Ears, Posted
 from testbed.harness.socket_sampler import SocketSampler
 from testbed.harness.spec import JobSpec, Step
 from testbed.harness.wiring import join
-from testbed.harness.witness import Witness
+from testbed.harness.witness import Witness, resent_here
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload import Collective, Compute, Exchange, WaitAll
@@ -134,8 +134,9 @@ class Rank:
         for attempt in range(CALIBRATIONS):
             start_s = self._agree_on_start()
             self.communicator.sleep(start_s - time.monotonic())
+            resent = resent_here()
             self.communicator.all_reduce(array, algorithm="ring")
-            times = {"start_s": start_s, "end_s": time.monotonic()}
+            times = {"start_s": start_s, "end_s": time.monotonic(), "resent": resent_here() - resent}
             head = {"rank": self.rank, "operation": "calibration", "attempt": attempt, "again": again}
             records.append({**head, **times})
         return records

@@ -307,7 +307,7 @@ class Run:
             records.samples,
             self.scenario.events,
             log,
-            self.alone.attempts_s(records.calibrations),
+            self.alone.attempts(records.calibrations),
             exact=self.alone.exact,
         )
 

@@ -63,6 +63,11 @@ class Witness:
         return found
 
 
+def resent_here() -> int:
+    """Segments that TCP has sent again from this process's host so far."""
+    return read_protocols().tcp_resent
+
+
 def traffic(before: Glimpse, after: Glimpse) -> dict[str, Any] | None:
     """What the host's IPv4 and the rank's connections carried between two glimpses, each way; None: not known.
 

@@ -55,6 +55,7 @@ class ProtocolCounts:
     delivered: int
     tcp_out: int
     tcp_in: int
+    tcp_resent: int
     udp_out: int
     udp_in: int
     icmp_out: int
@@ -140,6 +141,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
         delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - round_packets,
         tcp_out=tcp_out,
         tcp_in=tcp["InSegs"],
+        tcp_resent=tcp["RetransSegs"],
         udp_out=udp["OutDatagrams"],
         udp_in=udp["InDatagrams"] + udp["NoPorts"] + udp["InErrors"],
         icmp_out=icmp["OutMsgs"],

@@ -15,7 +15,7 @@ from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import Foreign, in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.ledgers import building_of, grown, ledgers
-from testbed.fidelity.standing import network_as_before, ranks_awake, standstills
+from testbed.fidelity.standing import Attempt, network_as_before, ranks_awake, standstills
 from testbed.harness.host_evidence import pauses_of, why_not_again
 from testbed.harness.witness import Glimpse, traffic
 from testbed.links.counts import NodeCounts, PortCounts, ProtocolCounts, parse_protocols, read_protocols
@@ -61,6 +61,7 @@ def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
         delivered=990 + 20 - 10,
         tcp_out=807,
         tcp_in=900,
+        tcp_resent=7,
         udp_out=40,
         udp_in=57,
         icmp_out=3,
@@ -70,7 +71,7 @@ def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
 
 
 def protocols(out: int, into: int) -> ProtocolCounts:
-    return ProtocolCounts(out, out, 9000 * out, into, 9000 * into, into, out, into, 0, 0, 0, 0)
+    return ProtocolCounts(out, out, 9000 * out, into, 9000 * into, into, out, into, 0, 0, 0, 0, 0)
 
 
 def counted() -> dict[str, NodeCounts]:
@@ -310,6 +311,10 @@ def test_a_pause_that_the_scenario_asks_for_is_no_standstill() -> None:
     assert standstills(HOSTS, [step(1, stood_still=STILL)], open_ended) == []
 
 
+def attempts(*took_s: float) -> list[Attempt]:
+    return [Attempt(each_s, 0) for each_s in took_s]
+
+
 @pytest.mark.parametrize(
     ("after_s", "exact", "ok"),
     [
@@ -322,14 +327,19 @@ def test_a_pause_that_the_scenario_asks_for_is_no_standstill() -> None:
     ],
 )
 def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok: bool) -> None:
-    found = network_as_before([0.4, 0.1], [after_s, after_s + 0.0005], exact)
+    found = network_as_before(attempts(0.4, 0.1), attempts(after_s + 0.5, after_s), exact)
     assert found.ok is ok
     assert ("something has changed" in found.sentence) is not ok
 
 
-def test_a_network_that_is_never_twice_the_same_is_no_other_one() -> None:
-    assert network_as_before([0.4, 0.1], [0.104, 0.12], exact=True).ok is True
-    assert network_as_before([0.4, 0.1], [0.104, 0.105], exact=True).ok is False
+def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
+    restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
+    found = network_as_before(attempts(0.1), restless, exact=True)
+    assert found.ok is True
+    assert "sent again" in found.sentence
+    assert network_as_before(attempts(0.1), [Attempt(0.14, 3)], exact=True).ok is False
+    # where some attempts went without, these count
+    assert network_as_before(attempts(0.1), [*restless, Attempt(0.11, 0)], exact=True).ok is False
 
 
 def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
@@ -349,4 +359,4 @@ def test_why_the_lone_collective_is_not_done_again() -> None:
     lossy = dataclasses.replace(lossy, wan=(link, *lossy.wan[1:]))
     why = why_not_again((), (), lossy)
     assert "lose packets" in why
-    assert network_as_before([0.1], [], exact=True, why_not=why).ok is None
+    assert network_as_before(attempts(0.1), [], exact=True, why_not=why).ok is None

@@ -308,7 +308,9 @@ def test_pacing_and_small_windows_are_part_of_the_model() -> None:
         rules = socket_rules_of(specs(*entries), UNSCALED, of, of.hosts)
         spec = TransportSpec()
         alone = Alone(of, of.hosts, spec, wiring(spec, rules), UNSCALED, 1e9)
-        found = alone.agreement([{"attempt": 0, "again": False, "start_s": 0.0, "end_s": 1.0}]).sentence
+        found = alone.agreement(
+            [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
+        ).sentence
         made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", found)
         assert made, found
         return float(made[2] or made[1]) / alone.message_bytes
