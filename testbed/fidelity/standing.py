@@ -127,4 +127,5 @@ def network_as_before(
         measured=f"{late_s / early_s - 1:+.1%}",
         ok=same,
         sentence=words + ("." if same else ": something has changed meanwhile."),
+        severity="untrusted" if steady else "caution",
     )

@@ -330,6 +330,7 @@ def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok:
     found = network_as_before(attempts(0.4, 0.1), attempts(after_s + 0.5, after_s), exact)
     assert found.ok is ok
     assert ("something has changed" in found.sentence) is not ok
+    assert found.severity == ("untrusted" if exact else "caution")
 
 
 def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
