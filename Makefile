@@ -79,4 +79,4 @@ build: environment ## the wheel and the source archive, in dist/
 	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes
 
 clean-env: ## remove what setup made in this checkout
-	rm -rf .venv .venv-ryu .venv-peers
+	rm -rf .venv .venv-ryu .venv-peers .venv-ns3

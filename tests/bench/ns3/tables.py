@@ -1,0 +1,256 @@
+"""What both instruments found beside theory, as Markdown, and whether the goals are met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tests.bench.ns3.cells import (
+    ACCESS_FRAME_S,
+    BURST,
+    FRAME_S,
+    LINE_BPS,
+    MESSAGE_BYTES,
+    ONE,
+    RTTS_S,
+    SEGMENT_BYTES,
+    SENDERS,
+    Flows,
+    Frames,
+    round_trip_s,
+)
+from tests.bench.ns3.theory import Path, Replayed, pollaczek_khinchine, replay, replay_queue
+
+Found = dict[str, Any]
+Look = Callable[[Flows | Frames], Found]
+GOODPUT, QUEUE, LOSSY_GOODPUT, MD1, FRAME_DELAY_S, SPACING_NS = 0.02, 0.10, 0.05, 0.02, 1e-7, 64
+GOALS = (
+    "Goals: without loss goodput within 2 % and the mean wait in the queue within 10 % of ns-3 or of theory; with loss "
+    "goodput within 5 % of theory over the run's own losses; M/D/1 within 2 % of a FIFO replayed over the same "
+    "arrivals; one frame's delay within 0.1 us; a burst's frames as far apart as a frame takes, within the 64 ns of "
+    "the kernel's shaper."
+)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def yes(met: bool) -> str:
+    """For the last column."""
+    return "yes" if met else "**no**"
+
+
+def near(value: float, wanted: Iterable[float], share: float) -> bool:
+    """Whether it is within that share of one of them."""
+    return any(abs(value - one) <= share * one for one in wanted)
+
+
+def mbit(bps: float) -> str:
+    """Of a goodput."""
+    return f"{bps / 1e6:.2f}"
+
+
+def ms(seconds: float) -> str:
+    """Of a wait."""
+    return f"{seconds * 1e3:.2f}"
+
+
+def path_of(cell: Flows) -> Path:
+    """The link as theory sees it."""
+    return Path(round_trip_s(cell), 1 / FRAME_S, cell.queue_frames)
+
+
+def theory_of(cell: Flows, found: Found) -> Replayed | None:
+    """Over what this run lost by chance and by its queue; over the queue's alone where nothing is lost by chance."""
+    if not cell.loss:
+        return replay_queue(cell.congestion_control, path_of(cell))
+    (events,) = found["events"]
+    losses = [segments for _, segments in events]
+    return replay(cell.congestion_control, path_of(cell), losses) if len(losses) > 2 else None
+
+
+def between_losses(found: Found) -> float:
+    """Segments a second from the first congestion event to the last, which is what theory replays."""
+    (events,) = found["events"]
+    (first_s, first), (last_s, last) = events[0], events[-1]
+    return float((last - first) / (last_s - first_s))
+
+
+def mean(values: Iterable[float]) -> float:
+    """NaN of none."""
+    listed = list(values)
+    return statistics.fmean(listed) if listed else float("nan")
+
+
+def dumbbells(cells: Sequence[Flows], ns3: Look, ours: Look) -> tuple[str, str]:
+    """(without loss, with loss): each a table."""
+    groups: dict[str, list[Flows]] = {}
+    for cell in cells:
+        groups.setdefault(cell.name, []).append(cell)
+    clean: list[list[str]] = []
+    lossy: list[list[str]] = []
+    for name, group in groups.items():
+        if group[0].loss:
+            lossy.append(_lossy_row(name, group, ns3, ours))
+        else:
+            clean.append(_clean_row(name, group[0], ns3, ours))
+    head = ["flow, round trip, queue, loss"]
+    three = "ns-3, testbed, theory"
+    return (
+        table(
+            [
+                *head,
+                f"goodput, Mbit/s: {three}",
+                f"mean wait, ms: {three}",
+                f"longest, ms: {three}",
+                "drops",
+                "met",
+            ],
+            clean,
+        ),
+        table(
+            [
+                *head,
+                "goodput, Mbit/s: ns-3, testbed",
+                "off theory over its own losses: ns-3, testbed",
+                "mean wait, ms: ns-3, testbed",
+                "lost, dropped: ns-3, testbed",
+                "met",
+            ],
+            lossy,
+        ),
+    )
+
+
+def _clean_row(name: str, cell: Flows, ns3: Look, ours: Look) -> list[str]:
+    there, here, theory = ns3(cell), ours(cell), theory_of(cell, {})
+    assert theory is not None
+    says = theory.frames_per_s * SEGMENT_BYTES * 8
+    (goodput,) = here["goodput_bps"]
+    met = near(goodput, (there["goodput_bps"][0], says), GOODPUT)
+    met &= near(here["mean_wait_s"], (there["mean_wait_s"], theory.mean_wait_s), QUEUE)
+    return [
+        name,
+        ", ".join(mbit(value) for value in (there["goodput_bps"][0], goodput, says)),
+        ", ".join(ms(value) for value in (there["mean_wait_s"], here["mean_wait_s"], theory.mean_wait_s)),
+        ", ".join(ms(value) for value in (there["peak_wait_s"], here["peak_wait_s"], theory.peak_wait_s)),
+        f"{there['dropped']}, {here['dropped']}",
+        yes(met),
+    ]
+
+
+def _lossy_row(name: str, group: Sequence[Flows], ns3: Look, ours: Look) -> list[str]:
+    goodputs, offs, waits, lost = [], [], [], []
+    for look in (ns3, ours):
+        runs = [(look(cell), theory_of(cell, look(cell))) for cell in group]
+        with_theory = [(between_losses(found), theory.frames_per_s) for found, theory in runs if theory]
+        says = sum(wanted for _, wanted in with_theory)
+        goodputs.append(mean(found["goodput_bps"][0] for found, _ in runs))
+        offs.append(sum(seen for seen, _ in with_theory) / says - 1 if says else float("nan"))
+        waits.append(mean(found["mean_wait_s"] for found, _ in runs))
+        lost.append(f"{sum(found['lost'] for found, _ in runs)} {sum(found['dropped'] for found, _ in runs)}")
+    return [
+        name,
+        ", ".join(map(mbit, goodputs)),
+        ", ".join(f"{off:+.1%}" for off in offs),
+        ", ".join(map(ms, waits)),
+        ", ".join(lost),
+        yes(abs(offs[1]) <= LOSSY_GOODPUT),
+    ]
+
+
+def round_trips(cells: Sequence[Flows], ns3: Look, ours: Look) -> str:
+    """Goodput by round trip, means over the seeds; the goal is on the sum."""
+    rows = []
+    for control in ("reno", "cubic"):
+        group = [cell for cell in cells if cell.congestion_control == control]
+        each = [
+            [mean(look(cell)["goodput_bps"][i] for cell in group) for i in range(len(RTTS_S))]
+            for look in (ns3, ours)
+        ]
+        for rtt_s, there, here in zip(RTTS_S, *each, strict=True):
+            rows.append([control, f"{rtt_s * 1e3:g} ms", mbit(there), mbit(here), ""])
+        sums = [sum(column) for column in each]
+        rows.append([control, "together", *map(mbit, sums), yes(near(sums[1], (sums[0], LINE_BPS), GOODPUT))])
+    return table(["flow", "round trip", "ns-3, Mbit/s", "testbed, Mbit/s", "met"], rows)
+
+
+def incast(cells: Sequence[Flows], ns3: Look, ours: Look) -> str:
+    """Until the last message is complete."""
+    least_s = SENDERS * MESSAGE_BYTES * 8 / LINE_BPS + round_trip_s(cells[0])
+    rows = []
+    for name, look in (("ns-3", ns3), ("testbed", ours)):
+        lasts = [max(look(cell)["done_s"]) for cell in cells]
+        drops = [look(cell)["dropped"] for cell in cells]
+        unfinished = sum(min(look(cell)["done_s"]) < 0 for cell in cells)
+        said = f"{statistics.median(lasts):.3f} s ({min(lasts):.3f} to {max(lasts):.3f})"
+        rows.append([name, f"{least_s:.3f} s", said, f"{statistics.median(drops):.0f}", str(unfinished)])
+    return table(["", "at the line's rate", "last message complete", "drops", "rounds not complete"], rows)
+
+
+def frames(cells: Sequence[Frames], ns3: Look, ours: Look) -> str:
+    """M/D/1: mean sojourn, what else the path takes left out."""
+    rows = []
+    for cell in cells:
+        assert cell.load is not None
+        there, here = ns3(cell), ours(cell)
+        took = [found["took_s"] - cell.delay_s - 2 * ACCESS_FRAME_S for found in (there, here)]
+        off = took[1] / here["fifo_s"] - 1
+        rows.append(
+            [
+                f"{cell.load:g}",
+                str(cell.count),
+                f"{pollaczek_khinchine(cell.load, FRAME_S) * 1e6:.2f}",
+                f"{there['fifo_s'] * 1e6:.2f}, {here['fifo_s'] * 1e6:.2f}",
+                f"{took[0] * 1e6:.2f}, {took[1] * 1e6:.2f}",
+                f"{off:+.2%}",
+                yes(abs(off) <= MD1),
+            ]
+        )
+    head = [
+        "load",
+        "frames",
+        "Pollaczek and Khinchine, us",
+        "a FIFO over the same arrivals: ns-3's, testbed's",
+    ]
+    return table([*head, "measured: ns-3, testbed", "testbed off its FIFO", "met"], rows)
+
+
+def single_frames(ns3: Look, ours: Look) -> str:
+    """One frame over all hops, and a burst."""
+    there, here = ns3(ONE), ours(ONE)
+    says = ONE.delay_s + FRAME_S + 2 * ACCESS_FRAME_S
+    off_s = here["took_s"] - says
+    rows = [
+        [
+            "one frame from socket to socket, us",
+            *(f"{value * 1e6:.3f}" for value in (says, there["took_s"], here["took_s"])),
+            f"{off_s * 1e6:+.3f}",
+            yes(abs(off_s) <= FRAME_DELAY_S),
+        ]
+    ]
+    there, here, says_ns = ns3(BURST), ours(BURST), FRAME_S * 1e9
+    off_ns = max(abs(gap - says_ns) for gap in here["gaps_ns"])
+    gaps = [f"{least / 1e3:.3f} to {most / 1e3:.3f}" for least, most in (there["gaps_ns"], here["gaps_ns"])]
+    what = f"between arrivals of {BURST.count} sent at once, us"
+    rows.append([what, f"{says_ns / 1e3:.3f}", *gaps, f"{off_ns / 1e3:.3f}", yes(off_ns <= SPACING_NS)])
+    return table(["what", "theory", "ns-3", "testbed", "testbed off", "met"], rows)
+
+
+def speed(cells: Sequence[Flows], ns3: Look, ours: Look) -> str:
+    """CPU time for a gigabyte received, of the flows without loss."""
+    rows = []
+    for cell in cells:
+        if cell.loss or cell.congestion_control != "cubic":
+            continue
+        row = [cell.name]
+        for look in (ns3, ours):
+            found = look(cell)
+            gigabytes = found["goodput_bps"][0] * cell.duration_s / 8e9
+            row.append(f"{found['cpu_s'] / gigabytes:.1f}")
+        rows.append(row)
+    return table(["flow, round trip, queue, loss", "ns-3, s/GB", "testbed, s/GB"], rows)

@@ -1,0 +1,165 @@
+"""What theory says: queues with Poisson arrivals, and TCP's window over given losses.
+
+Reno is Mathis, Semke, Mahdavi and Ott (1997): one segment more each round trip, half of it after a loss. CUBIC is RFC
+9438. Both are replayed as a fluid, over the losses that a run met or over those that its queue makes, so that the luck
+of the draw does not stand between theory and instrument.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+RENO_DECREASE, CUBIC_DECREASE, CUBIC_C = 0.5, 0.7, 0.4
+RANDOM_LOSS, PERIODIC_LOSS = 1.31, math.sqrt(1.5)  # Mathis's constant, every segment acknowledged
+STEPS_PER_ROUND_TRIP = 4
+
+
+def fifo_sojourns(arrivals_s: Sequence[float], service_s: float) -> list[float]:
+    """Waiting and service of each, by Lindley's recursion."""
+    found, free_s = [], -math.inf
+    for arrival_s in arrivals_s:
+        free_s = max(free_s, arrival_s) + service_s
+        found.append(free_s - arrival_s)
+    return found
+
+
+def pollaczek_khinchine(load: float, service_s: float) -> float:
+    """Mean sojourn of M/D/1."""
+    return service_s * (1 + load / (2 * (1 - load)))
+
+
+def reno_share(products: float) -> float:
+    """Of the rate that one Reno flow uses over a queue of so many bandwidth-delay products, nothing lost but there."""
+    if products >= 1:
+        return 1.0
+    full = 1 + products
+    return 0.75 * full**2 / (1 + products + products**2)
+
+
+def mathis(loss: float, round_trip_s: float, constant: float = RANDOM_LOSS) -> float:
+    """Segments per second of Reno."""
+    return constant / (round_trip_s * math.sqrt(loss))
+
+
+@dataclass(frozen=True)
+class Path:
+    """One link. Round trip of the idle path, rate in frames a second, queue in frames."""
+
+    round_trip_s: float
+    frames_per_s: float
+    queue_frames: float
+
+    @property
+    def product(self) -> float:
+        """Frames that fill it without a queue."""
+        return self.round_trip_s * self.frames_per_s
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Means over the time replayed: frames a second, seconds in the queue; the longest of these."""
+
+    frames_per_s: float
+    mean_wait_s: float
+    peak_wait_s: float
+
+
+class Window:
+    """A congestion window in segments, as theory moves it."""
+
+    def __init__(self, control: Literal["reno", "cubic"], segments: float) -> None:
+        self._control = control
+        self.segments = segments
+        self._most = segments
+        self._friendly = segments
+        self._start = segments
+        self._since_s = 0.0
+
+    def wait(self, seconds: float, round_trip_s: float) -> None:
+        """So long without a loss."""
+        if self._control == "reno":
+            self.segments += seconds / round_trip_s
+            return
+        # RFC 9438, 4.2 and 4.3: the cubic's own window a round trip ahead is where this round trip leads
+        self._since_s += seconds
+        slope = 1.0 if self._friendly >= self._most else 3 * (1 - CUBIC_DECREASE) / (1 + CUBIC_DECREASE)
+        self._friendly += slope * seconds / round_trip_s
+        turn_s = ((self._most - self._start) / CUBIC_C) ** (1 / 3)
+        cubic = CUBIC_C * (self._since_s - turn_s) ** 3 + self._most
+        self.segments = max(self.segments, self._friendly, min(cubic, 1.5 * self.segments))
+
+    def lose(self) -> None:
+        """One congestion event."""
+        before = self.segments
+        if self._control == "reno":
+            self.segments = max(2.0, RENO_DECREASE * before)
+            return
+        fast_convergence = before < self._most
+        self._most = before * (1 + CUBIC_DECREASE) / 2 if fast_convergence else before
+        self._start = self._friendly = self.segments = max(2.0, CUBIC_DECREASE * before)
+        self._since_s = 0.0
+
+
+def replay(control: Literal["reno", "cubic"], path: Path, losses: Sequence[float]) -> Replayed:
+    """The time from the first to the last of these congestion events, each at its count of delivered segments.
+
+    The window before the first is the one that its gap to the second makes stationary.
+    """
+    gaps = [after - before for before, after in itertools.pairwise(losses)]
+    window = Window(control, _stationary(control, path, sum(gaps) / len(gaps)))
+    sums = _Sums()
+    for gap in gaps:
+        window.lose()
+        _deliver(window, path, gap, sums)
+    return sums.means()
+
+
+def replay_queue(control: Literal["reno", "cubic"], path: Path, sawteeth: int = 12) -> Replayed:
+    """A flow that loses only what its queue has no room for, once settled."""
+    full = path.product + path.queue_frames
+    window, sums = Window(control, full), _Sums()
+    for number in range(sawteeth):
+        if number == sawteeth // 2:
+            sums = _Sums()
+        window.lose()
+        _deliver(window, path, math.inf, sums)
+    return sums.means()
+
+
+class _Sums:
+    def __init__(self) -> None:
+        self.seconds = self.frames = self.waited = self.peak_s = 0.0
+
+    def means(self) -> Replayed:
+        return Replayed(self.frames / self.seconds, self.waited / self.seconds, self.peak_s)
+
+
+def _deliver(window: Window, path: Path, frames: float, sums: _Sums) -> None:
+    """Until so many are delivered, or the queue is full."""
+    full = path.product + path.queue_frames
+    while frames > 0 and (frames < math.inf or window.segments < full):
+        held = min(window.segments, full)
+        wait_s = max(0.0, held - path.product) / path.frames_per_s
+        round_trip_s = path.round_trip_s + wait_s
+        rate = held / round_trip_s
+        last = frames <= rate * round_trip_s / STEPS_PER_ROUND_TRIP
+        seconds = frames / rate if last else round_trip_s / STEPS_PER_ROUND_TRIP
+        sums.seconds += seconds
+        sums.frames += rate * seconds
+        sums.waited += wait_s * seconds
+        sums.peak_s = max(sums.peak_s, wait_s)
+        frames = 0.0 if last else frames - rate * seconds
+        window.wait(seconds, round_trip_s)
+
+
+def _stationary(control: Literal["reno", "cubic"], path: Path, gap: float) -> float:
+    """The window just before losses that come so many frames apart."""
+    window = Window(control, path.product)
+    for _ in range(60):
+        window.lose()
+        _deliver(window, path, gap, _Sums())
+    return min(window.segments, path.product + path.queue_frames)
