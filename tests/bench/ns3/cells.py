@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
+
+from tests.bench.ns3.theory import mathis
 
 CongestionControl = Literal["reno", "cubic"]
 
@@ -16,7 +18,8 @@ FRAME_S, ACCESS_FRAME_S = FRAME_BYTES * 8 / RATE_BPS, FRAME_BYTES * 8 / ACCESS_B
 LINE_BPS = RATE_BPS * SEGMENT_BYTES / FRAME_BYTES
 PROBE_PAUSE_S = 0.01
 QUIET_S = 0.5  # probes alone, before the first flow
-LOSSY_S, LEAST_WARM_UP_S, MOST_WARM_UP_S, LEAST_S, MOST_S = 40.0, 5.0, 20.0, 20.0, 90.0
+LEAST_WARM_UP_S, MOST_WARM_UP_S, LEAST_S, MOST_S = 4.0, 15.0, 10.0, 60.0
+LOSSES = 8  # at least, by chance, in a run that has any
 SEEDS = (1, 2, 3)
 RTTS_S = (0.004, 0.008, 0.012, 0.02, 0.032, 0.048, 0.064, 0.08)
 SENDERS, MESSAGE_BYTES = 16, 256 * 1024
@@ -102,7 +105,7 @@ def round_trip_s(cell: Flows) -> float:
 
 
 def dumbbell(control: CongestionControl, rtt_s: float, products: float, loss: float, seed: int) -> Flows:
-    """One flow. Where nothing is lost by chance the window holds whole sawteeth of Reno, if a minute and a half can."""
+    """One flow. Where nothing is lost by chance what is measured is whole sawteeth of Reno, if they fit in a minute."""
     queue = max(4, round(products * product_frames(rtt_s)))
     cell = Flows(
         f"{control} {rtt_s * 1e3:g} ms {products:g} BDP {loss:g}",
@@ -114,15 +117,16 @@ def dumbbell(control: CongestionControl, rtt_s: float, products: float, loss: fl
         (random.Random(seed).uniform(0, 0.1),),
         0,
         LEAST_WARM_UP_S,
-        LEAST_WARM_UP_S + LOSSY_S,
+        LEAST_WARM_UP_S + LEAST_S,
         seed,
     )
     if loss:
-        return cell
+        segments_per_s = min(LINE_BPS / 8 / SEGMENT_BYTES, mathis(loss, round_trip_s(cell)))
+        return replace(cell, duration_s=LEAST_WARM_UP_S + max(LEAST_S, LOSSES / (loss * segments_per_s)))
     tooth_s = sawtooth_s(cell)
     warm_up_s = min(max(LEAST_WARM_UP_S, tooth_s), MOST_WARM_UP_S)
     measured_s = min(max(1, math.ceil(LEAST_S / tooth_s)) * tooth_s, MOST_S)
-    return Flows(**{**vars(cell), "warm_up_s": warm_up_s, "duration_s": warm_up_s + measured_s})
+    return replace(cell, warm_up_s=warm_up_s, duration_s=warm_up_s + measured_s)
 
 
 def dumbbells(quick: bool) -> list[Flows]:

@@ -283,7 +283,7 @@ Flows()
         sink.Install(net.right.Get(i)).Get(0)->TraceConnectWithoutContext("Rx", MakeBoundCallback(&Received, flow));
         BulkSendHelper bulk("ns3::TcpSocketFactory", InetSocketAddress(AddressOf(net.right.Get(i)), PORT));
         bulk.SetAttribute("MaxBytes", UintegerValue(message));
-        bulk.SetAttribute("SendSize", UintegerValue(10 * SEGMENT));
+        bulk.SetAttribute("SendSize", UintegerValue(SEGMENT));
         flow->sender = bulk.Install(net.left.Get(i)).Get(0)->GetObject<BulkSendApplication>();
         flow->sender->SetStartTime(Seconds(QUIET_S + starts[i]));
         Simulator::Schedule(Seconds(QUIET_S + starts[i]) + NanoSeconds(1), &Watch, flow);

@@ -58,6 +58,15 @@ class Path:
         """Frames that fill it without a queue."""
         return self.round_trip_s * self.frames_per_s
 
+    @property
+    def full(self) -> float:
+        """Frames that fill it and its queue."""
+        return self.product + self.queue_frames
+
+    def waiting_s(self, window: float) -> float:
+        """In the queue, with so many frames under way."""
+        return max(0.0, min(window, self.full) - self.product) / self.frames_per_s
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -75,30 +84,35 @@ class Window:
         self._control = control
         self.segments = segments
         self._most = segments
+        self._before = segments
         self._friendly = segments
         self._start = segments
         self._since_s = 0.0
+        self._mending_s = 0.0
 
     def wait(self, seconds: float, round_trip_s: float) -> None:
-        """So long without a loss."""
+        """So long without a loss; the round trip in which the one before is mended does not count."""
+        if self._mending_s > 0:
+            self._mending_s -= seconds
+            return
         if self._control == "reno":
             self.segments += seconds / round_trip_s
             return
-        # RFC 9438, 4.2 and 4.3: the cubic's own window a round trip ahead is where this round trip leads
         self._since_s += seconds
-        slope = 1.0 if self._friendly >= self._most else 3 * (1 - CUBIC_DECREASE) / (1 + CUBIC_DECREASE)
+        slope = 1.0 if self._friendly >= self._before else 3 * (1 - CUBIC_DECREASE) / (1 + CUBIC_DECREASE)
         self._friendly += slope * seconds / round_trip_s
         turn_s = ((self._most - self._start) / CUBIC_C) ** (1 / 3)
         cubic = CUBIC_C * (self._since_s - turn_s) ** 3 + self._most
         self.segments = max(self.segments, self._friendly, min(cubic, 1.5 * self.segments))
 
-    def lose(self) -> None:
+    def lose(self, round_trip_s: float) -> None:
         """One congestion event."""
-        before = self.segments
+        self._mending_s = round_trip_s
+        self._before = before = self.segments
         if self._control == "reno":
             self.segments = max(2.0, RENO_DECREASE * before)
             return
-        fast_convergence = before < self._most
+        fast_convergence = before < self._most - 0.5  # windows are kept in whole segments
         self._most = before * (1 + CUBIC_DECREASE) / 2 if fast_convergence else before
         self._start = self._friendly = self.segments = max(2.0, CUBIC_DECREASE * before)
         self._since_s = 0.0
@@ -113,19 +127,18 @@ def replay(control: Literal["reno", "cubic"], path: Path, losses: Sequence[float
     window = Window(control, _stationary(control, path, sum(gaps) / len(gaps)))
     sums = _Sums()
     for gap in gaps:
-        window.lose()
+        window.lose(path.round_trip_s + path.waiting_s(window.segments))
         _deliver(window, path, gap, sums)
     return sums.means()
 
 
 def replay_queue(control: Literal["reno", "cubic"], path: Path, sawteeth: int = 12) -> Replayed:
     """A flow that loses only what its queue has no room for, once settled."""
-    full = path.product + path.queue_frames
-    window, sums = Window(control, full), _Sums()
+    window, sums = Window(control, path.full), _Sums()
     for number in range(sawteeth):
         if number == sawteeth // 2:
             sums = _Sums()
-        window.lose()
+        window.lose(path.round_trip_s + path.waiting_s(window.segments))
         _deliver(window, path, math.inf, sums)
     return sums.means()
 
@@ -140,10 +153,8 @@ class _Sums:
 
 def _deliver(window: Window, path: Path, frames: float, sums: _Sums) -> None:
     """Until so many are delivered, or the queue is full."""
-    full = path.product + path.queue_frames
-    while frames > 0 and (frames < math.inf or window.segments < full):
-        held = min(window.segments, full)
-        wait_s = max(0.0, held - path.product) / path.frames_per_s
+    while frames > 0 and (frames < math.inf or window.segments < path.full):
+        held, wait_s = min(window.segments, path.full), path.waiting_s(window.segments)
         round_trip_s = path.round_trip_s + wait_s
         rate = held / round_trip_s
         last = frames <= rate * round_trip_s / STEPS_PER_ROUND_TRIP
@@ -158,8 +169,8 @@ def _deliver(window: Window, path: Path, frames: float, sums: _Sums) -> None:
 
 def _stationary(control: Literal["reno", "cubic"], path: Path, gap: float) -> float:
     """The window just before losses that come so many frames apart."""
-    window = Window(control, path.product)
+    window = Window(control, 10.0)
     for _ in range(60):
-        window.lose()
+        window.lose(path.round_trip_s + path.waiting_s(window.segments))
         _deliver(window, path, gap, _Sums())
-    return min(window.segments, path.product + path.queue_frames)
+    return min(window.segments, path.full)
