@@ -62,10 +62,13 @@ def test_reno_over_losses_by_chance_is_mathis_with_the_constant_for_them() -> No
 
 
 def test_cubic_over_losses_at_even_distances_is_rfc_9438() -> None:
-    """Its section 5.1, of a path so long that the cubic leads: a window of 1.054 times (RTT / loss) to the 3/4."""
+    """Its section 5.1, of a path so long that the cubic leads: a window of 1.054 times (RTT / loss) to the 3/4.
+
+    The formula leaves fast convergence out, which costs up to a twentieth where all losses are alike.
+    """
     found = replay("cubic", LONG, every(1e5))
     window = 1.054 * (LONG.round_trip_s / 1e-5) ** 0.75
-    assert found.frames_per_s * LONG.round_trip_s == pytest.approx(window, rel=0.03)
+    assert found.frames_per_s * LONG.round_trip_s == pytest.approx(window, rel=0.06)
 
 
 def test_cubic_is_no_slower_than_reno_where_the_cubic_does_not_lead() -> None:
@@ -89,8 +92,14 @@ def test_an_experiment_crosses_to_the_guest_whole(cell: cells.Experiment) -> Non
 
 
 def test_no_two_experiments_share_name_and_seed() -> None:
-    everything = [*cells.dumbbells(False), *cells.many_round_trips(False), *cells.incasts(False)]
-    names = [(cell.name, cell.seed) for cell in (*everything, *cells.queueing(False), cells.ONE, cells.BURST)]
+    everything: list[cells.Experiment] = [
+        cells.ONE,
+        cells.BURST,
+        *cells.queueing(False),
+        *cells.incasts(False),
+    ]
+    everything += [*cells.dumbbells(False), *cells.many_round_trips(False)]
+    names = [(cell.name, cell.seed) for cell in everything]
     assert len(names) == len(set(names))
 
 

@@ -14,12 +14,17 @@ import psutil
 from tests.bench.ns3.cells import Experiment, to_json
 
 ROOT = Path(__file__).parents[3]
+KEPT = ROOT / ".venv-ns3/found/testbed.json"
 MEMORY, TIMEOUT = "3 GiB", "7200 s"
+All = dict[tuple[str, int], dict[str, Any]]
 
 
-def run(
-    cells: Sequence[Experiment], progress: Callable[[str], None]
-) -> dict[tuple[str, int], dict[str, Any]]:
+def last() -> All:
+    """What the last run found."""
+    return {(name, seed): found for name, seed, found in json.loads(KEPT.read_text())}
+
+
+def run(cells: Sequence[Experiment], progress: Callable[[str], None]) -> All:
     """By name and seed of each experiment what the guest says of it, and `cpu_s`, all processes of it together."""
     command = [
         sys.executable,
@@ -43,6 +48,7 @@ def run(
                 progress(f"testbed: {said['name']}, seed {said['seed']}: {spent_s:.0f} s of CPU time")
     if guest.returncode or len(found) != len({(cell.name, cell.seed) for cell in cells}):
         raise SystemExit(f"the guest ended with {guest.returncode} after {len(found)} experiments")
+    KEPT.write_text(json.dumps([[*key, said] for key, said in found.items()]))
     return found
 
 
