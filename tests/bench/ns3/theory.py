@@ -1,8 +1,9 @@
 """What theory says: queues with Poisson arrivals, and TCP's window over given losses.
 
 Reno is Mathis, Semke, Mahdavi and Ott (1997): one segment more each round trip, half of it after a loss. CUBIC is RFC
-9438. Both are replayed as a fluid, over the losses that a run met or over those that its queue makes, so that the luck
-of the draw does not stand between theory and instrument.
+8312, or RFC 9438, which differs where Reno would be quicker: from the window on that the last loss met it, too, has one
+segment more each round trip. All are replayed as a fluid, over the losses that a run met or over those that its queue
+makes, so that the luck of the draw does not stand between theory and instrument.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Literal
 RENO_DECREASE, CUBIC_DECREASE, CUBIC_C = 0.5, 0.7, 0.4
 RANDOM_LOSS, PERIODIC_LOSS = 1.31, math.sqrt(1.5)  # Mathis's constant, every segment acknowledged
 STEPS_PER_ROUND_TRIP = 4
+Rules = Literal["reno", "cubic", "cubic_9438"]
 
 
 def fifo_sojourns(arrivals_s: Sequence[float], service_s: float) -> list[float]:
@@ -80,7 +82,7 @@ class Replayed:
 class Window:
     """A congestion window in segments, as theory moves it."""
 
-    def __init__(self, control: Literal["reno", "cubic"], segments: float) -> None:
+    def __init__(self, control: Rules, segments: float) -> None:
         self._control = control
         self.segments = segments
         self._most = segments
@@ -99,7 +101,9 @@ class Window:
             self.segments += seconds / round_trip_s
             return
         self._since_s += seconds
-        slope = 1.0 if self._friendly >= self._before else 3 * (1 - CUBIC_DECREASE) / (1 + CUBIC_DECREASE)
+        slope = 3 * (1 - CUBIC_DECREASE) / (1 + CUBIC_DECREASE)
+        if self._control == "cubic_9438" and self._friendly >= self._before:
+            slope = 1.0
         self._friendly += slope * seconds / round_trip_s
         turn_s = ((self._most - self._start) / CUBIC_C) ** (1 / 3)
         cubic = CUBIC_C * (self._since_s - turn_s) ** 3 + self._most
@@ -118,7 +122,7 @@ class Window:
         self._since_s = 0.0
 
 
-def replay(control: Literal["reno", "cubic"], path: Path, losses: Sequence[float]) -> Replayed:
+def replay(control: Rules, path: Path, losses: Sequence[float]) -> Replayed:
     """The time from the first to the last of these congestion events, each at its count of delivered segments.
 
     The window before the first is the one that its gap to the second makes stationary.
@@ -132,7 +136,7 @@ def replay(control: Literal["reno", "cubic"], path: Path, losses: Sequence[float
     return sums.means()
 
 
-def replay_queue(control: Literal["reno", "cubic"], path: Path, sawteeth: int = 12) -> Replayed:
+def replay_queue(control: Rules, path: Path, sawteeth: int = 12) -> Replayed:
     """A flow that loses only what its queue has no room for, once settled."""
     window, sums = Window(control, path.full), _Sums()
     for number in range(sawteeth):
@@ -167,7 +171,7 @@ def _deliver(window: Window, path: Path, frames: float, sums: _Sums) -> None:
         window.wait(seconds, round_trip_s)
 
 
-def _stationary(control: Literal["reno", "cubic"], path: Path, gap: float) -> float:
+def _stationary(control: Rules, path: Path, gap: float) -> float:
     """The window just before losses that come so many frames apart."""
     window = Window(control, 10.0)
     for _ in range(60):
