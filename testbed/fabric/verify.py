@@ -18,7 +18,8 @@ from testbed.links import SettingMismatch, network_namespace
 from testbed.links.holding import EARLY_DEVICE, Hold, device, verify_holds
 from testbed.links.offload import switched_on
 from testbed.links.setup import known_sysctls, read_sysctl
-from testbed.links.shaping import Shape, kinds, verify_shapes
+from testbed.links.shaped import verify_shapes
+from testbed.links.shaping import Shape, kinds
 
 ROOT_NAME = "the root namespace"
 # what the kernel gives an interface by itself, where none was asked for

@@ -30,15 +30,8 @@ from testbed.links.netns import network_namespace
 from testbed.links.ports import isolate, set_up
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.setup import Setup
-from testbed.links.shaping import (
-    Shape,
-    named,
-    read_counters,
-    read_filters,
-    read_shape,
-    shape_commands,
-    verify_classes,
-)
+from testbed.links.shaped import named, read_counters, read_filters, read_shape, verify_classes
+from testbed.links.shaping import Shape, shape_commands
 from testbed.links.wire import DirectionAccount, EngineAccount, LinkWire, carrying
 
 SMALLEST_FRAME_BYTES = 64

@@ -13,7 +13,8 @@ from testbed.links import LinkError, LinkWire, SettingMismatch, netem
 from testbed.links.holding import Hold
 from testbed.links.netem import NetemEngine
 from testbed.links.setup import Setup
-from testbed.links.shaping import Shape, named, read_filters, shape_commands
+from testbed.links.shaped import named, read_filters
+from testbed.links.shaping import Shape, shape_commands
 
 FORTH = Direction(1e9, 0.005, 0.001, 0.01, 1_000_000, jitter_distribution="pareto", jitter_correlation=0.25)
 BACK = Direction(
