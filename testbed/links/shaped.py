@@ -15,7 +15,7 @@ from testbed.links.errors import LinkError, SettingMismatch
 from testbed.links.settings import compare_fields
 from testbed.links.shaping import LEAST_SHARE, REST_MINOR, Shape, shape_commands
 
-TICKS_PER_S = 1e9 / 64  # of the kernel's clock for bursts
+TICKS_PER_US = 1e3 / 64  # of the kernel's clock for bursts
 _HTB_ALL = 0x00010001
 _MAJOR = 0x00010000
 _FLOW_ID = re.compile(r"flowid 1:([0-9a-f]+)")
@@ -54,7 +54,9 @@ class HtbClass:
         """What `tc` makes of its words for a class."""
         rate, ceil = (int(words[name].removesuffix("bps")) for name in ("rate", "ceil"))
         burst, cburst = (
-            int(int(words[name]) / over * TICKS_PER_S) for name, over in (("burst", rate), ("cburst", ceil))
+            # whole microseconds, then whole ticks, as tc reckons
+            int(int(int(words[name]) / over * 1e6) * TICKS_PER_US)
+            for name, over in (("burst", rate), ("cburst", ceil))
         )
         return cls(rate, ceil, burst, cburst, int(words["quantum"]), int(words.get("prio", "0")))
 
