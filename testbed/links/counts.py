@@ -43,8 +43,8 @@ class ProtocolCounts:
     """A namespace's IPv4 since it was made, without what it sends to itself; packets as they are on the wire.
 
     out_packets: those of TCP, UDP and ICMP. out_headers: IP headers in `out_bytes`, where several segments of TCP may
-    share one that the interface takes apart again. delivered: of what came in, what was handed to a protocol. Bytes are
-    those of IP packets.
+    share one that the interface takes apart again. in_errors: packets with a wrong checksum, of IP or TCP. delivered:
+    of what came in, what was handed to a protocol. Bytes are those of IP packets.
     """
 
     out_packets: int
@@ -52,6 +52,7 @@ class ProtocolCounts:
     out_bytes: int
     in_packets: int
     in_bytes: int
+    in_errors: int
     delivered: int
     tcp_out: int
     tcp_in: int
@@ -137,6 +138,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
         out_bytes=more["OutOctets"] - round_bytes,
         in_packets=ip["InReceives"] - round_packets,
         in_bytes=more["InOctets"] - round_bytes,
+        in_errors=ip["InHdrErrors"] + tcp["InErrs"],
         # fragments are counted one by one before they are put together again
         delivered=ip["InDelivers"] + ip["ReasmReqds"] - ip["ReasmOKs"] - round_packets,
         tcp_out=tcp_out,

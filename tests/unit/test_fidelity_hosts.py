@@ -27,12 +27,12 @@ HOSTS = [host.name for host in TWO.hosts]
 FRAMES, BYTES = 1000, 1000 * 9014
 
 SNMP = """\
-Ip: Forwarding InReceives InDelivers OutRequests ReasmReqds ReasmOKs FragOKs FragCreates
-Ip: 2 1000 990 700 30 10 5 15
+Ip: Forwarding InReceives InHdrErrors InDelivers OutRequests ReasmReqds ReasmOKs FragOKs FragCreates
+Ip: 2 1000 1 990 700 30 10 5 15
 Icmp: InMsgs OutMsgs
 Icmp: 4 3
-Tcp: InSegs OutSegs RetransSegs
-Tcp: 900 800 7
+Tcp: InSegs OutSegs RetransSegs InErrs
+Tcp: 900 800 7 2
 Udp: InDatagrams NoPorts InErrors OutDatagrams
 Udp: 50 6 1 40
 """
@@ -58,6 +58,7 @@ def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
         out_bytes=90000 - 1000,
         in_packets=990,
         in_bytes=100000 - 1000,
+        in_errors=3,
         delivered=990 + 20 - 10,
         tcp_out=807,
         tcp_in=900,
@@ -71,7 +72,7 @@ def test_protocols_are_read_without_what_goes_round_over_the_loopback() -> None:
 
 
 def protocols(out: int, into: int) -> ProtocolCounts:
-    return ProtocolCounts(out, out, 9000 * out, into, 9000 * into, into, out, into, 0, 0, 0, 0, 0)
+    return ProtocolCounts(out, out, 9000 * out, into, 9000 * into, 0, into, out, into, 0, 0, 0, 0, 0)
 
 
 def counted() -> dict[str, NodeCounts]:
@@ -263,6 +264,10 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
         100,
         40_000,
     )
+    broken = dataclasses.replace(after, host=dataclasses.replace(after.host, in_errors=4))
+    found = traffic(before, broken)
+    assert found is not None
+    assert found["in"]["packets"] == 96
     assert traffic(before, dataclasses.replace(after, own=None)) is None
     # a connection that has gone takes its counts with it
     assert traffic(before, Glimpse(after.host, Carried(2, 250, 140, 90_000, 44_000))) is None
