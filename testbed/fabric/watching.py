@@ -48,12 +48,12 @@ class Watch:
             sends = place.interfaces == (CARD,) or place.pid is None
             ward = Ward(place.name, place.pid, place.interfaces, sends)
             wards.setdefault(grounds.get(place.name, here), []).append(ward)
-        left_out = sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
+        changing = left_out(plan, links, switches)
         self._grounds = list(wards)
         self._tables: EdgeTables | None = None
         with _told():
             for ground, own in wards.items():
-                ground.watch(own, left_out)
+                ground.watch(own, changing)
             if not links and not switches:  # or the controller would have to change rules
                 names = (plan.edge(building.name) for building in plan.topology.buildings)
                 self._tables = EdgeTables(
@@ -94,6 +94,11 @@ def _told() -> Iterator[None]:
         yield
     except OSError as error:
         raise LinkError(f"the kernel does not tell what it holds of the network: {error}") from error
+
+
+def left_out(plan: Plan, links: Collection[str], switches: Collection[str]) -> list[tuple[str, str]]:
+    """(namespace, interface) of all that changes when links and switches do."""
+    return sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
 
 
 def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:
