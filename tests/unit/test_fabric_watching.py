@@ -1,4 +1,4 @@
-"""What of a fabric's fingerprint is left out where events change links and switches, and what HTB's classes should be."""
+"""What is left out of a fingerprint where events change things, and what HTB's classes should be."""
 
 from __future__ import annotations
 
