@@ -42,7 +42,6 @@ class Watch:
         switches: Collection[str] = (),
     ) -> None:
         self.changes: list[Change] = []
-        self.cost_s: list[float] = []  # of each look
         wards: dict[Ground, list[Ward]] = {here: []}
         for place in places(plan, pids):
             sends = place.interfaces == (CARD,) or place.pid is None
@@ -68,13 +67,12 @@ class Watch:
 
     def look(self, thorough: bool = False) -> None:
         """Note what was changed since; thorough: look also where it takes long. LinkError."""
-        began_s = time.monotonic()
+        now_s = time.monotonic()
         with _told():
             for ground in self._grounds:
-                self.changes += [Change(began_s, words) for words in ground.look(thorough)]
+                self.changes += [Change(now_s, words) for words in ground.look(thorough)]
             if self._tables is not None:
-                self.changes += [Change(began_s, words) for words in self._tables.look()]
-        self.cost_s.append(time.monotonic() - began_s)
+                self.changes += [Change(now_s, words) for words in self._tables.look()]
 
     @contextlib.contextmanager
     def own_change(self) -> Iterator[None]:

@@ -85,8 +85,8 @@ def take_a_rule_away(state: FabricState, run: subprocess.Popen[str]) -> None:
         (lose_a_hundredth, "step", {"loss_accuracy", "settings_in_force"}),
         (drop_for_a_while, "step", {"loss_accuracy"}),
         (stop_the_engine, "step 2", {"emulator_stalls"}),
-        (switch_an_offload_on, "step", {"offload_state"}),
-        (take_a_rule_away, "step", {"rules_in_force"}),
+        (switch_an_offload_on, "step", {"offload_state", "nothing_changed"}),
+        (take_a_rule_away, "step", {"rules_in_force", "nothing_changed"}),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )
