@@ -125,9 +125,8 @@ class EdgeTable:
         known, self._known = self._known, self.state()
         for name in {**known, **self._known}:
             old, new = known.get(name), self._known.get(name)
-            if old != new and not (
-                found and name.startswith("rule")
-            ):  # those have been told, in better words
+            told = bool(found) and name.startswith("rule")  # in better words
+            if old != new and not told:
                 how = "gone" if new is None else "added" if old is None else "changed"
                 found.append(f"{self.name}: {name}: {how}")
         return found
@@ -138,6 +137,8 @@ class EdgeTable:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._monitor.stderr.fileno(), 1 << 16):
                 self._told += data
+        if self._monitor.poll() is not None:
+            yield "its changes are told no more: ovs-ofctl, which listened, has ended"
         *lines, self._told = self._told.split(b"\n")
         port = ""
         for line in lines:

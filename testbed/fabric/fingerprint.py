@@ -6,7 +6,6 @@ What is changed and changed back between two looks is told by the kernel's own e
 
 from __future__ import annotations
 
-import contextlib
 import select
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -75,9 +74,10 @@ class Fingerprint:
     def take(self) -> None:
         """What is now is what should be from now on."""
         for name, place in self._places.items():
-            with contextlib.suppress(OSError):  # too many events to be kept: they are of no interest
-                place.changes()
+            place.forget_changes()
             self._known[name] = place.state()
+        for _ in self._written():
+            pass
 
     def look(self, thorough: bool = False) -> list[str]:
         """What was changed since the last look, in words.

@@ -340,6 +340,17 @@ class Namespace:
         except OSError:
             return b""
 
+    def forget_changes(self) -> None:
+        """What has happened until now is of no interest, were it more than could be kept."""
+        while True:
+            try:
+                self.changes()
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+            else:
+                return
+
     def changes(self) -> list[Event]:
         """What has happened since the last call, in order. OSError (ENOBUFS) when it was too much to be kept."""
         found: list[Event] = []
