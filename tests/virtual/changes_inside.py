@@ -133,7 +133,8 @@ def main() -> None:
     """Run, and write down what was said."""
     folder, names = Path(sys.argv[1]), tuple(sys.argv[2:])
     file = folder / "changes.yaml"
-    file.write_text(SCENARIO.format(trials=10 if names == ("none",) else 260))
+    trials = 10 if names == ("none",) else 140 if names else 280  # a lie takes one to two
+    file.write_text(SCENARIO.format(trials=trials))
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
     run = Saboteur(load_scenario(file), Stack("netem", "system"), Scale(), folder / "run", progress)
     run.names = names
