@@ -13,7 +13,8 @@ from testbed.fabric.plan import make_plan
 from testbed.fabric.verify import ROOT_NAME, places
 from testbed.fabric.watching import left_out
 from testbed.links import SettingMismatch
-from testbed.links.shaping import HtbClass, Shape, compare_classes, shape_commands
+from testbed.links.shaped import HtbClass, compare_classes
+from testbed.links.shaping import Shape, shape_commands
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 PLAN = make_plan(load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(), "tb1234", link_engine="netem")
