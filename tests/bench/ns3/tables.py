@@ -74,14 +74,16 @@ def theory_of(cell: Flows, found: Found, newest: bool = False) -> Replayed | Non
     if not cell.loss:
         return replay_queue(rules, path_of(cell))
     (events,) = found["events"]
+    if len(events) < 3:
+        return None
     losses = [segments for _, segments in events]
-    return replay(rules, path_of(cell), losses) if len(losses) > 2 else None
+    return replay(rules, path_of(cell), losses, events[1][0] - events[0][0])
 
 
 def between_losses(found: Found) -> float:
-    """Segments a second from the first congestion event to the last, which is what theory replays."""
+    """Segments a second from the second congestion event to the last, which is what theory replays."""
     (events,) = found["events"]
-    (first_s, first), (last_s, last) = events[0], events[-1]
+    (first_s, first), (last_s, last) = events[1], events[-1]
     return float((last - first) / (last_s - first_s))
 
 
@@ -253,7 +255,9 @@ def single_frames(ns3: Look, ours: Look) -> str:
     ]
     there, here, says_ns = ns3(BURST), ours(BURST), FRAME_S * 1e9
     off_ns = max(abs(gap - says_ns) for gap in here["gaps_ns"])
-    gaps = [f"{least / 1e3:.3f} to {most / 1e3:.3f}" for least, most in (there["gaps_ns"], here["gaps_ns"])]
+    gaps = [
+        f"{min(found['gaps_ns']) / 1e3:.3f} to {max(found['gaps_ns']) / 1e3:.3f}" for found in (there, here)
+    ]
     what = f"between arrivals of {BURST.count} sent at once, us"
     rows.append([what, f"{says_ns / 1e3:.3f}", *gaps, f"{off_ns / 1e3:.3f}", yes(off_ns <= SPACING_NS)])
     return table(["what", "theory", "ns-3", "testbed", "testbed off", "met"], rows)

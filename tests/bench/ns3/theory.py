@@ -122,15 +122,21 @@ class Window:
         self._since_s = 0.0
 
 
-def replay(control: Rules, path: Path, losses: Sequence[float]) -> Replayed:
-    """The time from the first to the last of these congestion events, each at its count of delivered segments.
+def replay(control: Rules, path: Path, losses: Sequence[float], first_s: float | None = None) -> Replayed:
+    """Between congestion events, each at its count of delivered segments: from the second to the last.
 
-    The window before the first is the one that its gap to the second makes stationary.
+    With how long the gap after the first one took (`first_s`), the window at that one is what makes it take so long: a
+    run's beginning is not theory's business. Without, it is the one that gaps like these make stationary.
     """
     gaps = [after - before for before, after in itertools.pairwise(losses)]
-    window = Window(control, _stationary(control, path, sum(gaps) / len(gaps)))
-    sums = _Sums()
-    for gap in gaps:
+    if first_s is None:
+        begin = _stationary(control, path, sum(gaps) / len(gaps))
+    else:
+        begin = _window_for(control, path, gaps[0], first_s)
+    window, sums = Window(control, begin), _Sums()
+    for number, gap in enumerate(gaps):
+        if number == 1:
+            sums = _Sums()
         window.lose(path.round_trip_s + path.waiting_s(window.segments))
         _deliver(window, path, gap, sums)
     return sums.means()
@@ -169,6 +175,18 @@ def _deliver(window: Window, path: Path, frames: float, sums: _Sums) -> None:
         sums.peak_s = max(sums.peak_s, wait_s)
         frames = 0.0 if last else frames - rate * seconds
         window.wait(seconds, round_trip_s)
+
+
+def _window_for(control: Rules, path: Path, gap: float, took_s: float) -> float:
+    """The window just before a loss after which so many frames took so long, by halving."""
+    low, high = 2.0, 2 * path.full
+    for _ in range(30):
+        middle = (low + high) / 2
+        window, sums = Window(control, middle), _Sums()
+        window.lose(path.round_trip_s + path.waiting_s(middle))
+        _deliver(window, path, gap, sums)
+        low, high = (middle, high) if sums.seconds > took_s else (low, middle)
+    return low
 
 
 def _stationary(control: Rules, path: Path, gap: float) -> float:
