@@ -17,7 +17,7 @@ from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
 from testbed.links.holding import EARLY_DEVICE, Hold, device, verify_holds
 from testbed.links.offload import switched_on
-from testbed.links.setup import known_sysctls, read_sysctl
+from testbed.links.setup import SEGMENTS, known_sysctls, read_sysctl
 from testbed.links.shaped import verify_shapes
 from testbed.links.shaping import Shape, kinds
 
@@ -160,6 +160,8 @@ def verify(place: Place) -> None:
         mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
         if mtu != place.mtu:
             raise SettingMismatch(f"{place.name}: {interface}", "mtu", place.mtu, mtu)
+        if (segments := links[interface].get_attr("IFLA_GSO_MAX_SEGS")) != SEGMENTS:
+            raise SettingMismatch(f"{place.name}: {interface}", "gso_max_segs", SEGMENTS, segments)
         if place.bridge:
             _verify_bridge_port(f"{place.name}: {interface}", links[interface])
 

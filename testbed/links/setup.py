@@ -17,6 +17,7 @@ from testbed.links.command import TIMEOUT_S
 from testbed.links.errors import LinkError
 from testbed.links.netns import network_namespace
 
+SEGMENTS = 1  # that TCP may put into one packet, for the kernel to cut
 _SYSCTLS = Path("/proc/sys")
 
 
@@ -31,9 +32,13 @@ class Setup:
     tc: list[str] = field(default_factory=list)
 
     def add_interface(self, interface: str, mtu: int) -> None:
-        """MTU, no offloads (userspace paths carry frames as they are), up."""
+        """MTU, no offloads (userspace paths carry frames as they are), up.
+
+        TCP makes packets of many segments all the same, for the kernel to cut at the interface: unless it may have only
+        one in each. Else senders' trains leave 5 % of their window unused on a short queue.
+        """
         self.plain.append(interface)
-        self.ip.append(f"link set dev {interface} mtu {mtu} up")
+        self.ip.append(f"link set dev {interface} mtu {mtu} gso_max_segs {SEGMENTS} up")
 
     def apply(self, pid: int | None) -> None:
         """Set it all in the network namespace of process `pid` (None: here). LinkError names what failed."""
