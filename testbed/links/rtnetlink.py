@@ -53,10 +53,14 @@ Rules = Mapping[
     int, Any
 ]  # by an attribute's type: None (leave it out), Rules for what is nested, or what changes it
 
+# Where a kernel wants wide figures at even places it fills up in front of them, by where in an answer they come: so
+# padding is no part of an object. IFLA_PAD, IFLA_BR_PAD, IFLA_BRPORT_PAD, TCA_PAD, TCA_HTB_PAD, TCA_NETEM_PAD
+_LINK_PAD, _BRIDGE_PAD, _PORT_PAD, _TC_PAD, _HTB_PAD, _NETEM_PAD = 42, 40, 26, 9, 8, 9
+_NETEM_HEAD_BYTES = 24  # struct tc_netem_qopt
 # IFLA_BR_TOPOLOGY_CHANGE to IFLA_BR_GC_TIMER, IFLA_BR_FDB_N_LEARNED
-_TIMERS = dict.fromkeys((*range(14, 20), 48))
+_TIMERS = dict.fromkeys((*range(14, 20), 48, _BRIDGE_PAD))
 # IFLA_BRPORT_TOPOLOGY_CHANGE_ACK to IFLA_BRPORT_HOLD_TIMER, and how many multicast hosts and groups there are
-_PORT_TIMERS = dict.fromkeys((*range(19, 24), 38, 41))
+_PORT_TIMERS = dict.fromkeys((*range(19, 24), 38, 41, _PORT_PAD))
 _INET6 = dict.fromkeys((3, 5, 6))  # statistics, ages
 
 
@@ -92,6 +96,11 @@ def _htb(payload: bytes) -> bytes:
     return payload[:16] + bytes(4)  # struct tc_htb_glob: the last field counts packets
 
 
+def _netem(payload: bytes) -> bytes:
+    head, options = payload[:_NETEM_HEAD_BYTES], payload[_NETEM_HEAD_BYTES:]
+    return head + cut(options, {_NETEM_PAD: None})
+
+
 def _actions(payload: bytes) -> bytes:
     """A filter's actions without statistics (TCA_ACT_STATS) and without when they were used."""
     return b"".join(
@@ -117,13 +126,13 @@ def _link_info(payload: bytes) -> bytes:
 # IFLA_ STATS, WIRELESS, OPERSTATE (which comes late, and follows from flags), STATS64, EXT_MASK, PROMISCUITY (it counts
 # who listens), CARRIER_CHANGES, EVENT, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT, ALLMULTI
 _LINK_RULES: Rules = {
-    **dict.fromkeys((7, 11, 16, 23, 29, 30, 35, 44, 47, 48, 61)),
+    **dict.fromkeys((7, 11, 16, 23, 29, 30, 35, 44, 47, 48, 61, _LINK_PAD)),
     12: _PORT_TIMERS,
     18: _link_info,
     26: {10: _INET6},
 }
 # TCA_ STATS, XSTATS, FCNT, STATS2, EXT_WARN_MSG, which events on what was asked for carry
-_TC_LEFT_OUT: dict[int, Any] = dict.fromkeys((3, 4, 6, 7, 16))
+_TC_LEFT_OUT: dict[int, Any] = dict.fromkeys((3, 4, 6, 7, 16, _TC_PAD))
 _FILTER_OPTIONS: dict[bytes, Rules] = {
     b"u32": {7: _actions, 9: None},
     b"matchall": {2: _actions, 4: None},
@@ -176,8 +185,11 @@ def _traffic_control(kind: int, head: tuple[int, ...], rest: bytes) -> tuple[Key
         info = 0  # how many refer to it
         if name == b"htb":
             rules = {**rules, 2: {2: _htb}}
+        elif name == b"netem":
+            rules = {**rules, 2: _netem}
     elif kind == CLASS:
         key = kind, index, handle
+        rules = {**rules, 2: {_HTB_PAD: None}} if name == b"htb" else rules
     else:
         key = kind, index, parent, info, handle
         rules = {**rules, 2: _FILTER_OPTIONS.get(name, {})}

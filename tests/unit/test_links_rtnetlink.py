@@ -101,6 +101,20 @@ def test_what_counts_or_ages_is_left_out(kind: int, one: bytes, other: bytes) ->
     assert parse(kind, one) == parse(kind, other)
 
 
+def test_padding_of_wide_figures_is_no_change() -> None:
+    plain = put(1, b"htb\0") + nest(2, put(6, bytes(8)))
+    padded = put(1, b"htb\0") + put(9, b"") + nest(2, put(8, b""), put(6, bytes(8)))
+    head = FORMS[CLASS].pack(0, 3, 0x10010, 0x10001, 0)
+    assert parse(CLASS, head + padded) == parse(CLASS, head + plain)
+    speed = put(8, bytes(8))
+    netem = [
+        put(1, b"netem\0") + nest(2, bytes(24), *options) for options in ((speed,), (put(9, b""), speed))
+    ]
+    head = FORMS[QDISC].pack(0, 3, 0x10000, 0xFFFFFFFF, 0)
+    assert parse(QDISC, head + netem[0]) == parse(QDISC, head + netem[1])
+    assert parse(LINK, link() + put(42, b"")) == parse(LINK, link())
+
+
 def test_an_htb_class_is_told_in_bytes_per_second_and_bytes() -> None:
     whole, halved = htb_class(12_500_000, 25_000), htb_class(6_250_000, 25_000)
     assert said(CLASS, whole, halved) == (
