@@ -78,7 +78,8 @@ def test_the_probe_measures_each_directions_own_rate(rate_bps: float) -> None:
         assert 0 <= entry.delay_s + probe_s(entry.asked.rate_bps) < 0.001
         assert entry.lost == 0
     assert rate_accuracy(found).ok is True
-    assert delay_accuracy(found).ok is True
+    # where a frame should have taken longer than half a millisecond, a link on which it takes nothing is found out
+    assert delay_accuracy(found).ok is (probe_s(rate_bps / 2) < 0.0005)
 
 
 def test_a_pause_while_probing_does_not_make_a_fast_link_look_right(monkeypatch: pytest.MonkeyPatch) -> None:
