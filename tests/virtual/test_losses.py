@@ -46,4 +46,4 @@ def test_a_fit_to_these_probes_is_no_worse(folder: Path) -> None:
 
 def test_a_run_says_which_calibration_its_predictions_are_by(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert set(manifest["calibration"]) == {"testbed", "kernel", "created"}
+    assert set(manifest["calibration"]) == {"testbed", "kernel", "link_engine", "created"}

@@ -63,6 +63,7 @@ def test_a_run_is_whole_trusted_and_says_which_invariants_cannot_fail(folder: Pa
                 "rules_in_force",
                 "settings_in_force",
                 "nothing_changed",
+                "serialisation",
                 "offload_state",
                 "payload_correct",
                 "wan_bytes_as_computed",
