@@ -115,6 +115,8 @@ def shape_commands(interface: str, shape: Shape, mtu: int, now: Shape | None = N
     for leaf in leaves.values():
         known = leaf.minor in there
         own, most = (burst_bytes(rate * 8, mtu) for rate in (leaf.rate, leaf.ceil))
+        if shape.classes:  # a guarantee is kept only as far as it can be saved up while others send
+            own, most = (max(2 * (mtu + ETHERNET_HEADER_BYTES), burst) for burst in (own, most))
         commands.append(
             f"class {'change' if known else 'add'} dev {interface} parent 1:1 classid 1:{leaf.minor:x}"
             f" htb rate {leaf.rate}bps ceil {leaf.ceil}bps burst {own} cburst {most}"
