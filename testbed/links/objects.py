@@ -32,6 +32,7 @@ from testbed.links.rtnetlink import (
     Key,
     attributes,
 )
+from testbed.links.shaped import TICKS_PER_US
 
 _FORMS = {
     **dict.fromkeys((LINK, PORT), ifinfmsg),
@@ -53,7 +54,6 @@ _NOUNS = {
     OFFLOADS: "offloads",
 }
 _UNITS = {"rate": " bytes/s", "ceil": " bytes/s"}
-_TICKS_PER_S = 1e9 / 64  # the kernel's unit for bursts: the time that they take at the rate
 UNNAMED = "changed"
 _FEW = 4  # fields are told of one object
 _SHORT_BYTES = 16
@@ -212,7 +212,7 @@ def _bursts(found: dict[str, str]) -> None:
     """The kernel keeps bursts as the time that they take at their rate."""
     for burst, name, rate in (("burst", "buffer", "rate"), ("cburst", "cbuffer", "ceil")):
         if name in found and rate in found:
-            found[burst] = str(round(int(found.pop(name)) / _TICKS_PER_S * int(found[rate])))
+            found[burst] = str(round(int(found.pop(name)) / TICKS_PER_US / 1e6 * int(found[rate])))
 
 
 def _flat(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
