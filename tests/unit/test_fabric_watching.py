@@ -67,6 +67,8 @@ def test_every_class_of_htb_is_as_its_command_makes_it() -> None:
     compare_classes("p0", COMMANDS, {0x10001: WHOLE, 0x10010: WHOLE})
     rounded = dataclasses.replace(WHOLE, burst=WHOLE.burst - 1)  # tc rounds down
     compare_classes("p0", COMMANDS, {0x10001: WHOLE, 0x10010: rounded})
+    unused = dataclasses.replace(WHOLE, quantum=1000)  # HTB shares by the quantum of leaves, and forgets an inner one's
+    compare_classes("p0", COMMANDS, {0x10001: unused, 0x10010: WHOLE})
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_every_class_of_htb_is_as_its_command_makes_it() -> None:
     [
         (0x10010, {"rate": 6_250_000}, "p0: class 1:10: rate: asked for 12500000, the system has 6250000"),
         (0x10010, {"cburst": 62_500_000}, "p0: class 1:10: cburst in ticks of 64 ns"),
-        (0x10001, {"quantum": 1000}, "p0: class 1:1: quantum: asked for 12500, the system has 1000"),
+        (0x10010, {"quantum": 1000}, "p0: class 1:10: quantum: asked for 12500, the system has 1000"),
         (0x10010, {"prio": 3}, "p0: class 1:10: prio"),
     ],
 )
