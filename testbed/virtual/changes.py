@@ -7,7 +7,11 @@ one. But who spins until something comes (iperf3 at the end of a test: 15 ms) wo
 one task takes in a row, while no time passes otherwise, cost a microsecond each from the 257th on.
 
 As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
-least is one nanosecond.
+least is one nanosecond. netem rounds a frame's time off to whole nanoseconds, of 180.28 at 400 Gbit/s; here what it
+rounds off goes to the next frame.
+
+As it comes, this kernel ticks at 100 Hz, and TCP keeps the time of its timers and CUBIC that of its window in ticks.
+Here it ticks at 1000 Hz, while it is not idle.
 
 Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
@@ -20,6 +24,14 @@ from pathlib import Path
 
 # per file: pattern of each line, and what comes in its place
 CHANGES = {
+    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},
+    Path("net/sched/sch_netem.c"): {
+        r"\n\tu64 rate;\n": "\n\tu64 rate;\n\tu64 rounded_off;\n",
+        r"packet_time_ns\(u64 len, const struct": "packet_time_ns(u64 len, struct",
+        r"return div64_u64\(len \* NSEC_PER_SEC, q->rate\);": (
+            "return div64_u64_rem(len * NSEC_PER_SEC + q->rounded_off, q->rate, &q->rounded_off);"
+        ),
+    },
     Path("arch/um/include/linux/time-internal.h"): {
         r"#define TIMER_MULTIPLIER\s+256\b": "#define TIMER_MULTIPLIER 1",
         r"#define TIMER_MIN_DELTA\s+500\b": "#define TIMER_MIN_DELTA 1",

@@ -80,6 +80,27 @@ def test_cubic_is_no_slower_than_reno_where_the_cubic_does_not_lead() -> None:
     assert replay("cubic", near, losses).frames_per_s >= 0.97 * reno
 
 
+def test_linux_lags_behind_the_rules_where_round_trips_are_short() -> None:
+    """A loss every 0.1 s or so, and it looks where to go every 0.03 s; over a long path that is nothing."""
+    near, losses = Path(0.005, 1e6, 1e6), every(1000)
+    linux, rules = (replay(name, near, losses).frames_per_s for name in ("cubic_linux", "cubic"))
+    assert 0.90 * rules < linux < 0.97 * rules
+    linux, rules = (replay(name, LONG, every(1e5)).frames_per_s for name in ("cubic_linux", "cubic"))
+    assert linux == pytest.approx(rules, rel=0.02)
+
+
+def test_theory_begins_where_a_window_can_be_told_from_the_time_to_the_next_loss() -> None:
+    cell = cells.dumbbell("cubic", 0.08, 1.0, 1e-4, 1)
+    full = tables.path_of(cell).frames_per_s
+    full_link, too_short = (0.0, 0.0), (2.0, 2.0 * full)
+    rest = [(2.5, 2.1 * full), (5.0, 3.1 * full), (7.0, 4.0 * full), (9.0, 5.0 * full)]
+    found = {"events": [[full_link, too_short, *rest]]}
+    assert tables.told_apart(cell, found) == rest
+    assert tables.between_losses(cell, found) == pytest.approx((5.0 - 3.1) * full / 4)
+    always_full = [(float(number), number * full) for number in range(5)]
+    assert tables.told_apart(cell, {"events": [always_full]}) == always_full
+
+
 def test_a_full_link_bounds_a_replay() -> None:
     short = Path(0.005, 8000, 40)
     found = replay("reno", short, every(1e5, 4))

@@ -67,7 +67,9 @@ def test_every_class_of_htb_is_as_its_command_makes_it() -> None:
     compare_classes("p0", COMMANDS, {0x10001: WHOLE, 0x10010: WHOLE})
     rounded = dataclasses.replace(WHOLE, burst=WHOLE.burst - 1)  # tc rounds down
     compare_classes("p0", COMMANDS, {0x10001: WHOLE, 0x10010: rounded})
-    unused = dataclasses.replace(WHOLE, quantum=1000)  # HTB shares by the quantum of leaves, and forgets an inner one's
+    unused = dataclasses.replace(
+        WHOLE, quantum=1000
+    )  # HTB shares by the quantum of leaves, and forgets an inner one's
     compare_classes("p0", COMMANDS, {0x10001: unused, 0x10010: WHOLE})
 
 

@@ -15,11 +15,14 @@ from testbed.virtual.image import KernelImage, recipe, recipe_text
 from testbed.virtual.source import Source, find_source, unpack, version_of
 
 LINES = {
-    "arch/um/Kconfig": "",
+    "arch/um/Kconfig": "config HZ\n\tint\n\tdefault 100\n",
     "Makefile": "VERSION = 6\nPATCHLEVEL = 1\nSUBLEVEL = 9\nEXTRAVERSION =\nNAME = x\n",
     "arch/um/include/linux/time-internal.h": "#define TIMER_MULTIPLIER 256\n#define TIMER_MIN_DELTA  500\n",
     "arch/um/kernel/time.c": "static u64 timer_read(struct clocksource *cs)\n{\n"
     "\ttime_travel_update_time_rel(TIMER_MULTIPLIER);\n}\n",
+    "net/sched/sch_netem.c": "struct netem_sched_data {\n\tu64 rate;\n};\n"
+    "static u64 packet_time_ns(u64 len, const struct netem_sched_data *q)\n{\n"
+    "\treturn div64_u64(len * NSEC_PER_SEC, q->rate);\n}\n",
 }
 
 
@@ -76,6 +79,10 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
     code = (copy / "arch/um/kernel/time.c").read_text()
     assert "time_travel_update_time_rel(time_since_read());" in code
     assert code.index("time_since_read(void)") < code.index("timer_read(")
+    assert (copy / "arch/um/Kconfig").read_text().endswith("default 1000\n")
+    code = (copy / "net/sched/sch_netem.c").read_text()
+    assert "packet_time_ns(u64 len, struct netem_sched_data *q)" in code
+    assert code.count("rounded_off") == 3
     for name, text in LINES.items():
         assert (original / name).read_text() == text
 

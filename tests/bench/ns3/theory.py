@@ -17,7 +17,8 @@ from typing import Literal
 RENO_DECREASE, CUBIC_DECREASE, CUBIC_C = 0.5, 0.7, 0.4
 RANDOM_LOSS, PERIODIC_LOSS = 1.31, math.sqrt(1.5)  # Mathis's constant, every segment acknowledged
 STEPS_PER_ROUND_TRIP = 4
-Rules = Literal["reno", "cubic", "cubic_9438"]
+LINUX_LOOKS_S = 1 / 32
+Rules = Literal["reno", "cubic", "cubic_9438", "cubic_linux"]
 
 
 def fifo_sojourns(arrivals_s: Sequence[float], service_s: float) -> list[float]:
@@ -91,6 +92,8 @@ class Window:
         self._start = segments
         self._since_s = 0.0
         self._mending_s = 0.0
+        self._looked = (-math.inf, 0)
+        self._growth = 0.0
 
     def wait(self, seconds: float, round_trip_s: float) -> None:
         """So long without a loss; the round trip in which the one before is mended does not count."""
@@ -105,9 +108,22 @@ class Window:
         if self._control == "cubic_9438" and self._friendly >= self._before:
             slope = 1.0
         self._friendly += slope * seconds / round_trip_s
-        turn_s = ((self._most - self._start) / CUBIC_C) ** (1 / 3)
-        cubic = CUBIC_C * (self._since_s - turn_s) ** 3 + self._most
-        self.segments = max(self.segments, self._friendly, min(cubic, 1.5 * self.segments))
+        if self._control == "cubic_linux":
+            self._grow_as_linux(seconds, round_trip_s)
+            return
+        self.segments = max(self.segments, self._friendly, min(self._cubic(), 1.5 * self.segments))
+
+    def _cubic(self, ahead_s: float = 0.0) -> float:
+        turn_s: float = ((self._most - self._start) / CUBIC_C) ** (1 / 3)
+        return CUBIC_C * (self._since_s + ahead_s - turn_s) ** 3 + self._most
+
+    def _grow_as_linux(self, seconds: float, round_trip_s: float) -> None:
+        looked_s, window = self._looked
+        if int(self.segments) != window or self._since_s - looked_s > LINUX_LOOKS_S:
+            self._looked = self._since_s, int(self.segments)
+            behind = max(self._cubic(round_trip_s), math.floor(self._friendly)) - self.segments
+            self._growth = min(max(behind, 0.01), self.segments / 2)
+        self.segments += self._growth * seconds / round_trip_s
 
     def lose(self, round_trip_s: float) -> None:
         """One congestion event."""
@@ -120,6 +136,7 @@ class Window:
         self._most = before * (1 + CUBIC_DECREASE) / 2 if fast_convergence else before
         self._start = self._friendly = self.segments = max(2.0, CUBIC_DECREASE * before)
         self._since_s = 0.0
+        self._looked = (-math.inf, 0)
 
 
 def replay(control: Rules, path: Path, losses: Sequence[float], first_s: float | None = None) -> Replayed:
