@@ -26,8 +26,9 @@ def main() -> None:
     reasons: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         for number in range(runs):
-            command = [sys.executable, "-m", "testbed", "run", scenario, "--json", "--trials", "3"]
-            command += ["--output", f"{folder}/{number}", "--set", f"seed={number + 1}", *options]
+            command = [sys.executable, "-m", "testbed", "run", scenario, "--json"]
+            command += ["--output", f"{folder}/{number}", "--set", f"seed={number + 1}"]
+            command += options if "--trials" in options else ["--trials", "3", *options]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode not in (0, 3):
                 raise SystemExit(done.stderr)
