@@ -42,10 +42,11 @@ virtual: environment ## the virtual clock's kernel, built once (about four minut
 	@tools/bootstrap system kernel
 	$(AS_ROOT) $(BIN)/testbed virtual build
 
-lint: environment ## ruff and mypy
+lint: environment ## ruff, mypy, the order of rooms
 	$(AS_OWNER) $(BIN)/ruff check .
 	$(AS_OWNER) $(BIN)/ruff format --check .
 	$(AS_OWNER) $(BIN)/mypy
+	$(AS_OWNER) $(BIN)/lint-imports --no-logo --no-cache
 
 unit: environment ## tests that need no root
 	$(AS_OWNER) $(BIN)/python -m pytest tests/unit

@@ -25,9 +25,9 @@ from testbed.config import TopologySpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.harness.bench_run import bus_factor
-from testbed.harness.programs import Programs
-from testbed.harness.wiring import places_on
+from testbed.job.wiring import places_on
+from testbed.ranks.programs import Programs
+from testbed.running.bench_run import bus_factor
 
 HERE = Path(__file__).parent
 PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"

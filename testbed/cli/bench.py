@@ -26,8 +26,8 @@ from testbed.config import ConfigError, Problem, TransportSpec, load_topology
 from testbed.config.loading import did_you_mean
 from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
-from testbed.harness.bench import COLLECTIVES, algorithms_of
-from testbed.harness.bench_run import BenchOptions, BenchRun, Row
+from testbed.ranks.bench import COLLECTIVES, algorithms_of
+from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.virtual import Guest, find_image
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.run import JobsOption, run_file
-from testbed.explorer.calibrating import Fit, fit, probes
-from testbed.harness.calibration import LINK_ENGINE, keep_calibration
-from testbed.harness.directory import default_path, hand_over
-from testbed.harness.errors import RunError
+from testbed.job.errors import RunError
+from testbed.model.calibrating import Fit, fit, probes
+from testbed.model.calibration import LINK_ENGINE, keep_calibration
 from testbed.report.figures import time_text
+from testbed.results.directory import default_path, hand_over
 
 SCENARIO, RUN = "calibration.yaml", "run"
 

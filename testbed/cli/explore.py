@@ -24,9 +24,9 @@ from testbed.explorer import Exploration, NothingFits, Search
 from testbed.explorer.confirming import agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result
-from testbed.harness.directory import default_path, hand_over
 from testbed.report.exploration import PAGE, write_exploration
 from testbed.report.figures import size_text, time_text
+from testbed.results.directory import default_path, hand_over
 
 SHOWN = 5
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"

@@ -14,8 +14,8 @@ from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.scale import POLICY_HELP, choose_network
 from testbed.config import ConfigError, Problem
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.harness.programs import Programs
-from testbed.harness.wiring import loopback_places, places_on
+from testbed.job.wiring import loopback_places, places_on
+from testbed.ranks.programs import Programs
 
 
 def add_launch_command(app: typer.Typer) -> None:

@@ -29,7 +29,7 @@ from testbed.cli.virtual import add_virtual_commands
 from testbed.config import ConfigError
 from testbed.controller import ControllerError, PolicyError
 from testbed.fabric.errors import FabricError
-from testbed.harness.errors import RunError
+from testbed.job.errors import RunError
 from testbed.links import LinkError
 from testbed.virtual import VirtualClockError
 

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import ConfigError, Problem, load_scenario
-from testbed.harness.loads import loads_of
-from testbed.harness.training_summary import limited_words, prediction
+from testbed.model.dry_run import loads_of
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated
+from testbed.results.training_summary import limited_words, prediction
 from testbed.scale import Scale
 from testbed.workload.schedules import write_csv
 

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, load_scenario
-from testbed.harness.calibration import Calibration, find_calibration
-from testbed.harness.intent import intent_of
-from testbed.harness.predicting import predict as predict_step
+from testbed.job.intent import intent_of
+from testbed.model.calibration import Calibration, find_calibration
+from testbed.model.dry_run import check_memory
+from testbed.model.predicting import predict as predict_step
 from testbed.report.figures import size_text, time_text
 from testbed.scale import Scale
 
@@ -69,5 +70,6 @@ def _predictions(scenario: Scenario, calibration: Calibration) -> Iterator[tuple
     common = None if scenario.variants is not None else intent_of(scenario, scale, engine)
     for name in scenario.variant_names:
         intent = common or intent_of(scenario.variant(name), scale, engine)
+        check_memory(intent.load)
         algorithm = name if common else intent.scenario.algorithms[0]
         yield name, (predict_step(intent, algorithm, calibration).step_time_s, intent.wan_bytes(algorithm))

@@ -28,14 +28,15 @@ from testbed.cli.virtual import (
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.config.units import format_size
 from testbed.fidelity.capacity import Stack
-from testbed.harness.directory import default_path, hand_over
-from testbed.harness.loads import Load, loads_of
-from testbed.harness.parted import PartedRun
-from testbed.harness.run import Progress as RunProgress
-from testbed.harness.run import Run
-from testbed.harness.virtual_run import VirtualRun
+from testbed.job.loads import Load
+from testbed.model.dry_run import loads_of
 from testbed.report import print_refusal, print_summary, write_report
 from testbed.report.compare import failing
+from testbed.results.directory import default_path, hand_over
+from testbed.running.parted import PartedRun
+from testbed.running.run import Progress as RunProgress
+from testbed.running.run import Run
+from testbed.running.virtual_run import VirtualRun
 from testbed.scale import Scale
 from testbed.virtual import find_image
 

@@ -21,8 +21,8 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.harness.networks import Network
-from testbed.harness.parts import cut
+from testbed.results.parts import cut
+from testbed.running.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 

@@ -20,8 +20,8 @@ from testbed.catalogue import placements
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
 from testbed.explorer.trying import Changes, sequences
-from testbed.harness.loads import ITEMSIZES
-from testbed.simulate import Members, Network, network_of
+from testbed.job.loads import ITEMSIZES
+from testbed.paths import Members, Network, network_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
     CONTEXT,

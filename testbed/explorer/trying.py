@@ -10,12 +10,12 @@ from typing import Any
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.parallelism import ScheduleSpec
-from testbed.harness.intent import Intent, intent_of
-from testbed.harness.loads import ITEMSIZES
-from testbed.harness.predicting import predict, predict_tail_s
+from testbed.job.intent import Intent, intent_of
+from testbed.job.loads import ITEMSIZES
+from testbed.model import Stuck, Timeline, peak_alive
+from testbed.model.dry_run import check_memory
+from testbed.model.predicting import predict, predict_tail_s
 from testbed.scale import Scale
-from testbed.simulate import Stuck, Timeline
-from testbed.timeline import peak_alive
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
@@ -86,7 +86,9 @@ def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
     if (misfit := _wrong_degrees(scenario, changes)) is not None:
         return misfit
     try:
-        return intent_of(configured(scenario, changes), Scale())
+        intent = intent_of(configured(scenario, changes), Scale())
+        check_memory(intent.load)
+        return intent
     except ConfigError as error:
         problem = error.problems[0]
         return Misfit(problem.field, problem.value, problem.expected)

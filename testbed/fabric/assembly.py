@@ -12,7 +12,7 @@ from mininet.net import Mininet
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.bridges import CARD, UPLINK
-from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, node_kinds
+from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, VethLink
 from testbed.fabric.plan import Plan
 from testbed.fabric.spread import Spread
 
@@ -23,6 +23,24 @@ class Switched:
 
     datapath: str
     controller: str
+
+
+@dataclass(frozen=True)
+class NodeKinds:
+    """What hosts and bridges on other machines are, and links between any."""
+
+    host: type
+    bridge: type
+    link: type
+
+
+def node_kinds(spanning: bool) -> NodeKinds:
+    """Those of Mininet's cluster edition where a fabric spans machines; it is not imported where none does."""
+    if not spanning:
+        return NodeKinds(QuietHost, KernelBridge, VethLink)
+    from testbed.fabric.cluster import RemoteBridge, RemoteHost, SpanningLink  # noqa: PLC0415
+
+    return NodeKinds(RemoteHost, RemoteBridge, SpanningLink)
 
 
 def assemble(plan: Plan, spread: Spread, switched: Switched, folder: Path) -> Any:

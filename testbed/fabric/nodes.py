@@ -6,7 +6,6 @@ import os
 import subprocess
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from mininet.link import Intf, Link
@@ -175,24 +174,6 @@ class EdgeSwitch(QuickNode, Switch):  # type: ignore[misc]
             if found != switch.datapath:
                 raise FabricError(f"bridge {switch.bridge}: datapath {found}, asked for {switch.datapath}")
         return started
-
-
-@dataclass(frozen=True)
-class NodeKinds:
-    """What hosts and bridges on other machines are, and links between any."""
-
-    host: type
-    bridge: type
-    link: type
-
-
-def node_kinds(spanning: bool) -> NodeKinds:
-    """Those of Mininet's cluster edition where a fabric spans machines; it is not imported where none does."""
-    if not spanning:
-        return NodeKinds(QuietHost, KernelBridge, VethLink)
-    from testbed.fabric.cluster import RemoteBridge, RemoteHost, SpanningLink  # noqa: PLC0415
-
-    return NodeKinds(RemoteHost, RemoteBridge, SpanningLink)
 
 
 def vsctl(*arguments: str) -> str:

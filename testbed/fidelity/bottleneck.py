@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.controller.view import View
-from testbed.fidelity.serialisation import HEADER_BYTES
+from testbed.paths.serialisation import HEADER_BYTES
 
 
 def payload_share(mtu: int) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from testbed.collectives import traffic
 from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
+from testbed.workload.program import Exchange, partners, uneven_rows
 
 
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
@@ -41,3 +42,15 @@ def group_traffic(
     numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
     found = traffic(operation.collective, operation.algorithm, numel, itemsize, buildings)
     return {(members[here], members[there]): count for (here, there), count in found.items()}
+
+
+def uneven_traffic(numel: int, ranks: int, itemsize: int, padded: bool) -> dict[tuple[int, int], int]:
+    """What an all_to_all_v of these rows sends, in bytes per ordered pair of ranks; numel: of a rank's larger array."""
+    most = numel // ranks
+    return rows_traffic(uneven_rows(ranks, most), itemsize, most if padded else None)
+
+
+def exchange_traffic(buildings: Sequence[int], action: Exchange, itemsize: int) -> dict[tuple[int, int], int]:
+    """Bytes per ordered pair of ranks."""
+    size = action.messages * action.numel * itemsize
+    return dict.fromkeys(partners(buildings).items(), size)

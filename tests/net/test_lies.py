@@ -115,7 +115,7 @@ def assert_named(summary: dict[str, Any], names: set[str]) -> None:
 
 WRONG_RANK = """
 import sys
-if "testbed.harness.launcher" in sys.orig_argv:
+if "testbed.ranks.launcher" in sys.orig_argv:
     import testbed.collectives
     honest = testbed.collectives.fill
     def fill(array, rank, salt=0, op="sum"):

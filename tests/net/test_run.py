@@ -97,11 +97,11 @@ def assert_nothing_left(run: subprocess.Popen[str], folder: Path, fabric_id: str
 
 VICTIMS = {
     "rank": (
-        "testbed.harness.launcher",
+        "testbed.ranks.launcher",
         -1,
         r"rank \d on .*: (its process \d+ was killed by signal 9|.*lost)",
     ),
-    "launcher": ("testbed.harness.launcher", 0, "launcher of the ranks was killed by signal 9"),
+    "launcher": ("testbed.ranks.launcher", 0, "launcher of the ranks was killed by signal 9"),
     "link engine": ("testbed.links.emulator", 0, "link engine .* was killed by signal 9"),
 }
 

@@ -20,8 +20,8 @@ from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
 from testbed.explorer.screening import Screener
 from testbed.explorer.search import Result
-from testbed.harness.intent import intent_of
-from testbed.harness.predicting import predict
+from testbed.job.intent import intent_of
+from testbed.model.predicting import predict
 from testbed.scale import Scale
 from testbed.virtual.image import CACHE_VARIABLE
 

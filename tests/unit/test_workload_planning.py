@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.config.workload import ModelSpec
-from testbed.harness.loads import Load, load_of
+from testbed.job.loads import Load, load_of
+from testbed.model import critical_path, split_step
+from testbed.model.dry_run import check_memory, dry_run
 from testbed.scale import Scale
-from testbed.timeline import critical_path, split_step
 from testbed.workload.models import parameters
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -215,7 +216,7 @@ def test_uneven_routing_takes_longer(tmp_path: Path) -> None:
     even, skewed = expert_load(tmp_path), expert_load(tmp_path, routing_skew=0.8)
     assert even.training is not None
     assert skewed.training is not None
-    assert skewed.training.predicted.step_time_s > 1.1 * even.training.predicted.step_time_s
+    assert dry_run(skewed.training).step_time_s > 1.1 * dry_run(even.training).step_time_s
 
 
 def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
 def between_buildings(made: Load) -> list[tuple[float, float]]:
     """When messages of the pipeline from the first building to the other leave, by their order."""
     assert made.training is not None
-    spans = made.training.predicted.spans
+    spans = dry_run(made.training).spans
     return sorted(
         spans[rank][place]
         for rank, own in enumerate(made.plan.ranks)
@@ -307,7 +308,7 @@ def test_a_straggler_holds_up_its_pipeline(tmp_path: Path) -> None:
     slow = load(tmp_path, {**parallelism, "stragglers": [{"rank": 2, "slowdown": 2.0}]})
     assert usual.training is not None
     assert slow.training is not None
-    longer = slow.training.predicted.step_time_s / usual.training.predicted.step_time_s
+    longer = dry_run(slow.training).step_time_s / dry_run(usual.training).step_time_s
     assert 1.05 < longer < 2.0
     for rank, factor in ((1, 1.0), (2, 2.0)):
         took, longer = (
@@ -476,7 +477,7 @@ def test_what_does_not_fit_is_one_clear_error(
     tmp_path: Path, parallelism: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        load(tmp_path, parallelism, **more)
+        check_memory(load(tmp_path, parallelism, **more))
     assert said in str(raised.value)
 
 
@@ -490,7 +491,7 @@ def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path)
     endless = load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2}).training
     assert endless is not None
     with pytest.raises(ConfigError, match=r"got mine, expected one that comes to its end; this one never"):
-        _ = endless.predicted
+        dry_run(endless)
     (tmp_path / "mine.csv").write_text("0F0,0B0\n")
     with pytest.raises(ConfigError, match="1 lines: expected 2"):
         load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
@@ -514,7 +515,7 @@ def test_parts_of_a_step_add_up_and_its_critical_path_has_no_gaps(
 ) -> None:
     made = load(tmp_path, parallelism, schedule={"receives": receives})
     assert made.training is not None
-    spans = made.training.predicted.spans
+    spans = dry_run(made.training).spans
     split = split_step(made.plan, spans, made.buildings)
     whole = split.compute_s + split.bubble_s + sum(split.exposed_s.values())
     assert whole == pytest.approx(split.step_time_s, rel=1e-6)

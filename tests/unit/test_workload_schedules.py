@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.config import parallelism
-from testbed.simulate import Network, Path, Stuck, Timeline, simulate
-from testbed.timeline import peak_alive
+from testbed.model import Stuck, Timeline, peak_alive, simulate
+from testbed.paths import Network, Path
 from testbed.workload.layers import Options
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
 from testbed.workload.plan import JobPlan

@@ -16,11 +16,11 @@ from typing import Any
 from testbed.config import load_scenario
 from testbed.fabric.network import Fabric
 from testbed.fidelity.capacity import Stack
-from testbed.harness.events import EventPlayer
-from testbed.harness.job import Job
-from testbed.harness.run import Progress, Run
 from testbed.links import LinkError
 from testbed.links.command import run_script
+from testbed.running.events import EventPlayer
+from testbed.running.job import Job
+from testbed.running.run import Progress, Run
 from testbed.scale import Scale
 from tests.virtual.changes import Lie, all_lies
 

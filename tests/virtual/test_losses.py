@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from testbed.explorer.calibrating import fit, probes
+from testbed.model.calibrating import fit, probes
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]

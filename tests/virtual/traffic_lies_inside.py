@@ -36,7 +36,7 @@ def stop_a_rank(state: FabricState, host: str) -> None:
     (pid,) = (
         process.pid
         for process in psutil.process_iter()
-        if "testbed.harness.launcher" in " ".join(process.cmdline())
+        if "testbed.ranks.launcher" in " ".join(process.cmdline())
         and os.stat(f"/proc/{process.pid}/ns/net").st_ino == place
     )
     os.kill(pid, signal.SIGSTOP)

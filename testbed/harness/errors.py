@@ -1,7 +1,0 @@
-"""Errors of the harness room."""
-
-from __future__ import annotations
-
-
-class RunError(Exception):
-    """A run could not be brought to its end; says which part failed and how."""

@@ -1,0 +1,96 @@
+"""The traffic of a job, declared to the network's policy before the first packet: who sends how much on which ports.
+
+And what follows for the hosts: their sockets' settings.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from testbed.config import BDP, Host, SocketsSpec, Topology
+from testbed.controller import Flow, View
+from testbed.controller.policies.explicit import Te
+from testbed.job.socket_rules import Planned, SocketRule, SocketRules
+from testbed.job.wiring import LISTEN_PORT, SUBFLOW_PORT, Wiring
+from testbed.paths.alpha_beta import bdp_bytes
+from testbed.paths.hops import NETEM, Paths
+from testbed.scale import Scale
+from testbed.transport import BEST_EFFORT, TrafficClass
+
+Pairs = Mapping[tuple[int, int], float]
+
+
+def total(parts: Iterable[Pairs]) -> Pairs:
+    """The sum of several, in bytes per ordered pair of ranks."""
+    found: Counter[tuple[int, int]] = Counter()
+    for part in parts:
+        found.update(part)
+    return found
+
+
+def flows_of(
+    wiring: Wiring, pairs: Pairs, traffic: TrafficClass = BEST_EFFORT, job: str = "job"
+) -> list[Flow]:
+    """What each connection carries in each direction, of one traffic class; pairs: emulated bytes per step.
+
+    The higher rank of two dials. What a pair sends is taken to be spread evenly over its connections.
+    """
+    flows = []
+    for (source, target), size_bytes in sorted(pairs.items()):
+        if source == target:
+            continue
+        lanes = wiring.lanes(source, target)
+        for lane in range(lanes):
+            striped = wiring.kind == "striped"
+            key = wiring.connection(source, target, traffic, lane)
+            dialled = wiring.source_port(max(source, target), min(source, target), key)
+            listening = LISTEN_PORT
+            if lane and not striped:  # of MPTCP's other ways the kernel chooses the dialling end
+                dialled, listening = 0, SUBFLOW_PORT + lane - 1
+            ports = (dialled, listening) if source > target else (listening, dialled)
+            hosts = wiring.ranks[source].host, wiring.ranks[target].host
+            flows.append(Flow(*hosts, lane, size_bytes / lanes, *ports, traffic.dscp, job))
+    return flows
+
+
+def planned_rates(wiring: Wiring, topology: Topology, flows: Sequence[Flow], detours: int) -> list[Planned]:
+    """What `te` has in mind for each flow between buildings: all are done when the busiest link is."""
+    te = Te(detours=detours)
+    rates_bps = te.planned_bps(View(topology, flows))
+    ranks = {place.host: place.rank for place in wiring.ranks}
+    return [
+        (ranks[flow.source], ranks[flow.destination], flow.dscp, flow.channel, rate_bps)
+        for flow, rate_bps in rates_bps.items()
+    ]
+
+
+def socket_rules_of(
+    specs: Sequence[SocketsSpec],
+    scale: Scale,
+    topology: Topology | None,
+    hosts: Sequence[Host],
+    planned: Sequence[Planned] = (),
+    link_engine: str = NETEM,
+) -> SocketRules:
+    """From what a scenario says; topology: emulated, None on this machine's loopback, where no window needs a size."""
+    rules = [
+        SocketRule(
+            spec.dscp,
+            spec.distance,
+            spec.congestion_control,
+            scale.emulated_bps(spec.pacing) if isinstance(spec.pacing, float) else spec.pacing,
+            _emulated_buffer(spec.buffers, scale, topology),
+        )
+        for spec in specs
+    ]
+    products: tuple[tuple[int, ...], ...] = ()
+    if topology is not None and any(rule.buffer_bytes == BDP for rule in rules):
+        products = tuple(tuple(map(round, row)) for row in bdp_bytes(Paths(topology, link_engine), hosts))
+    return SocketRules(tuple(rules), products, tuple(planned))
+
+
+def _emulated_buffer(value: int | str | None, scale: Scale, topology: Topology | None) -> int | str | None:
+    if isinstance(value, int):
+        return max(1, round(scale.emulated_bytes(value)))
+    return None if topology is None else value

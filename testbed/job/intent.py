@@ -1,0 +1,89 @@
+"""What a job is going to do on a network, as everybody knows it before anything is built. Figures are emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from testbed.collectives import between_groups
+from testbed.config import PLANNED, Host, Scenario, Topology
+from testbed.controller import Flow
+from testbed.job.declared import flows_of, planned_rates, socket_rules_of
+from testbed.job.loads import Load, load_of
+from testbed.job.socket_rules import Planned
+from testbed.job.wiring import THIS_NAMESPACE, Wiring, places_on, wiring_of
+from testbed.paths.hops import NETEM
+from testbed.scale import Scale
+from testbed.transport import TrafficClass
+
+
+@dataclass(frozen=True)
+class Intent:
+    """Of one scenario without variants, or of one variant. hosts: of the ranks, in their order.
+
+    link_engine: which is to carry it.
+    """
+
+    scenario: Scenario
+    scale: Scale
+    topology: Topology
+    hosts: Sequence[Host]
+    load: Load
+    link_engine: str = NETEM
+    _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def flows(self) -> list[Flow]:
+        """What is declared to the policy: the traffic of the first of the algorithms."""
+        return self.flows_of(self.scenario.algorithms[0])
+
+    def flows_of(self, algorithm: str) -> list[Flow]:
+        """Who will send how much on which ports."""
+        if algorithm not in self._flows:
+            self._flows[algorithm] = [
+                flow
+                for dscp, pairs in self.load.pairs(algorithm).items()
+                for flow in flows_of(self._joined, pairs, TrafficClass(dscp))
+            ]
+        return self._flows[algorithm]
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """Between the ranks, in no namespace yet; sockets with the rates that the policy plans, where that is asked."""
+        specs = self.scenario.transport.sockets
+        planned: list[Planned] = []
+        if any(entry.pacing == PLANNED for entry in specs):
+            detours = self.scenario.policy.detours or 0
+            planned = planned_rates(self._joined, self.topology, self.flows, detours)
+        rules = socket_rules_of(specs, self.scale, self.topology, self.hosts, planned, self.link_engine)
+        return replace(self._joined, sockets=rules)
+
+    @cached_property
+    def _joined(self) -> Wiring:
+        spec = self.scenario.transport
+        return wiring_of(
+            spec,
+            self.scale,
+            self.topology,
+            places_on(self.topology, self.hosts, {host.name: THIS_NAMESPACE for host in self.hosts}),
+            self.scenario.seed,
+            congestion_control=spec.congestion_control,
+        )
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether nothing but the ranks acts on the network: no events, no neighbours."""
+        return not self.scenario.events and not self.scenario.neighbours
+
+    def wan_bytes(self, algorithm: str) -> int:
+        """Payload bytes between buildings per step, all directions, by the algorithm's formula."""
+        pairs = self.load.pairs(algorithm).values()
+        return sum(between_groups(part, self.load.buildings) for part in pairs)
+
+
+def intent_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Intent:
+    """ConfigError where parallelism does not fit."""
+    topology = scenario.topology.resolve(scale)
+    load = load_of(scenario, topology, scale, link_engine)
+    return Intent(scenario, scale, topology, scenario.rank_hosts(topology), load, link_engine)

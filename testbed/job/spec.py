@@ -1,0 +1,92 @@
+"""What the launcher and its ranks are told, as one JSON document."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.job.neighbours import NeighbourPlace
+from testbed.job.wiring import Wiring
+from testbed.workload import Action, Collective, Compute, Exchange, WaitAll
+from testbed.workload.plan import JobPlan
+
+_ACTIONS: dict[str, type[Action]] = {
+    "compute": Compute,
+    "collective": Collective,
+    "exchange": Exchange,
+    "wait_all": WaitAll,
+}
+_KINDS = {action: kind for kind, action in _ACTIONS.items()}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step to run: which algorithm, and which trial of it (negative: warm-up, not recorded)."""
+
+    variant: str
+    algorithm: str
+    trial: int
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A whole job: the ranks, what they do in every step, and the steps in their order.
+
+    All do the same `program`, or each its part of `plan`.
+    """
+
+    wiring: Wiring
+    dtype: str
+    program: tuple[Action, ...]
+    steps: tuple[Step, ...]
+    output: str
+    # elements of the collective that is done alone before the steps; 0 for none
+    calibration_numel: int = 0
+    # whether it is done once more after them
+    calibrate_again: bool = False
+    # from one reading of a rank's connections to the next
+    telemetry_interval_s: float = 0.1
+    # other jobs' hosts, busy from the first step on
+    neighbours: tuple[NeighbourPlace, ...] = ()
+    plan: JobPlan = field(default_factory=JobPlan)
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan()))
+        document["plan"] = self.plan.to_document()
+        document["task"] = "steps"
+        document["program"] = [{"kind": _KINDS[type(a)], **dataclasses.asdict(a)} for a in self.program]
+        return json.dumps(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> JobSpec:
+        """The inverse of `to_json`."""
+        document: dict[str, Any] = json.loads(text)
+        del document["task"]
+        program = []
+        for item in document["program"]:
+            kind = item.pop("kind")
+            program.append(_ACTIONS[kind](**item))
+        document["program"] = tuple(program)
+        document["plan"] = JobPlan.from_document(document["plan"])
+        document["wiring"] = Wiring.from_document(document["wiring"])
+        document["neighbours"] = tuple(map(NeighbourPlace.from_document, document["neighbours"]))
+        document["steps"] = tuple(Step(**item) for item in document["steps"])
+        return cls(**document)
+
+
+def plan_steps(algorithms: tuple[str, ...], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
+    """Steps of all variants, warm-up first.
+
+    In turns they are interleaved, in an order that turns round each trial, so that slow drifts hit all alike; else one
+    variant comes after the other.
+    """
+    if not in_turns:
+        return tuple(Step(name, name, trial) for name in algorithms for trial in range(-warmup, trials))
+    steps: list[Step] = []
+    for trial in range(-warmup, trials):
+        order = algorithms if trial % 2 == 0 else algorithms[::-1]
+        steps += [Step(name, name, trial) for name in order]
+    return tuple(steps)

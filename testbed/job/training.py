@@ -1,0 +1,245 @@
+"""From a scenario's parallelism, schedule and model to every rank's plan, for the network that it is to run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from testbed.config import ConfigError, Host, Problem, Scenario, Topology
+from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
+from testbed.job.wiring import modelled_cost
+from testbed.paths import Network, network_of
+from testbed.paths.hops import NETEM
+from testbed.scale import Scale
+from testbed.workload.layers import Options, Turn
+from testbed.workload.models import dimensions
+from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
+from testbed.workload.placing import least_crossing
+from testbed.workload.plan import JobPlan
+from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.planning import plan_job
+from testbed.workload.schedules import (
+    SCHEDULES,
+    Costs,
+    Schedule,
+    ScheduleError,
+    make_schedule,
+    read_csv,
+    schedule_of,
+)
+from testbed.workload.stages import Part, Sizes, Stage, model_stages
+
+FLAT = ("ring", "bidirectional_ring", "halving_doubling", "double_tree")
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """A training step as it will be carried out. network: of the ranks; cost: of software, per message and byte.
+
+    memory_limit_bytes: of what a rank may keep alive; None for no limit.
+    """
+
+    mesh: Mesh
+    schedule: Schedule
+    stages: tuple[Stage, ...]
+    plan: JobPlan
+    network: Network
+    itemsize: int
+    cost: tuple[float, float]
+    memory_limit_bytes: float | None = None
+
+
+def training_of(
+    scenario: Scenario,
+    topology: Topology,
+    hosts: Sequence[Host],
+    scale: Scale,
+    itemsize: int,
+    link_engine: str = NETEM,
+) -> Training:
+    """Emulated figures where they are of bytes and seconds, but for `stages`. ConfigError for what does not fit."""
+    workload = scenario.workload
+    assert workload.parallelism is not None
+    asked = workload.schedule or ScheduleSpec()
+    network = network_of(topology, hosts, link_engine)
+    planner = _Planner(scenario, network, hosts, scale, itemsize)
+    mapping = _mapping(workload.parallelism.mapping, hosts)
+    if workload.parallelism.mapping == TOPOLOGY_AWARE:
+        mesh, *_, plan = planner.plan(())
+        buildings = [topology.building(host.building).index for host in hosts]
+        mapping = least_crossing(plan_traffic(plan, itemsize), buildings, mesh.mappings())
+    mesh, schedule, stages, plan = planner.plan(mapping)
+    cost = modelled_cost(scenario.transport, scale)
+    return Training(mesh, schedule, tuple(stages), plan, network, itemsize, cost, asked.memory_limit_bytes)
+
+
+class _Planner:
+    """Plans a scenario's step, with one or another mapping of ranks."""
+
+    def __init__(
+        self, scenario: Scenario, network: Network, hosts: Sequence[Host], scale: Scale, itemsize: int
+    ) -> None:
+        self.scenario, self.network, self.hosts = scenario, network, hosts
+        self.scale, self.itemsize = scale, itemsize
+
+    def plan(self, mapping: Sequence[int]) -> tuple[Mesh, Schedule, list[Stage], JobPlan]:
+        """ConfigError for what does not fit."""
+        workload = self.scenario.workload
+        spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
+        assert spec is not None
+        mesh = _mesh(spec, len(self.hosts), mapping)
+        ranks = mesh.outside[PIPELINE]
+        if asked.file is not None:
+            schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
+            stages = _stages(self.scenario, mesh, len(schedule.owners), self.itemsize)
+        else:
+            count = ranks * (SCHEDULES[asked.name].chunks or asked.chunks)
+            stages = _stages(self.scenario, mesh, count, self.itemsize)
+            schedule = _by_name(asked, mesh, stages, self.network, self.hosts, self.scale)
+        options = Options(
+            self.itemsize,
+            workload.bucket_cap_bytes,
+            prefetch=asked.prefetch,
+            algorithm=_algorithm(self.scenario),
+            early_receives=asked.receives == "early",
+            sequence_parallel=spec.tensor_communication == "sequence_parallel",
+            routing_skew=spec.routing_skew,
+            turns=_turns(self.network, self.hosts) if asked.wan_turns else {},
+            slowdowns=_slowdowns(spec.stragglers, mesh.size),
+            jitter=spec.compute_jitter,
+            seed=self.scenario.seed,
+            dscps=spec.dscp,
+            scale=self.scale,
+        )
+        return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)
+
+
+def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Turn]:
+    """Of all pairs of ranks in different buildings."""
+    found = {}
+    for (here, there), path in network.paths.items():
+        way = hosts[here].building, hosts[there].building
+        if way[0] != way[1]:
+            found[here, there] = Turn(way, min(network.capacities[part] for part in path.parts))
+    return found
+
+
+def wrong_workload(field: str, found: str, expected: str) -> ConfigError:
+    """Of a scenario's workload, where what it says together does not fit."""
+    return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])
+
+
+def _algorithm(scenario: Scenario) -> str:
+    """Of the replicas' all-reduces: one for all, which knows of no buildings."""
+    if len(scenario.algorithms) > 1 or scenario.algorithms[0] not in FLAT:
+        found = f"[{', '.join(scenario.algorithms)}] with workload.parallelism"
+        raise ConfigError([Problem("scenario", None, "algorithms", found, f"one of {', '.join(FLAT)}")])
+    return scenario.algorithms[0]
+
+
+def _slowdowns(stragglers: Sequence[StragglerSpec], ranks: int) -> dict[int, float]:
+    for position, straggler in enumerate(stragglers):
+        if straggler.rank >= ranks:
+            raise wrong_workload(
+                f"parallelism.stragglers.{position}.rank",
+                str(straggler.rank),
+                f"a rank from 0 to {ranks - 1}",
+            )
+    return {straggler.rank: straggler.slowdown for straggler in stragglers}
+
+
+def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
+    try:
+        mesh = make_mesh(spec.degrees, ranks, spec.accelerators_per_rank, spec.order, mapping)
+    except ParallelismError as error:
+        raise wrong_workload("parallelism", *str(error).split(", expected ", 1)) from None
+    if mesh.inside[PIPELINE] > 1:
+        found = f"{mesh.inside[PIPELINE]} stages in one rank"
+        raise wrong_workload("parallelism", found, "stages of ranks of their own")
+    return mesh
+
+
+def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host]) -> Sequence[int]:
+    if asked == "scattered":
+        buildings = [host.building for host in hosts]
+        turn = [buildings[:number].count(building) for number, building in enumerate(buildings)]
+        return sorted(range(len(hosts)), key=lambda rank: (turn[rank], rank))
+    return () if isinstance(asked, str) else asked
+
+
+def _from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
+    try:
+        orders = read_csv(file.read_text())
+        if len(orders) != ranks:
+            raise ScheduleError(f"{len(orders)} lines: expected {ranks}, one per rank of the pipeline")
+        return schedule_of(file.stem, orders, microbatches)
+    except (OSError, ScheduleError) as error:
+        raise wrong_workload("schedule.file", str(file), f"a schedule; {error}") from None
+
+
+def _by_name(
+    asked: ScheduleSpec,
+    mesh: Mesh,
+    stages: Sequence[Stage],
+    network: Network,
+    hosts: Sequence[Host],
+    scale: Scale,
+) -> Schedule:
+    """As CrossPipe does, schedules that go by links go by those between buildings alone."""
+    ranks = mesh.outside[PIPELINE]
+    place = dict.fromkeys(mesh.order, 0)
+    line = [mesh.rank({**place, PIPELINE: number}) for number in range(ranks)]
+    hops = [network.paths[here, there] for here, there in pairwise(line)]
+    size = scale.emulated_bytes(max(stage.activation for stage in stages))
+    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
+    busy_s = [
+        size / min(network.capacities[part] for part in hop.parts) if crosses else 0.0
+        for hop, crosses in zip(hops, crossing, strict=True)
+    ]
+    middle = stages[len(stages) // 2]
+    forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
+    latency_s = tuple(hop.latency_s(size) * crosses for hop, crosses in zip(hops, crossing, strict=True))
+    costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
+    try:
+        return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)
+    except ScheduleError as error:
+        raise wrong_workload("schedule", *str(error).split(": expected ", 1)) from None
+
+
+def _seconds(stage: Stage) -> tuple[float, float, float]:
+    return (
+        sum(part.forward_s for part in stage.parts),
+        sum(part.input_s for part in stage.parts),
+        sum(part.weight_s for part in stage.parts),
+    )
+
+
+def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[Stage]:
+    workload = scenario.workload
+    if workload.stage is not None:
+        return _given(workload.stage, mesh.outside[PIPELINE], count)
+    assert workload.model is not None
+    experts, shared_by = dimensions(workload.model).experts, mesh.degrees[EXPERT]
+    if shared_by > 1 and (not experts or experts % shared_by):
+        expected = (
+            f"a divisor of the model's experts ({experts})" if experts else "1, as the model has no experts"
+        )
+        raise wrong_workload("parallelism.expert_parallel_degree", str(shared_by), expected)
+    try:
+        return model_stages(workload.model, count, mesh, Sizes.of(workload, itemsize))
+    except ValueError as error:
+        raise wrong_workload("schedule", *str(error).split(": expected ", 1)) from None
+
+
+def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:
+    """Of several stages per rank, each with its part of the time and all of the message."""
+    share = ranks / count
+    part = Part(
+        spec.forward_s * share,
+        spec.backward_input_s * share,
+        spec.backward_weight_s * share,
+        reduced=spec.gradient_bytes * share,
+    )
+    return [Stage((part,), spec.activation_bytes, spec.activation_bytes * share)] * count

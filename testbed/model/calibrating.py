@@ -1,0 +1,173 @@
+"""Probes of the emulator, and what the model learns from them: software's cost, and what losses do to connections.
+
+A probe is messages there and back between two hosts, one after the other. Clean ones of two sizes give what a message
+and a byte cost where software costs what it costs. Lossy ones, per congestion control, go over two distances: long
+messages by the window that losses leave, short ones by how late a lost packet comes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from testbed.config import Scenario
+from testbed.config.workload import ExchangeSpec
+from testbed.job.intent import Intent, intent_of
+from testbed.model.calibration import REAL, Calibration
+from testbed.model.predicting import predict
+from testbed.paths.losses import INDIFFERENT, LossResponse
+from testbed.scale import Scale
+
+CONTROLS = ("reno", "cubic", "bbr")
+DELAYS = ("1 ms", "20 ms")
+# Size of a message, how many of them. How late a lost packet comes shows where messages are within the windows that
+# losses leave; BBR, which has none, takes 17 to 20 round trips for a loss with 64 kB, 11 to 12 with 256 kB, 1 MB, 3 MB.
+SHORT, MIDDLING, LONG = ("64 kB", 100), ("1 MB", 50), ("16 MB", 5)
+# Losses of long messages are so many that windows come to what is usual.
+LOSSES = {SHORT: ("1 %",), MIDDLING: ("1 %",), LONG: ("0.05 %", "0.2 %")}
+WINDOWS: list[float] = np.geomspace(0.4, 2.5, 12).tolist()
+RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
+# around the best of those: factors; round trips
+NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
+NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
+
+_BASE: Mapping[str, Any] = {
+    "name": "calibration",
+    "topology": {
+        "name": "calibration",
+        "mtu": 9000,
+        "buildings": {name: {"hosts": 1, "nic": {"rate": "2 Gbit/s"}} for name in ("east", "west")},
+        "wan": [{"a": "east", "b": "west", "rate": "500 Mbit/s", "delay": "1 ms", "queue": "20 MB"}],
+    },
+    "workload": {"exchange": {"messages": 1, "size": "1 MB"}},
+    "transport": {"congestion_control": "reno", "timeout": "120 s"},
+    "policy": "shortest",
+    "trials": 1,
+    "warmup": 1,
+    "seed": 1,
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was learnt; the model's errors on the probes with it, as parts of what was measured."""
+
+    calibration: Calibration
+    errors: Mapping[str, float]
+
+    @property
+    def median_error(self) -> float:
+        """Without signs."""
+        return statistics.median(map(abs, self.errors.values()))
+
+
+def probes() -> Scenario:
+    """The scenario to run; its variants are the probes."""
+    variants = {}
+    for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
+        sent = [one for one in CONTROLS if (size, count) in (_late(one), LONG)]
+        clean = [("reno", "0 %")] if "reno" in sent else []
+        for control, loss in [*clean, *itertools.product(sent, LOSSES[size, count])]:
+            name = f"{control}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "")
+            variants[name] = {
+                "transport.congestion_control": control,
+                "topology.wan.0.delay": delay,
+                "topology.wan.0.loss": loss,
+                "workload.exchange.size": size,
+                "workload.exchange.messages": count,
+            }
+    return Scenario.model_validate({**_BASE, "variants": variants})
+
+
+def _late(control: str) -> tuple[str, int]:
+    """The messages by which it is seen how late a lost packet comes."""
+    return MIDDLING if control in INDIFFERENT else SHORT
+
+
+def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mapping[str, str]) -> Fit:
+    """What the probes' run says. made: with what, when. ValueError where too few of its figures are to be trusted."""
+    scale = Scale(**summary["scale"])
+    found = {
+        entry["name"]: scale.emulated_s(entry["step_time_s"]["median"])
+        for entry in summary["variants"]
+        if entry["verdict"]["status"] != "untrusted"
+    }
+    if len(found) < len(summary["variants"]) / 2:
+        raise ValueError(
+            f"{len(found)} of {len(summary['variants'])} probes are to be trusted, expected half of them"
+        )
+    calibration = Calibration({}, made=made)
+    engine = calibration.link_engine
+    probed = {
+        name: (intent_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()
+    }
+    if clock == REAL:
+        message_s, byte_s = _costs([own for own in probed.values() if not _loss(own[0])])
+        calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
+    for control in CONTROLS:
+        own = [one for one in probed.values() if _loss(one[0]) and _control(one[0]) == control]
+        if own:
+            response = _response(control, own, calibration)
+            calibration = replace(calibration, losses={**calibration.losses, control: response})
+    errors = {name: _step_s(intent, calibration) / took_s - 1 for name, (intent, took_s) in probed.items()}
+    return Fit(calibration, errors)
+
+
+def _loss(intent: Intent) -> float:
+    return intent.topology.wan[0].a_to_b.mean_loss
+
+
+def _control(intent: Intent) -> str | None:
+    return intent.scenario.transport.congestion_control
+
+
+def _step_s(intent: Intent, calibration: Calibration) -> float:
+    # messages one after the other: the mean is exact, and does not jump between values that are tried
+    return predict(intent, intent.scenario.algorithms[0], calibration, draws=0).step_time_s
+
+
+def _costs(clean: Sequence[tuple[Intent, float]]) -> tuple[float, float]:
+    """Of a message and of a byte at each end: least squares of what the model without any lacks, each as its part."""
+    free = Calibration({}, message_s=0.0, byte_s=0.0)
+    rows, lacking = [], []
+    for intent, took_s in clean:
+        ends = 4 * _exchange(intent).messages  # there and back, at both ends
+        size_bytes = intent.scale.emulated_bytes(_exchange(intent).size_bytes)
+        rows.append([ends / took_s, ends * size_bytes / took_s])
+        lacking.append((took_s - _step_s(intent, free)) / took_s)
+    if len(rows) < 2:
+        raise ValueError(f"{len(rows)} clean probes are to be trusted, expected at least 2")
+    (message_s, byte_s), *_ = np.linalg.lstsq(np.array(rows), np.array(lacking), rcond=None)
+    return max(0.0, float(message_s)), max(0.0, float(byte_s))
+
+
+def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration: Calibration) -> LossResponse:
+    """What makes the squares of the model's errors, as logarithms, least: of shorter messages, then of long ones."""
+    late = [one for one in probed if _exchange(one[0]).messages == _late(control)[1]]
+    long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
+
+    def least(own: Sequence[tuple[Intent, float]], some: Iterable[LossResponse]) -> LossResponse:
+        def wrong(response: LossResponse) -> float:
+            tried = replace(calibration, losses={control: response})
+            return sum(math.log(_step_s(intent, tried) / took_s) ** 2 for intent, took_s in own)
+
+        return min(some, key=wrong)
+
+    best = least(late, [LossResponse(recovery=value) for value in RECOVERIES])
+    best = least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
+    if control in INDIFFERENT:
+        return best
+    best = least(long, [replace(best, window=value) for value in WINDOWS])
+    return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
+
+
+def _exchange(intent: Intent) -> ExchangeSpec:
+    exchange = intent.scenario.workload.exchange
+    assert exchange is not None
+    return exchange

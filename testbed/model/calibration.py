@@ -1,0 +1,136 @@
+"""What the model of a step takes from the emulator, as `testbed calibrate` measured it: an entry per clock, in a file.
+
+Looked for in `$TESTBED_CALIBRATION`, then where kernels of the virtual clock are kept, per user and per machine; of a
+clock that nobody has calibrated here the package's own is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from testbed.config import TransportSpec
+from testbed.job.errors import RunError
+from testbed.job.wiring import modelled_cost
+from testbed.paths.hops import NETEM
+from testbed.paths.losses import LossResponse
+from testbed.scale import Scale
+from testbed.virtual.image import caches
+
+SCHEMA = 1
+VARIABLE = "TESTBED_CALIBRATION"
+FILE = "calibration.json"
+VIRTUAL, REAL = "virtual", "real"
+LINK_ENGINE = "link_engine"
+USUAL = "reno"  # stands for congestion controls that were not calibrated
+
+
+class BadCalibration(RunError):
+    """A file that is none; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Of one clock. losses: by congestion control. made: with what, when.
+
+    message_s, byte_s: what software takes at each end of a message, emulated seconds; None: as the scenario has it.
+    """
+
+    losses: Mapping[str, LossResponse]
+    message_s: float | None = None
+    byte_s: float | None = None
+    made: Mapping[str, str] = field(default_factory=dict)
+
+    def response(self, congestion_control: str) -> LossResponse:
+        """To losses, of one that was calibrated, or of the usual one."""
+        return self.losses.get(congestion_control) or self.losses.get(USUAL) or LossResponse()
+
+    def cost(self, transport: TransportSpec, scale: Scale) -> tuple[float, float]:
+        """What a message and a byte take at each end; emulated."""
+        message_s, byte_s = modelled_cost(transport, scale)
+        return (
+            message_s if self.message_s is None else self.message_s,
+            byte_s if self.byte_s is None else self.byte_s,
+        )
+
+    @property
+    def link_engine(self) -> str:
+        """Of the emulator that was calibrated."""
+        return self.made.get(LINK_ENGINE, NETEM)
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Calibration:
+        """The inverse of dataclasses.asdict, after a way through JSON."""
+        losses = {name: LossResponse(**entry) for name, entry in document["losses"].items()}
+        return cls(losses, document["message_s"], document["byte_s"], document["made"])
+
+
+def find_calibration(clock: str) -> Calibration:
+    """The one in use for a clock, `virtual` or `real`. BadCalibration."""
+    for file in _files():
+        if _is_there(file) and clock in (entries := _read(file)):
+            return entries[clock]
+    return _parse(files("testbed").joinpath(f"data/{FILE}").read_text())[clock]
+
+
+def file_in_use() -> Path | None:
+    """The file of this machine's own calibrations; None where there is none."""
+    return next((file for file in _files() if _is_there(file)), None)
+
+
+def environment() -> dict[str, str]:
+    """With which a process elsewhere on this machine, or in a guest, finds the same."""
+    return {VARIABLE: str(file_in_use() or _files()[0])}
+
+
+def keep_calibration(clock: str, calibration: Calibration, file: Path | None = None) -> Path:
+    """Write it, beside that of the other clock; returns the file. BadCalibration, OSError."""
+    target = file or _to_write()
+    entries = _read(target) if target.exists() else {}
+    document = {name: asdict(entry) for name, entry in {**entries, clock: calibration}.items()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_suffix(".partial")
+    part.write_text(json.dumps({"schema": SCHEMA, **document}, indent=1) + "\n")
+    part.replace(target)
+    return target
+
+
+def _files() -> list[Path]:
+    if chosen := os.environ.get(VARIABLE):
+        return [Path(chosen)]
+    return [folder.parent / FILE for folder in caches()]
+
+
+def _is_there(file: Path) -> bool:
+    """Whether whoever asks can see it: in a guest the home is root's, and who started the guest need not be root."""
+    try:
+        return file.exists()
+    except PermissionError:
+        return False
+
+
+def _to_write() -> Path:
+    """As with kernels: root's serves all users of the machine."""
+    return _files()[-1] if os.geteuid() == 0 else _files()[0]
+
+
+def _read(file: Path) -> dict[str, Calibration]:
+    try:
+        return _parse(file.read_text())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCalibration(
+            f"{file} is no calibration of this version ({error}); remove it or calibrate"
+        ) from None
+
+
+def _parse(text: str) -> dict[str, Calibration]:
+    document = json.loads(text)
+    schema = document.pop("schema")
+    if schema != SCHEMA:
+        raise ValueError(f"schema {schema}, expected {SCHEMA}")
+    return {clock: Calibration.from_document(entry) for clock, entry in document.items()}

@@ -1,0 +1,255 @@
+"""What flows on a network: connections share what they go through as evenly as its parts allow.
+
+Bytes of a message flow at its connection's rate and arrive a latency later. Rates are max-min fair (Bertsekas and
+Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from testbed.directions import QueueClass
+from testbed.paths.network import Way
+
+INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
+ALIKE = 1e-9  # shares of parts that differ by less are one
+TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
+MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+
+@dataclass(eq=False)
+class _Connection:
+    """Messages one after the other, on all of its ways at once. ways: the parts of each; loads: see `Way`.
+
+    parts: of all ways, and what goes through each for each byte of a message.
+    """
+
+    number: int
+    mark: int
+    ways: tuple[Places, ...]
+    loads: tuple[Floats, ...]
+    parts: tuple[tuple[int, float], ...]
+    messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    burst_bytes: float = math.inf
+
+
+class _Shares(NamedTuple):
+    """Of the connections that are busy, their numbers and bytes per second."""
+
+    numbers: Places
+    rates: Floats
+
+
+class Fluid:
+    """What flows now. `send` and `advance` are its events; figures of time are the caller's.
+
+    capacities: bytes per second of each part; queues: bytes that wait in front of it at the most, 0 unless said.
+    classes: of parts with several queues, the parts that those are.
+    """
+
+    def __init__(
+        self,
+        capacities: Mapping[str, float],
+        queues: Mapping[str, float] | None = None,
+        classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
+    ) -> None:
+        queues, classes = queues or {}, classes or {}
+        self._queues = [queues.get(name, 0.0) for name in capacities]
+        self._through: list[dict[int, float]] = [
+            {} for _ in capacities
+        ]  # of busy connections, by number, their load
+        self._part = {name: number for number, name in enumerate(capacities)}
+        self._capacities = np.array(list(capacities.values()), dtype=float)
+        self._classes = {
+            self._part[name]: [(self._part[own], entry) for own, entry in entries]
+            for name, entries in classes.items()
+        }
+        self._connections: list[_Connection] = []
+        self._by_key: dict[object, _Connection] = {}
+        self._busy: dict[int, _Connection] = {}
+        self._left = np.zeros(0)
+        # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
+        self._who = 0
+        self._draw = random.Random(0)
+        self._known: dict[int, _Shares] = {}
+        self._shares: _Shares | None = None
+
+    def send(
+        self,
+        key: object,
+        ways: Sequence[Way],
+        size_bytes: float,
+        sent: Callable[[], None],
+        burst_bytes: float = math.inf,
+    ) -> None:
+        """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
+
+        ways: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
+        so many are on their way, or in queues, at once.
+        """
+        connection = self._by_key.get(key) or self._open(key, ways)
+        connection.messages.append((size_bytes, sent))
+        if len(connection.messages) == 1:
+            connection.burst_bytes = burst_bytes
+            self._busy[connection.number] = connection
+            for part, load in connection.parts:
+                self._through[part][connection.number] = load
+            self._left[connection.number] = size_bytes
+            self._who ^= connection.mark
+            self._shares = None
+
+    def _open(self, key: object, ways: Sequence[Way]) -> _Connection:
+        places, loads = _arrays(self._part, ways)
+        through: dict[int, float] = {}
+        for way in ways:
+            for part, load in way.items():
+                number = self._part[part]
+                through[number] = through.get(number, 0.0) + load / len(ways)
+        connection = _Connection(
+            len(self._connections), self._draw.getrandbits(128), places, loads, tuple(through.items())
+        )
+        self._connections.append(connection)
+        self._by_key[key] = connection
+        if len(self._left) < len(self._connections):
+            self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
+        return connection
+
+    def ahead_s(self, key: object, ways: Sequence[Way], size_bytes: float) -> float:
+        """When a message's last byte has left, if all that others have in queues now goes before it.
+
+        What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
+        end; a short one waits for what was there.
+        """
+        own = self._by_key.get(key) or self._open(key, ways)
+        latest_s = 0.0
+        for part, load in own.parts:
+            waiting = 0.0
+            if queue := self._queues[part]:
+                for number, other_load in self._through[part].items():
+                    if number != own.number:
+                        other = self._connections[number]
+                        waiting += other_load * min(float(self._left[number]), other.burst_bytes)
+                waiting = min(waiting, queue)
+            if waiting:
+                latest_s = max(latest_s, (waiting + load * size_bytes) / float(self._capacities[part]))
+        return latest_s
+
+    def next_s(self) -> float:
+        """Seconds until the next message has left, infinity if nothing flows."""
+        if not self._busy:
+            return math.inf
+        numbers, rates = self._now()
+        return max(0.0, float((self._left[numbers] / rates).min()))
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, no more than `next_s`; tell of messages that have left."""
+        if not self._busy:
+            return
+        numbers, rates = self._now()
+        left = self._left[numbers] - rates * seconds
+        self._left[numbers] = left
+        over = numbers[left <= rates * INSTANT_S]
+        for number in over.tolist():
+            connection = self._busy[number]
+            _, sent = connection.messages.popleft()
+            if connection.messages:
+                self._left[number] = connection.messages[0][0]
+            else:
+                del self._busy[number]
+                for part, _ in connection.parts:
+                    del self._through[part][number]
+                self._who ^= connection.mark
+                self._shares = None
+            sent()
+
+    def _now(self) -> _Shares:
+        """Of those that are busy now, remembered for when they are so again."""
+        if self._shares is None:
+            found = self._known.get(self._who)
+            if found is None:
+                if len(self._known) >= MOST_SHARES:
+                    self._known.clear()
+                found = self._known[self._who] = self._share()
+            self._shares = found
+        return self._shares
+
+    def _share(self) -> _Shares:
+        connections = list(self._busy.values())
+        ways = [way for connection in connections for way in connection.ways]
+        loads = [load for connection in connections for load in connection.loads]
+        rates = _fair(self._with_classes(ways, loads), ways, loads)
+        owner = np.repeat(np.arange(len(connections)), [len(one.ways) for one in connections])
+        numbers = np.array([connection.number for connection in connections], dtype=np.intp)
+        return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
+
+    def _with_classes(self, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
+        """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
+        if not self._classes:
+            return self._capacities
+        alone = self._capacities.copy()
+        for link, entries in self._classes.items():
+            alone[link] = math.inf
+            for own, entry in entries:
+                alone[own] = self._capacities[link] * entry.limit
+        wanted = np.zeros(len(alone))
+        for way, load, rate in zip(ways, loads, _fair(alone, ways, loads), strict=True):
+            wanted[way] += load * rate
+        found: Floats = self._capacities.copy()
+        for link, entries in self._classes.items():
+            rate = float(self._capacities[link])
+            given = {own: min(float(wanted[own]), entry.share * rate) for own, entry in entries}
+            rest = rate - sum(given.values())
+            for own, _ in sorted(entries, key=lambda one: one[1].priority):
+                more = min(rest, float(wanted[own]) - given[own])
+                found[own], rest = given[own] + more, rest - more
+        found[found <= 0.0] = TRICKLE
+        return found
+
+
+def fair_rates(capacities: Mapping[str, float], ways: Sequence[Way]) -> list[float]:
+    """Of all of these at once, in bytes per second."""
+    part = {name: number for number, name in enumerate(capacities)}
+    found: list[float] = _fair(
+        np.array(list(capacities.values()), dtype=float), *_arrays(part, ways)
+    ).tolist()
+    return found
+
+
+def _arrays(part: Mapping[str, int], ways: Sequence[Way]) -> tuple[tuple[Places, ...], tuple[Floats, ...]]:
+    """Of each way, its parts by number and what goes through them."""
+    places = tuple(np.array([part[name] for name in way], dtype=np.intp) for way in ways)
+    return places, tuple(np.array(list(way.values())) for way in ways)
+
+
+def _fair(capacities: Floats, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
+    """Max-min fair rates: all ways' grow alike until a part is full, through which none grows any more."""
+    parts, place = np.unique(np.concatenate(ways), return_inverse=True)
+    load = np.concatenate(loads)
+    owner = np.repeat(np.arange(len(ways)), [len(way) for way in ways])
+    left = capacities[parts]
+    rates = np.zeros(len(ways))
+    growing = np.ones(len(ways), dtype=bool)
+    while growing.any():
+        live = growing[owner]
+        through = np.bincount(place[live], load[live], minlength=len(parts))
+        fair = np.divide(left, through, out=np.full(len(parts), math.inf), where=through > 0)
+        rate = float(fair.min())
+        full = fair <= rate * (1 + ALIKE)
+        done = np.zeros(len(ways), dtype=bool)
+        done[owner[live & full[place]]] = True
+        rates[done] = rate
+        over = done[owner]
+        left = left - rate * np.bincount(place[over], load[over], minlength=len(parts))
+        growing &= ~done
+    return rates

@@ -1,0 +1,99 @@
+"""A collective as one flow: what all of its messages together load each part of the network with.
+
+Exact where nothing else is on the network, for there it takes what it takes message by message. Where other traffic
+is, its bytes share with that as the connections that they go on would; what is not bytes (latency, software, waiting
+for one another) comes after them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from testbed.model.fluid import fair_rates
+from testbed.paths.network import Ends, Members, Network, Path, Way
+from testbed.workload.plan import GroupCollective
+from testbed.workload.plan_traffic import group_traffic
+
+
+class Alone(NamedTuple):
+    """What a collective takes with nothing else on the network, and each rank's software of that.
+
+    burst_bytes: the most that any connection has to send at once.
+    """
+
+    seconds: float
+    software_s: Sequence[float]
+    burst_bytes: float
+
+
+def software_of(rank: int) -> str:
+    """The part of a network that a rank's software is: it carries a second of work per second."""
+    return f"software of rank {rank}"
+
+
+@dataclass(frozen=True, eq=False)
+class CollectiveFlow:
+    """size_bytes: of the connection with the most. way: what goes through each part for each byte of that one.
+
+    rest_s: what the collective takes alone, beyond its bytes. burst_bytes: of those that it has to send at once.
+    """
+
+    size_bytes: float
+    way: Way
+    rest_s: float
+    burst_bytes: float
+
+
+class Folder:
+    """Folds collectives; alike ones once. alone: carries one out, message by message."""
+
+    def __init__(
+        self,
+        network: Network,
+        itemsize: int,
+        alone: Callable[[GroupCollective, Members, int], Alone],
+    ) -> None:
+        self.network, self.itemsize, self.alone = network, itemsize, alone
+        self._known: dict[object, CollectiveFlow | None] = {}
+
+    def flow(
+        self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
+    ) -> CollectiveFlow | None:
+        """Of one of a plan's groups; None where nothing is sent."""
+        key = operation.alike, dscp
+        if key not in self._known:
+            self._known[key] = self._fold(operation, members, buildings, dscp)
+        return self._known[key]
+
+    def _fold(
+        self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
+    ) -> CollectiveFlow | None:
+        pairs = group_traffic(operation, members, self.itemsize, buildings)
+        if not any(pairs.values()):
+            return None
+        loads: Counter[str] = Counter()
+        most = 0.0
+        for path, size_bytes in self._paths(pairs, dscp):
+            most = max(most, size_bytes)
+            loads.update(dict.fromkeys(path.parts, size_bytes))
+        alone = self.alone(operation, members, dscp)
+        bytes_s = max(load / self.network.capacities[part] for part, load in loads.items())
+        software = {software_of(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
+        busy_s = max(bytes_s, *software.values(), 0.0)
+        way = {part: load / most for part, load in (*loads.items(), *software.items())}
+        return CollectiveFlow(most, way, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
+
+    def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
+        """Every path that the pairs' bytes take, with those that take it: on several ways as many as each carries."""
+        ways = {ends: self.network.ways_of(ends, dscp) for ends in pairs}
+        rates: Iterator[float] = iter(())
+        if any(len(paths) > 1 for paths in ways.values()):
+            each = [path.way for paths in ways.values() for path in paths]
+            rates = iter(fair_rates(self.network.capacities, each))
+        for ends, paths in ways.items():
+            own = [next(rates, 1.0) for _ in paths]
+            for path, rate in zip(paths, own, strict=True):
+                yield path, pairs[ends] * rate / sum(own)

@@ -1,0 +1,198 @@
+"""What a model says that a step takes, of any scenario: nothing is built or sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from statistics import NormalDist
+
+from testbed.config import Host
+from testbed.controller import Flow, PolicyChoice, View, compute
+from testbed.controller.table import Network as Switches
+from testbed.controller.table import wires
+from testbed.directions import QueueClass
+from testbed.fabric.plan import make_plan
+from testbed.job.intent import Intent, intent_of
+from testbed.model import Timeline, simulate
+from testbed.model.calibration import USUAL, VIRTUAL, Calibration, find_calibration
+from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
+from testbed.paths.alpha_beta import Step, step_of
+from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
+from testbed.transport import TrafficClass
+from testbed.transport.wire import ConnectionKey
+from testbed.workload.program_plan import plan_of_program
+
+DRAWS = 9
+MANY = 100.0  # of which a Poisson distribution is close to a normal one
+
+
+def predict(
+    intent: Intent, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS
+) -> Timeline:
+    """A step carried out on the model of the network, under the scenario's policy; emulated.
+
+    calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
+    which messages are late the median is taken; 0: all are late by the mean. ControllerError, Stuck, BadCalibration.
+    """
+    calibration = calibration or find_calibration(VIRTUAL)
+    load = intent.load
+    plan, buildings = load.plan, tuple[int, ...]()
+    if load.training is None:
+        plan, buildings = plan_of_program(load.program, load.buildings, algorithm), load.buildings
+    cost = calibration.cost(intent.scenario.transport, intent.scale)
+    network, seed = routed(intent, algorithm, calibration), intent.scenario.seed
+    chances = [Random(f"{seed}/{number}") for number in range(draws if intent.topology.lossy else 0)]
+    return simulate(plan, network, load.itemsize, *cost, buildings, folded=True, draws=chances)
+
+
+def missing_share(intent: Intent, algorithm: str, calibration: Calibration) -> float | None:
+    """How much longer a step would be if every hop held frames for their own time, as a share; None where all do.
+
+    ControllerError, Stuck.
+    """
+    if intent.link_engine == NETEM:
+        return None
+    held = intent_of(intent.scenario, intent.scale, NETEM)
+    longer_s, shorter_s = (predict(one, algorithm, calibration).step_time_s for one in (held, intent))
+    return longer_s / shorter_s - 1
+
+
+def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float = 0.99) -> float:
+    """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
+
+    step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
+    says how many late messages delay it on average; of more or fewer, as many as a Poisson distribution has, each
+    delays it by as much. ControllerError, Stuck, BadCalibration.
+    """
+    calibration = find_calibration(VIRTUAL)
+    paths = [path for ways in routed(intent, algorithm, calibration).ways.values() for path in ways]
+    each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
+    if not each_s:
+        return step_s
+    never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
+    none = replace(calibration, losses=never)
+    least_s, mean_s = (predict(intent, algorithm, one, draws=0).step_time_s for one in (none, calibration))
+    return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
+
+
+def poisson_quantile(mean: float, share: float) -> int:
+    """The least number that at least this share of draws do not exceed."""
+    if mean > MANY:
+        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
+    number, chance = 0, math.exp(-mean)
+    reached = chance
+    while reached < share:
+        number += 1
+        chance *= mean / number
+        reached += chance
+    return number
+
+
+def routed(intent: Intent, algorithm: str, calibration: Calibration) -> Network:
+    """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
+    training = intent.load.training
+    network = (
+        network_of(intent.topology, intent.hosts, intent.link_engine)
+        if training is None
+        else training.network
+    )
+    capacities, queues = dict(network.capacities), dict(network.queues)
+    ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
+    routes = _Routes(intent, calibration)
+    classes = {}
+    for name, way in routes.links.values():
+        rate = capacities[name] = routes.per_bit * way.rate_bps
+        own = [(class_part(name, entry), entry) for entry in routes.classes]
+        capacities |= {part: rate * entry.limit for part, entry in own}
+        queues |= dict.fromkeys([part for part, _ in own] or [name], float(way.queue_bytes))
+        if own:
+            classes[name] = tuple(own)
+    for ends, flow, path, more in routes.paths(intent.flows_of(algorithm)):
+        capacities |= more
+        key = ends, flow.dscp
+        ways[key] = (*ways.get(key, ()), path)
+    return replace(network, capacities=capacities, ways=ways, queues=queues, classes=classes)
+
+
+def class_part(link: str, entry: QueueClass) -> str:
+    """The part that a class's queue in front of a link is."""
+    return f"{link}, class {entry.name}"
+
+
+class _Routes:
+    """Where the connections of a job go."""
+
+    def __init__(self, intent: Intent, calibration: Calibration) -> None:
+        self.intent, self.calibration = intent, calibration
+        self.topology = intent.topology
+        self.inside = Paths(self.topology, intent.link_engine).inside
+        self.per_bit = payload_per_bit(self.topology)
+        self.hosts = {host.name: (rank, host) for rank, host in enumerate(intent.hosts)}
+        edges = make_plan(self.topology, "").edge_ports()
+        self.view = View(self.topology, intent.flows, seed=intent.scenario.seed)
+        choice = PolicyChoice(**intent.scenario.policy.to_choice())
+        computed = compute(choice, self.view, edges)
+        self.classes = computed.classes
+        self.switches = Switches(computed.rules, wires(self.topology, edges))
+        self.edges = {edge.building: edge for edge in edges}
+        self.links = {
+            (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (
+                f"{link.name} from {here}",
+                way,
+            )
+            for link in self.topology.wan
+            for here, there, way in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
+        }
+
+    def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
+        """Of every flow between buildings: its ranks, its path, and what on it has a capacity and is no link."""
+        for flow in flows:
+            (source, one), (target, other) = self.hosts[flow.source], self.hosts[flow.destination]
+            if one.building != other.building:
+                yield (source, target), flow, *self._path((source, target), flow, one, other)
+
+    def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
+        edge = self.edges[one.building]
+        journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
+        up, down = self.inside(one, other)
+        marked = zip(journey.hops, journey.dscps, strict=True)
+        taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
+        hops = [*up, *(Hop(name, [way]) for (name, way), _ in taken), *down]
+        # acknowledgements go through links like those, in the opposite order
+        step = step_of(self.topology, hops, hops[::-1])
+        capacities = {}
+        parts = [hop.name for hop in hops]
+        parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
+        lossy = self._lossy(ends, flow, [way.mean_loss for (_, way), _ in taken], step)
+        own_byte_s = self._own_byte_s(ends, flow, step)
+        if own_byte_s:
+            name = f"sockets of {flow}, DSCP {flow.dscp}"
+            capacities[name] = 1 / own_byte_s
+            parts.append(name)
+        return Path(step.delay_s, tuple(parts), lossy, step.serialisation), capacities
+
+    def _lossy(self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step) -> Lossy | None:
+        """None where nothing is lost."""
+        loss = 1 - math.prod(1 - share for share in losses)
+        if not loss:
+            return None
+        wiring = self.intent.wiring
+        settings = wiring.settings(*ends, self._key(ends, flow))
+        control = settings.congestion_control or wiring.congestion_control or USUAL
+        response = self.calibration.response(control)
+        packet_bytes = packet_payload_bytes(self.topology)
+        return Lossy(control, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)
+
+    def _class_of(self, dscp: int) -> QueueClass:
+        """Of a packet: the class that names its DSCP, or the one that names none."""
+        rest = next(entry for entry in self.classes if not entry.dscps)
+        return next((entry for entry in self.classes if dscp in entry.dscps), rest)
+
+    def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
+        """What a byte takes by what the connection's sockets allow."""
+        return self.intent.wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True)
+
+    def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
+        return self.intent.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)

@@ -1,0 +1,135 @@
+"""What one collective alone on the network should take, by the alpha-beta model, to be held against what it takes.
+
+A message of s bytes from one rank to the next takes alpha + s x beta: latency of the path, and time per byte of its
+slowest part (Hockney 1994, "The communication challenge for MPP"). The latency is the links' delays and what frames
+are held for at each hop but the slowest. The model holds where nothing else is on the network and TCP's windows are
+open: so each run does one such collective before its steps. Pure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from testbed.config import Host, Topology
+from testbed.config.wan import ETHERNET_HEADER_BYTES
+from testbed.directions import Direction
+from testbed.paths.hops import Hop, Paths, Planes, packet_payload_bytes, passage
+from testbed.paths.serialisation import NOTHING_HELD, Serialisation
+
+TRANSFER_S = 0.1  # what bytes alone should take: long enough to be seen beside latency
+LEAST_PACKETS = 4  # per message
+
+
+@dataclass(frozen=True)
+class Step:
+    """From one rank of a ring to the next: delays in seconds, seconds per byte of payload, what holds frames.
+
+    back_s: until an acknowledgement has come the other way; None: the delays as there.
+    """
+
+    delay_s: float
+    beta_s: float
+    serialisation: Serialisation = NOTHING_HELD
+    back_s: float | None = None
+
+    def alpha_s(self, size_bytes: float) -> float:
+        """What a message takes beside its bytes at the slowest hop; messages shorter than a frame are held less."""
+        return self.delay_s + self.serialisation.beyond_s(size_bytes)
+
+    def round_trip_s(self, size_bytes: float) -> float:
+        """Until a message that is sent alone is acknowledged."""
+        back_s = self.delay_s if self.back_s is None else self.back_s
+        return self.alpha_s(size_bytes) + size_bytes * self.beta_s + back_s
+
+
+def nearest_plane(planes: Sequence[Direction]) -> Direction:
+    """The one of least delay; of several the quickest."""
+    return min(planes, key=lambda way: (way.delay_s, -way.rate_bps))
+
+
+def worst_plane(planes: Sequence[Direction]) -> Direction:
+    """The largest delay and the lowest rate of them: no policy can do worse."""
+    slow = min(planes, key=lambda way: way.rate_bps)
+    return replace(slow, delay_s=max(way.delay_s for way in planes))
+
+
+def all_planes(planes: Sequence[Direction]) -> Direction:
+    """The least delay, and the rates of all: nothing that spreads a message can do better."""
+    return replace(nearest_plane(planes), rate_bps=sum(way.rate_bps for way in planes))
+
+
+def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[Step]:
+    """The ring's steps, from each host to the next and from the last to the first; figures as in the topology."""
+    after = [*hosts[1:], *hosts[:1]]
+    return [_step(paths, one, other, planes) for one, other in zip(hosts, after, strict=True)]
+
+
+def bdp_bytes(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
+    """Per host and other host the payload that is under way when the empty path between them is full; 0 to itself."""
+
+    def product(one: Host, other: Host) -> float:
+        if one == other:
+            return 0.0
+        step = _step(paths, one, other, nearest_plane)
+        return step.round_trip_s(step.serialisation.packet_bytes) / step.beta_s
+
+    return [[product(one, other) for other in hosts] for one in hosts]
+
+
+def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
+    there, back = ([hop.by(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one)))
+    return step_of(paths.topology, there, back)
+
+
+def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
+    """Of a path and of the one that acknowledgements take; hops of one way each."""
+    way, returned = passage(topology, there), passage(topology, back)
+    return Step(
+        way.delay_s,
+        # packets follow each other through all parts at once: only the slowest takes its time per byte
+        8 / way.rate_bps * frame_per_payload(topology),
+        way.serialisation,
+        returned.delay_s + returned.serialisation.whole_s(0),
+    )
+
+
+def frame_per_payload(topology: Topology) -> float:
+    """Bytes on the wire per byte of payload, of full packets."""
+    return (topology.mtu + ETHERNET_HEADER_BYTES) / packet_payload_bytes(topology)
+
+
+def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> int:
+    """Size of a message between neighbours of the ring for which bytes take some TRANSFER_S in all.
+
+    No larger than those of the workload itself, which are what memory was made for, but for some packets.
+    """
+    rounds = 2 * (len(steps) - 1)
+    wanted = TRANSFER_S / rounds / max(step.beta_s for step in steps)
+    return max(LEAST_PACKETS * mtu, round(min(wanted, largest_bytes)))
+
+
+def ring_all_reduce_s(
+    steps: Sequence[Step], message_bytes: float, overhead_s: float, lanes: int = 1
+) -> float:
+    """What a ring all-reduce takes in which every message has so many bytes.
+
+    Reduce-scatter and all-gather, n - 1 rounds each: a rank sends what it got in the round before, as soon as it has
+    it and has sent all before. lanes: pieces into which messages are cut that go round independently, one of which is
+    sent while others are on their way; each costs its two ends `overhead_s`.
+    """
+    size, piece_bytes = len(steps), message_bytes / lanes
+    rounds = 2 * (size - 1)
+    sent = [0.0] * size
+    last_s = 0.0
+    ready = [(0.0, 0, lane, rank) for lane in range(lanes) for rank in range(size)]
+    heapq.heapify(ready)
+    while ready:
+        since_s, number, lane, rank = heapq.heappop(ready)
+        sent[rank] = max(since_s, sent[rank]) + piece_bytes * steps[rank].beta_s
+        there_s = sent[rank] + steps[rank].alpha_s(piece_bytes) + overhead_s
+        if number + 1 < rounds:
+            heapq.heappush(ready, (there_s, number + 1, lane, (rank + 1) % size))
+        last_s = max(last_s, there_s)
+    return last_s

@@ -1,0 +1,130 @@
+"""A topology as a model sees it: what each pair of ranks' bytes go through, and how much of them that carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from random import Random
+
+from testbed.config import Host, Topology
+from testbed.directions import QueueClass
+from testbed.paths.alpha_beta import frame_per_payload, nearest_plane
+from testbed.paths.hops import NETEM, Paths, passage
+from testbed.paths.losses import Lossy
+from testbed.paths.serialisation import NOTHING_HELD, Serialisation
+from testbed.transport.wire import HEADER_BYTES
+
+Way = Mapping[str, float]
+"""The parts that bytes go through at once, and how many do for each byte of a message: 1 where it is one's own way."""
+
+
+@dataclass(frozen=True)
+class Path:
+    """From one rank to another: delays in seconds, the names of all that it goes through, what losses do.
+
+    serialisation: of the hops that hold frames.
+    """
+
+    delay_s: float
+    parts: tuple[str, ...]
+    lossy: Lossy | None = None
+    serialisation: Serialisation = NOTHING_HELD
+
+    def latency_s(self, size_bytes: float) -> float:
+        """From when a message's last byte leaves until all of it is there."""
+        return self.delay_s + self.serialisation.beyond_s(size_bytes)
+
+    def least_s(self, size_bytes: float) -> float:
+        """What a message takes to leave at least, for what losses do to the connection."""
+        return self.lossy.least_s(size_bytes) if self.lossy else 0.0
+
+    @cached_property
+    def way(self) -> Way:
+        """All of the bytes go through each part."""
+        return dict.fromkeys(self.parts, 1.0)
+
+
+def arrival_s(paths: Sequence[Path], size_bytes: float) -> float:
+    """From when the last byte of a message leaves, spread evenly over paths, until all of it is there, on average."""
+    latency_s = max(path.latency_s(size_bytes / len(paths)) for path in paths)
+    lossy = [path.lossy for path in paths if path.lossy]
+    if not lossy:
+        return latency_s
+    # it is late when any of its parts is
+    in_time = math.prod(1 - own.late_chance(size_bytes / len(paths)) for own in lossy)
+    return latency_s + (1 - in_time) * max(own.mended_s for own in lossy)
+
+
+def drawn_arrival_s(draw: Random, paths: Sequence[Path], size_bytes: float) -> float:
+    """As `arrival_s`, of one message, whose parts are late or are not."""
+    late = [
+        path.lossy.mended_s
+        for path in paths
+        if path.lossy and draw.random() < path.lossy.late_chance(size_bytes / len(paths))
+    ]
+    return max(path.latency_s(size_bytes / len(paths)) for path in paths) + max(late, default=0.0)
+
+
+Ends = tuple[int, int]
+"""A rank that sends, and the one that it sends to."""
+
+Members = tuple[int, ...]
+"""The ranks of a group."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """capacities: payload bytes per second of every part; queues: bytes that wait in front of it at the most.
+
+    paths: between ranks, as if alone.
+    ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
+    classes: where a part's traffic has several queues, the part that each of them is.
+    header_bytes: that a message has in front of its payload.
+    """
+
+    capacities: Mapping[str, float]
+    paths: Mapping[Ends, Path]
+    ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
+    queues: Mapping[str, float] = field(default_factory=dict)
+    classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
+    header_bytes: int = 0
+
+    def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
+        """One way, or more."""
+        return self.ways.get((ends, dscp)) or (self.paths[ends],)
+
+
+def payload_per_bit(topology: Topology) -> float:
+    """Bytes of payload that go with each bit on the wire."""
+    return 1 / 8 / frame_per_payload(topology)
+
+
+def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NETEM) -> Network:
+    """Of ranks on these hosts; figures as in `topology`. link_engine: which hops hold frames is its to say.
+
+    Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
+    """
+    between = Paths(topology, link_engine).between
+    per_second = payload_per_bit(topology)
+    capacities: dict[str, float] = {}
+    queues: dict[str, float] = {}
+    paths = {}
+    for source, one in enumerate(hosts):
+        for target, other in enumerate(hosts):
+            if source == target:
+                continue
+            parts = []
+            hops = between(one, other)
+            for name, ways in ((hop.name, hop.ways) for hop in hops):
+                capacities[name] = per_second * sum(way.rate_bps for way in ways)
+                queues[name] = sum(way.queue_bytes for way in ways)
+                parts.append(name)
+                if len(ways) > 1:
+                    own = f"{name}, {one.name} to {other.name}"
+                    capacities[own] = per_second * max(way.rate_bps for way in ways)
+                    parts.append(own)
+            nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
+            paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)
+    return Network(capacities, paths, queues=queues, header_bytes=HEADER_BYTES)

@@ -1,0 +1,127 @@
+"""One collective at many sizes, over and over: what `testbed bench` has its ranks do, after nccl-tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from testbed.collectives import (
+    ALGORITHMS,
+    AUTO,
+    Communicator,
+    TuningTable,
+)
+from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
+from testbed.collectives.tuning import Entry
+from testbed.job.wiring import Wiring, join
+from testbed.ranks.arrays import CollectiveArrays
+from testbed.workload import uneven_rows
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
+
+
+def algorithms_of(collective: str) -> tuple[str, ...]:
+    """The algorithms that a benchmark of this collective may use."""
+    if collective == "all_to_all_v":
+        return LATE_ALGORITHMS
+    return (AUTO, *ALGORITHMS[collective]) if collective in ALGORITHMS else (AUTO,)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of the benchmark: an algorithm, and how many elements a rank's whole array has (emulated)."""
+
+    algorithm: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class BenchSpec:
+    """A whole benchmark."""
+
+    wiring: Wiring
+    collective: str
+    cases: tuple[Case, ...]
+    dtype: str
+    op: str
+    iterations: int
+    warmup: int
+    tuning: tuple[Entry, ...] = ()
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"task": "bench", **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> BenchSpec:
+        """The inverse of `to_json`."""
+        document: dict[str, Any] = json.loads(text)
+        del document["task"]
+        document["wiring"] = Wiring.from_document(document["wiring"])
+        document["cases"] = tuple(Case(**item) for item in document["cases"])
+        document["tuning"] = tuple(Entry(**item) for item in document["tuning"])
+        return cls(**document)
+
+
+def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
+    """Elements of a rank's whole array, which the number of ranks divides where it is cut for them."""
+    cut = ranks if collective not in ("all_reduce", "sendrecv") else 1
+    return max(1, size_bytes // (itemsize * cut)) * cut
+
+
+def sent_elements(collective: str, numel: int, ranks: int) -> float:
+    """Elements that the bandwidth of a case is reckoned with: the array's, or those of its real rows on the average."""
+    if collective != "all_to_all_v":
+        return numel
+    most = numel // ranks
+    return sum(map(sum, uneven_rows(ranks, most))) / ranks
+
+
+class BenchRank:
+    """Runs one rank's share. `tell(event)` gets a result for each case."""
+
+    def __init__(self, spec: BenchSpec, rank: int, tell: Callable[[dict[str, Any]], None]) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.tell = tell
+        self.size = len(spec.wiring.ranks)
+
+    def run(self) -> None:
+        """Connect, go through all cases."""
+        wiring = self.spec.wiring
+        transport = join(wiring, self.rank).transport
+        tuning = TuningTable(self.spec.tuning)
+        self.communicator = Communicator(transport, wiring.buildings, wiring.timeout_s, tuning=tuning)
+        try:
+            self.communicator.barrier()
+            for index, case in enumerate(self.spec.cases):
+                self._case(index, case)
+            self.communicator.barrier()
+        finally:
+            transport.close()
+
+    def _case(self, index: int, case: Case) -> None:
+        spec = self.spec
+        arrays = CollectiveArrays(spec.collective, case.numel, spec.dtype, self.rank, self.size, spec.op)
+        communicator = self.communicator
+        for _ in range(self.spec.warmup):
+            arrays.start(communicator, case.algorithm)
+        communicator.barrier()
+        counters = communicator.transport.counters
+        sent = sum(entry.bytes_sent for entry in counters.values())
+        begun_s = time.monotonic()
+        for _ in range(self.spec.iterations):
+            arrays.start(communicator, case.algorithm)
+        took_s = (time.monotonic() - begun_s) / self.spec.iterations
+        sent = sum(entry.bytes_sent for entry in communicator.transport.counters.values()) - sent
+        communicator.barrier()
+        # one more, whose result is checked: filling and checking are not timed
+        arrays.fill()
+        arrays.start(communicator, case.algorithm)
+        wrong = arrays.count_wrong()
+        result = {"time_s": took_s, "wrong": wrong, "sent_bytes": sent / self.spec.iterations}
+        self.tell({"event": "result", "case": index, "rank": self.rank, **result})

@@ -1,0 +1,197 @@
+"""Carries out one rank's plan: computing as timed waiting to absolute deadlines, messages and collectives meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
+from testbed.ranks.arrays import CollectiveArrays
+from testbed.ranks.posted import Posted
+from testbed.workload.plan import (
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+    Tracker,
+    jittered_s,
+)
+
+FIRST = 0  # of what rank's data a message holds the pattern
+
+
+@dataclass
+class Done:
+    """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at."""
+
+    spans: list[tuple[float, float]]
+    wrong: int = 0
+    checked: int = 0
+
+
+class Executor:
+    """Runs a rank's plan, step after step.
+
+    of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. posted: where messages
+    leave only once they are waited for.
+    """
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        of_class: Mapping[int, Communicator],
+        groups: dict[int, Communicator],
+        dtype: str,
+        timeout_s: float,
+        posted: Posted | None,
+    ) -> None:
+        self.plan = plan
+        self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
+        self.operations = plan.ranks[self.communicator.rank]
+        self.timeout_s, self.posted = timeout_s, posted
+        self._rooms: dict[str, Array] = {}
+        for operation in self.operations:
+            if isinstance(operation, Message):
+                room = self._rooms.get(operation.stream)
+                if room is None or room.size < operation.numel:
+                    self._rooms[operation.stream] = np.zeros(operation.numel, dtype)
+        collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
+        self._most: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
+        for operation in collectives:
+            if operation.uneven:
+                self._most[operation.group] = max(self._most.get(operation.group, 0), operation.numel)
+        self._arrays: dict[tuple[int, str, int], CollectiveArrays] = {}
+        for operation in collectives:
+            own, key = groups[operation.group], self._key(operation)
+            if key not in self._arrays:
+                self._arrays[key] = CollectiveArrays(*key[1:], dtype, own.rank, own.size)
+
+    def prepare(self, salt: int) -> None:
+        """Fill what is going to be sent; outside of the time that is measured."""
+        self._salt = salt
+        self._sequence = dict.fromkeys(self.groups, 0)
+        for operation in self.operations:
+            if isinstance(operation, Message) and operation.sends:
+                fill(self._rooms[operation.stream], FIRST, salt)
+
+    def run(self, start_s: float) -> Done:
+        """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
+
+        Computing lasts from when it could begin, so that waking up late does not add up.
+        """
+        tracker = Tracker(self.operations)
+        done = Done([(start_s, start_s)] * len(self.operations))
+        computing: dict[int, float] = {}
+        works: dict[int, tuple[Work, Callable[[], None]]] = {}
+        held: list[int] = []
+        ends: dict[int, float] = {}
+        last_s = start_s
+        while tracker.open:
+            starting, tracker.ready = [*held, *tracker.ready], []
+            held = []
+            for place in starting:
+                operation = self.operations[place]
+                begun_s = max((ends[earlier] for earlier in tracker.before[place]), default=start_s)
+                done.spans[place] = (begun_s, begun_s)
+                if isinstance(operation, Computing):
+                    duration_s = jittered_s(self.plan, self.communicator.rank, place, self._salt)
+                    computing[place] = begun_s + duration_s
+                elif isinstance(operation, Pause):
+                    computing[place] = begun_s + operation.duration_s
+                elif isinstance(operation, Message) and self._must_wait(operation):
+                    held.append(place)
+                else:
+                    works[place] = self._start(operation, done)
+            now_s = time.monotonic()
+            over = {place: end_s for place, end_s in computing.items() if end_s <= now_s}
+            for place in over:
+                del computing[place]
+            for place in [place for place, (work, _) in works.items() if work.is_completed()]:
+                work, check = works.pop(place)
+                work.wait()  # raises what went wrong
+                check()
+                over[place] = work.end_s
+            for place, end_s in over.items():
+                ends[place] = end_s
+                done.spans[place] = (done.spans[place][0], end_s)
+                tracker.done(place)
+            if over:
+                last_s = now_s
+            elif tracker.open:
+                self._wait(last_s, computing, works, held)
+        return done
+
+    def _wait(
+        self,
+        last_s: float,
+        computing: dict[int, float],
+        works: dict[int, tuple[Work, Callable[[], None]]],
+        held: list[int],
+    ) -> None:
+        """Let time pass until something may have happened. CollectiveTimeout when nothing has for too long."""
+        now_s = time.monotonic()
+        until_s = min(computing.values(), default=last_s + self.timeout_s)
+        if until_s <= now_s and not computing:
+            for work, _ in works.values():
+                work.wait(timeout_s=0.0)
+            waiting = [self.operations[place] for place in held]
+            peers = [operation.peer for operation in waiting if isinstance(operation, Message)]
+            name = waiting[0].name if waiting else "plan"
+            raise CollectiveTimeout(name, self.communicator.rank, peers, [], self.timeout_s)
+        self.communicator.progress(max(0.0, until_s - now_s))
+
+    def _must_wait(self, operation: Message) -> bool:
+        """Whether a message may not leave yet; and tell the sender of one that this rank waits for."""
+        if self.posted is None:
+            return False
+        if operation.sends:
+            return not self.posted.take(operation.peer, operation.tag)
+        self.posted.tell(operation.peer, operation.tag)
+        return False
+
+    def _start(self, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
+        if isinstance(operation, Message):
+            room = self._rooms[operation.stream][: operation.numel]
+            communicator = self.of_class[self.plan.dscp(operation)]
+            if operation.sends:
+                room[0] = operation.tag + 1
+                work = communicator.isend(room, operation.peer, operation.tag, self.timeout_s)
+                return work, lambda: None
+            work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
+            return work, lambda: self._check_message(room, operation.tag, done)
+        assert isinstance(operation, GroupCollective)
+        arrays = self._arrays[self._key(operation)]
+        if operation.uneven:
+            arrays.use_rows(operation.rows())
+        self._sequence[operation.group] += 1
+        salt = self._salt + self._sequence[operation.group]
+        arrays.fill(salt)
+        started = arrays.start(self.groups[operation.group], operation.algorithm, async_op=True)
+        assert started is not None, f"{operation.collective} cannot be under way beside others"
+
+        def check() -> None:
+            done.wrong += arrays.count_wrong(salt)
+            done.checked += arrays.output.size
+
+        return started, check
+
+    def _check_message(self, room: Array, tag: int, done: Done) -> None:
+        """The first element tells which message it is, all others have the pattern."""
+        done.checked += room.size
+        if room[0] != tag + 1:
+            done.wrong += 1
+        if room.size > 1:
+            expected = np.empty(1, room.dtype)
+            fill(expected, FIRST, self._salt)
+            room[0] = expected[0]
+            done.wrong += count_wrong(room, 1, self._salt)
+
+    def _key(self, operation: GroupCollective) -> tuple[int, str, int]:
+        """Of the arrays that an operation uses."""
+        numel = self._most[operation.group] if operation.uneven else operation.numel
+        return operation.group, operation.collective, numel

@@ -1,0 +1,53 @@
+"""From readings of the ranks' connections to figures per pair of buildings. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from testbed.results.summary import StepResult
+from testbed.scale import Scale
+
+
+def socket_use(
+    readings: Iterable[Mapping[str, Any]],
+    steps: Sequence[StepResult],
+    buildings: Sequence[str],
+    scale: Scale,
+) -> list[dict[str, Any]]:
+    """Round trips and retransmissions of the connections between buildings, by direction of the data.
+
+    readings: as in `sockets.jsonl`, in the order of their times; buildings: by rank. `rtt_s`: least, median and largest
+    smoothed round trip of all readings during steps, real seconds; `retransmits`: segments sent again during all steps.
+    """
+    connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
+    for reading in readings:
+        place = tuple(reading[name] for name in ("rank", "peer", "dscp", "lane"))
+        times, own = connections.setdefault(place, ([], []))
+        times.append(reading["time_s"])
+        own.append(reading)
+    groups: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+    for place in connections:
+        ends = buildings[place[0]], buildings[place[1]]
+        if ends[0] != ends[1]:
+            groups.setdefault(ends, []).append(place)
+    rows = []
+    for (here, there), places in sorted(groups.items()):
+        round_trips: list[float] = []
+        retransmits = 0
+        for place in places:
+            times, own = connections[place]
+            for step in steps:
+                first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
+                round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
+                if last:
+                    before = own[first - 1]["retransmits"] if first else 0
+                    retransmits += own[last - 1]["retransmits"] - before
+        row: dict[str, Any] = {"from": here, "to": there, "connections": len(places)}
+        if round_trips:
+            shown = min(round_trips), statistics.median(round_trips), max(round_trips)
+            row["rtt_s"] = dict(zip(("min", "median", "max"), shown, strict=True))
+        rows.append({**row, "retransmits": retransmits})
+    return rows

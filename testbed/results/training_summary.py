@@ -1,0 +1,133 @@
+"""What a summary says of a training step with a plan: predicted and measured, what its time went to, who sent what."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from testbed.collectives import between_groups
+from testbed.job.declared import Pairs
+from testbed.job.loads import Load
+from testbed.job.training import Training
+from testbed.model import Split, Timeline, critical_path, peak_alive, split_step
+from testbed.model.dry_run import dry_run
+from testbed.model.split import Spans
+from testbed.results.summary import StepResult, held_against, middle_step
+from testbed.scale import Scale
+from testbed.workload.plan_traffic import plan_traffic
+
+
+def spans_of(
+    samples: Sequence[Mapping[str, Any]], step: StepResult, training: Training
+) -> list[list[tuple[float, float]]]:
+    """When each operation of each rank began and ended in one step, in emulated seconds from its start."""
+    found = [[(0.0, 0.0)] * len(own) for own in training.plan.ranks]
+    for sample in samples:
+        if sample["step"] == step.index and sample["operation"] != "step":
+            span = sample["start_s"] - step.start_s, sample["end_s"] - step.start_s
+            found[sample["rank"]][sample["place"]] = span
+    return found
+
+
+def training_summary(
+    load: Load,
+    steps: Sequence[StepResult],
+    samples: Sequence[Mapping[str, Any]],
+    predicted: Timeline,
+    scale: Scale,
+) -> dict[str, Any]:
+    """Of one variant, in real units; times of the step of median duration."""
+    training = load.training
+    assert training is not None
+    median = middle_step(steps)
+    spans = spans_of(samples, median, training)
+    predicted_s = scale.real_s(predicted.step_time_s)
+    measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
+    mesh = training.mesh
+    return {
+        "schedule": training.schedule.name,
+        "microbatches": training.schedule.microbatches,
+        "stages": len(training.stages),
+        "mesh": {name: count for name, count in mesh.outside.items() if count > 1},
+        "not_emulated": mesh.within_ranks,
+        "predicted": {
+            **held_against(predicted_s, measured_s),
+            **_split(split_step(training.plan, predicted.spans, load.buildings), scale),
+        },
+        "measured": _split(split_step(training.plan, spans, load.buildings), scale),
+        "critical_path": _by_kind(training, spans, load.buildings, scale),
+        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
+        "bytes": _tiers(load, steps, scale),
+        "median_step": median.index,
+    }
+
+
+def _split(split: Split, scale: Scale) -> dict[str, Any]:
+    return {
+        "compute_s": scale.real_s(split.compute_s),
+        "bubble_s": scale.real_s(split.bubble_s),
+        "exposed": [
+            {"kind": kind, "tier": tier, "seconds": scale.real_s(seconds)}
+            for (kind, tier), seconds in split.exposed_s.items()
+        ],
+    }
+
+
+def _by_kind(
+    training: Training, spans: Spans, buildings: Sequence[int], scale: Scale
+) -> list[dict[str, Any]]:
+    """Seconds of the critical path by kind, and in how many links of it."""
+    found: dict[str, list[float]] = {}
+    for link in critical_path(training.plan, spans, buildings):
+        found.setdefault(link.kind, []).append(link.end_s - link.start_s)
+    return [
+        {"kind": kind, "seconds": scale.real_s(sum(times)), "links": len(times)}
+        for kind, times in sorted(found.items(), key=lambda entry: -sum(entry[1]))
+    ]
+
+
+def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, dict[str, int]]:
+    """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
+    expected = _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale)
+    observed = [_by_tier(step.sent_bytes, load.buildings, scale) for step in steps]
+    return {
+        tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
+        for tier, count in expected.items()
+    }
+
+
+def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, int]:
+    """Real bytes inside buildings and between them, of emulated ones."""
+    crossing = between_groups(pairs, buildings)
+    inside = sum(pairs.values()) - crossing
+    return {"building": round(scale.real_bytes(inside)), "wan": round(scale.real_bytes(crossing))}
+
+
+def prediction(load: Load, scale: Scale) -> dict[str, Any]:
+    """What the model says of a step, in real units; bytes by tier."""
+    training = load.training
+    assert training is not None
+    spans = dry_run(training).spans
+    return {
+        "schedule": training.schedule.name,
+        "not_emulated": training.mesh.within_ranks,
+        "step_time_s": scale.real_s(dry_run(training).step_time_s),
+        **_split(split_step(training.plan, spans, load.buildings), scale),
+        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
+        "bytes": _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale),
+    }
+
+
+def limited_words(split: Mapping[str, Any]) -> str:
+    """One sentence on what a step with a schedule spends its time on, the most first."""
+    parts = {"pipeline bubbles": split["bubble_s"], "computing": split["compute_s"]}
+    for entry in split["exposed"]:
+        where = "between buildings" if entry["tier"] == "wan" else "inside buildings"
+        parts[f"{entry['kind']} {where}"] = entry["seconds"]
+    total_s = sum(parts.values())
+    shares = [(seconds / total_s, name) for name, seconds in parts.items() if seconds >= 0.01 * total_s]
+    return (
+        ", ".join(f"{name} {share:.0%}" for share, name in sorted(shares, reverse=True))
+        + " of the ranks' time"
+    )

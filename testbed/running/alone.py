@@ -1,0 +1,114 @@
+"""The ring all-reduce that a run does alone on its network, and what a model says it should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from testbed.collectives import pieces_for
+from testbed.config import Host, Topology, TransportSpec
+from testbed.fidelity import Invariant
+from testbed.fidelity.agreement import model_agreement
+from testbed.fidelity.standing import Attempt
+from testbed.job.wiring import Wiring, software_cost
+from testbed.paths.alpha_beta import (
+    Step,
+    all_planes,
+    calibration_bytes,
+    nearest_plane,
+    ring_all_reduce_s,
+    ring_steps,
+    worst_plane,
+)
+from testbed.paths.hops import NETEM, Paths
+from testbed.scale import Scale
+from testbed.transport.wire import ConnectionKey
+from testbed.virtual import clock_here
+
+MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
+
+
+class Alone:
+    """The collective and its model. Figures are emulated; message_bytes: those of the workload's largest messages."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        hosts: Sequence[Host],
+        transport: TransportSpec,
+        wiring: Wiring,
+        scale: Scale,
+        message_bytes: float,
+        link_engine: str = NETEM,
+    ) -> None:
+        self.exact = clock_here() == "free"
+        # what messages cost software where that is modelled: else it costs what it costs
+        self.message_cost_s, self.byte_cost_s = software_cost(transport, scale)
+        self._wiring = wiring
+        self._lossy = topology.lossy
+        # which plane a message takes is the policy's to say, and several connections may take several
+        best = nearest_plane if transport.kind == "tcp" else all_planes
+        paths = Paths(topology, link_engine)
+        self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
+        # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced
+        worst = ring_steps(paths, hosts, worst_plane)
+        self._worst_ring = self._as_sockets_allow(worst, paced=True)
+        self.message_bytes = 0
+        if len(hosts) > 1:
+            self.message_bytes = calibration_bytes(self._worst_ring, topology.mtu, message_bytes)
+
+    @property
+    def overhead_s(self) -> float:
+        """What each message costs on top of its time on the network, but for its bytes."""
+        return self.message_cost_s if self.exact else MESSAGE_S
+
+    def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
+        """What the ranks measured against the model."""
+        return model_agreement(
+            min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
+            self._model_s(self._ring),
+            exact=self.exact,
+            slowest_s=self._model_s(self._worst_ring),
+            lossy=self._lossy,
+        )
+
+    def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
+        """What it took each time before the steps, and after them if it was done again."""
+        before, after = (
+            [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
+        )
+        return _attempts(before), _attempts(after)
+
+    def _model_s(self, ring: Sequence[Step]) -> float:
+        if not ring:
+            return 0.0
+        size = len(ring)
+        lanes = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
+        overhead_s = MESSAGE_S
+        if self.exact:
+            overhead_s = 2 * (self.message_cost_s + self.message_bytes / lanes * self.byte_cost_s)
+        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, lanes)
+
+    def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
+        """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""
+        size = len(ring)
+        found: list[Step] = []
+        if size == 1:
+            return found
+        for rank, step in enumerate(ring):
+            peer = (rank + 1) % size
+            lanes = self._wiring.lanes(rank, peer)
+            slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
+            found.append(replace(step, beta_s=max(step.beta_s, slowest_s / lanes)))
+        return found
+
+
+def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:
+    """Each of the collectives that were done, from the common start to the last rank's end."""
+    took: dict[int, Attempt] = {}
+    for entry in calibrations:
+        before = took.get(entry["attempt"], Attempt(0.0, 0))
+        took_s = max(before.took_s, entry["end_s"] - entry["start_s"])
+        took[entry["attempt"]] = Attempt(took_s, before.resent + entry["resent"])
+    return list(took.values())

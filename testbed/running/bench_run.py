@@ -1,0 +1,241 @@
+"""A benchmark from its options to its rows: on an emulated network, or over this machine's loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
+from testbed.config import Topology, TransportSpec
+from testbed.fabric.network import Fabric
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
+from testbed.fidelity.bottleneck import bottleneck_s
+from testbed.job.declared import socket_rules_of
+from testbed.job.errors import RunError
+from testbed.job.socket_rules import SocketRules
+from testbed.job.wiring import (
+    RankPlace,
+    Wiring,
+    loopback_places,
+    multipath_of,
+    places_on,
+    wiring_of,
+)
+from testbed.paths.hops import NETEM
+from testbed.ranks.bench import BenchSpec, Case, numel_for, sent_elements
+from testbed.running.launching import LauncherProcess
+from testbed.running.networks import Network
+from testbed.scale import Scale
+from testbed.workload.plan_traffic import uneven_traffic
+
+END_TIMEOUT_S = 10.0
+QUIET_S = 0.2
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size.
+
+    congestion_control: in place of the one in `transport`; None: the kernel's own.
+    """
+
+    collective: str
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    dtype: str = "float32"
+    op: str = "sum"
+    iterations: int = 20
+    warmup: int = 5
+    timeout_s: float = 60.0
+    congestion_control: str | None = None
+    transport: TransportSpec = field(default_factory=TransportSpec)
+    tuning: TuningTable = field(default_factory=TuningTable)
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the result, in real bytes and seconds; see nccl-tests for algbw and busbw, in bytes per second.
+
+    chosen: the algorithm that ran. choice_bytes: the size that `auto` goes by. limit_s: what the most loaded link needs
+    for its bytes; None on loopback.
+    """
+
+    collective: str
+    algorithm: str
+    chosen: str
+    choice_bytes: int
+    size_bytes: int
+    count: int
+    dtype: str
+    op: str
+    time_s: float
+    slowest_s: float
+    algbw: float
+    busbw: float
+    wrong: int
+    sent_bytes: float
+    limit_s: float | None
+
+    @property
+    def of_limit(self) -> float | None:
+        """How near it came to what the bottleneck allows, 0 to 1."""
+        return None if self.limit_s is None else self.limit_s / self.time_s
+
+
+def bus_factor(collective: str, ranks: int) -> float:
+    """busbw over algbw, as nccl-tests have it."""
+    if collective == "sendrecv":
+        return 1.0
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
+
+
+class BenchRun:
+    """One benchmark. Without a network, ranks are joined by this machine's loopback."""
+
+    def __init__(
+        self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.network = network
+        self.ranks = ranks
+        self.phase = phase
+        self.scale = network.scale if network else Scale()
+        self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.itemsize = dtype_named(options.dtype).itemsize
+        self.cases = [
+            (Case(algorithm, self._numel(size_bytes)), size_bytes)
+            for size_bytes in options.sizes
+            for algorithm in options.algorithms
+        ]
+
+    def rows(self) -> Iterator[Row]:
+        """Build, measure, take down; rows as they come. FabricError, RunError."""
+        if self.network is None or self.topology is None:
+            with loopback_places(self.ranks) as places:
+                yield from self._measure(self._wiring(places), {})
+            return
+        clean_abandoned()
+        network, topology = self.network, self.topology
+        multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
+        fabric = network.fabric(self.options.seed, self.phase, multipath)
+        with fabric:
+            places = places_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
+            yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
+
+    # ---- the ranks
+
+    def _wiring(self, places: list[RankPlace]) -> Wiring:
+        options = self.options
+        return wiring_of(
+            options.transport,
+            self.scale,
+            self.topology,
+            places,
+            options.seed,
+            options.timeout_s,
+            options.congestion_control,
+            self._socket_rules(),
+        )
+
+    def _socket_rules(self) -> SocketRules:
+        hosts = self.topology.hosts[: self.ranks] if self.topology else ()
+        engine = self.network.stack.link_engine if self.network else NETEM
+        rules = self.options.transport.sockets
+        return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
+
+    def _measure(
+        self, wiring: Wiring, environment: Mapping[str, str], fabric: Fabric | None = None
+    ) -> Iterator[Row]:
+        options = self.options
+        spec = BenchSpec(
+            wiring,
+            options.collective,
+            tuple(case for case, _ in self.cases),
+            options.dtype,
+            options.op,
+            options.iterations,
+            options.warmup,
+            options.tuning.entries,
+        )
+        self.phase(f"starting {self.ranks} ranks")
+        found: dict[int, list[Mapping[str, float]]] = {}
+        failures = []
+        with LauncherProcess(spec.to_json(), environment) as launcher:
+            while (events := launcher.events(QUIET_S)) is not None:
+                if fabric is not None and (trouble := fabric.failure()):
+                    raise RunError(trouble)
+                for event in events:
+                    if event["event"] in ("failed", "killed"):
+                        failures.append(f"{event['who']} on {event['host']}: {event['message']}")
+                    elif event["event"] == "result":
+                        results = found.setdefault(event["case"], [])
+                        results.append(event)
+                        if len(results) == self.ranks:
+                            yield self._row(event["case"], wiring, results)
+            ended = launcher.ended(END_TIMEOUT_S)
+        if failures or ended:
+            raise RunError("\n".join(failures) or str(ended))
+
+    # ---- what comes out
+
+    def _numel(self, size_bytes: int) -> int:
+        emulated = round(self.scale.emulated_bytes(size_bytes))
+        return numel_for(self.options.collective, emulated, self.itemsize, self.ranks)
+
+    def _row(self, index: int, wiring: Wiring, results: list[Mapping[str, float]]) -> Row:
+        options, scale = self.options, self.scale
+        case, size_bytes = self.cases[index]
+        times = [scale.real_s(result["time_s"]) for result in results]
+        time_s = sum(times) / len(times)
+        if scale.is_one:
+            size_bytes = case.numel * self.itemsize
+        numel = case.numel
+        share = sent_elements(options.collective, numel, self.ranks) / numel
+        chosen = self._chosen(case, wiring.buildings)
+        limit_s = None
+        if self.topology is not None:
+            pairs = self._traffic(case, chosen, wiring.buildings)
+            limit_s = scale.real_s(bottleneck_s(self.topology, self.topology.hosts[: self.ranks], pairs))
+        algbw = size_bytes * share / time_s
+        return Row(
+            collective=options.collective,
+            algorithm=case.algorithm,
+            chosen=chosen,
+            choice_bytes=self._choice_bytes(case),
+            size_bytes=size_bytes,
+            count=size_bytes // self.itemsize,
+            dtype=options.dtype,
+            op=options.op,
+            time_s=time_s,
+            slowest_s=max(times),
+            algbw=algbw,
+            busbw=algbw * bus_factor(options.collective, self.ranks),
+            wrong=sum(int(result["wrong"]) for result in results),
+            sent_bytes=scale.real_bytes(sum(result["sent_bytes"] for result in results)),
+            limit_s=limit_s,
+        )
+
+    def _chosen(self, case: Case, buildings: list[int]) -> str:
+        if case.algorithm != AUTO:
+            return case.algorithm
+        if self.options.collective == "sendrecv":
+            return "direct"
+        return self.options.tuning.choose(self.options.collective, self._choice_bytes(case), buildings)
+
+    def _choice_bytes(self, case: Case) -> int:
+        """The size by which `auto` goes, in bytes as ranks really have them: see `TuningTable.choose`."""
+        whole = self.options.collective == "all_to_all"
+        return (case.numel if whole else self._part(case)) * self.itemsize
+
+    def _part(self, case: Case) -> int:
+        """Elements as `collectives.traffic` counts them."""
+        return case.numel if self.options.collective == "all_reduce" else case.numel // self.ranks
+
+    def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
+        collective, ranks, itemsize = self.options.collective, self.ranks, self.itemsize
+        if collective == "sendrecv":
+            return {(rank, (rank + 1) % ranks): case.numel * itemsize for rank in range(ranks)}
+        if collective == "all_to_all_v":
+            return uneven_traffic(case.numel, ranks, itemsize, padded=chosen == "padded")
+        return traffic(collective, chosen, self._part(case), itemsize, buildings)

@@ -1,0 +1,155 @@
+"""What was counted on hosts and inside buildings in a run, for its verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from testbed.config import Topology
+from testbed.config.events import EventSpec
+from testbed.directions import WAYS, Direction
+from testbed.fidelity import Invariant
+from testbed.fidelity.building_invariants import conservation_in_buildings
+from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
+from testbed.fidelity.invariants import Conservation
+from testbed.fidelity.ledgers import building_of, grown, ledgers, timed_cables
+from testbed.fidelity.standing import Attempt, network_as_before, ranks_awake, standstills
+from testbed.links.counts import NodeCounts
+from testbed.links.wire import EngineAccount
+from testbed.ranks.witness import REAL_LATE_S, REAL_WAIT_S
+from testbed.results.summary import StepResult
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class HostEvidence:
+    """Of one run, for all of its variants; figures are emulated.
+
+    before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
+    hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
+    the lone collective took each time before the steps, and after them where it was done again.
+    """
+
+    topology: Topology
+    before: Mapping[str, NodeCounts]
+    after: Mapping[str, NodeCounts]
+    accounts: tuple[EngineAccount, EngineAccount]
+    hosts: Sequence[str]
+    neighbours: frozenset[str]
+    samples: Sequence[Record]
+    events: Sequence[EventSpec]
+    event_log: Sequence[Record]
+    again: tuple[Sequence[Attempt], Sequence[Attempt]]
+    exact: bool
+
+    @cached_property
+    def _counted(self) -> dict[str, NodeCounts]:
+        return grown(self.before, self.after)
+
+    def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
+        """Those of one variant's measured steps."""
+        variant = steps[0].variant
+        own = [
+            sample
+            for sample in self.samples
+            if sample["operation"] == "step" and sample["variant"] == variant
+        ]
+        return [
+            self._conservation(),
+            self._foreign(own, sum(step.step_time_s for step in steps)),
+            self._awake(own, variant),
+            network_as_before(
+                *self.again, self.exact, why_not_again(self.events, self.neighbours, self.topology)
+            ),
+        ]
+
+    def _conservation(self) -> Invariant:
+        down = {str(event.target) for event in self.events if event.action == "switch_down"}
+        left_out = sorted(
+            building.name for building in self.topology.buildings if down & set(building.switches)
+        )
+        corrupting = any(direction.corrupt for direction in _directions(self.topology))
+        changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
+        books = list(ledgers(self.topology, self._counted, left_out))
+        return conservation_in_buildings(books, self._timed(left_out), left_out, corrupting or changed)
+
+    def _timed(self, left_out: Sequence[str]) -> list[Conservation]:
+        """Cables that the link engine carries, each way."""
+        first, last = self.accounts
+        found = []
+        for cable in timed_cables(self.topology):
+            if building_of(self.topology, cable) in left_out:
+                continue
+            for way, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
+                early, late = first.directions[cable.name, way], last.directions[cable.name, way]
+                sent, came = (self._counted[node].ports[name] for node, name in (near, far))
+                books = {
+                    name: getattr(late, name) - getattr(early, name)
+                    for name in ("lost", "duplicated", "dropped", "overrun", "held")
+                }
+                found.append(
+                    Conservation(
+                        f"{cable.name} {way}",
+                        entered=sent.tx_packets,
+                        crossed=late.crossed_packets - early.crossed_packets,
+                        taken_in=late.in_packets - early.in_packets,
+                        given_out=late.out_packets - early.out_packets,
+                        arrived=came.rx_packets,
+                        **books,
+                    )
+                )
+        return found
+
+    def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
+        names = [host.name for host in self.topology.hosts]
+        found = in_steps(self.hosts, own, self.topology.mtu)
+        found += outside_steps(self._counted, self.hosts, self.neighbours, names)
+        known = all(sample["traffic"] is not None for sample in own)
+        slowest_bps = min(direction.rate_bps for direction in _directions(self.topology))
+        return no_foreign_traffic(found, slowest_bps, steps_s, known)
+
+    def _awake(self, own: Sequence[Record], variant: str) -> Invariant:
+        pauses = pauses_of([entry for entry in self.event_log if entry["variant"] == variant])
+        noticed_s = REAL_WAIT_S + REAL_LATE_S
+        if self.exact:
+            noticed_s = max(sample["looks_s"] for sample in own)
+        return ranks_awake(standstills(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
+
+
+def why_not_again(events: Sized, neighbours: Sized, topology: Topology) -> str:
+    """Why the lone collective is not done once more after the steps of a scenario, if there is a reason."""
+    if events:
+        return "The scenario's events may change the network, so that nothing should be as it was."
+    if neighbours:
+        return "The scenario's neighbours are still at it after the last step: nothing is alone then."
+    if topology.lossy:
+        return "Links lose packets, and what that costs a collective is a matter of chance."
+    return ""
+
+
+def pauses_of(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
+    """By host, when the scenario itself had it stand still, out of one variant's log of events."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for entry in log:
+        if entry["action"] != "host_pause" or entry["time_s"] is None:
+            continue
+        spans = found.setdefault(str(entry["target"]), [])
+        if entry["begins"]:
+            spans.append((entry["time_s"], math.inf))
+        elif spans:
+            spans[-1] = (spans[-1][0], entry["time_s"])
+    return found
+
+
+def _directions(topology: Topology) -> list[Direction]:
+    """Of all that frames go through: cards, links between switches, WAN links."""
+    found = [getattr(link, way) for link in topology.wan for way in WAYS]
+    found += [host.nic for host in topology.hosts]
+    for building in topology.buildings:
+        if building.clos is not None:
+            found += [building.clos.leaf_uplink, building.clos.spine_uplink]
+    return found

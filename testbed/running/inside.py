@@ -1,0 +1,42 @@
+"""Runs a part of a run inside a guest of the virtual clock: its only argument is the file that says which.
+
+What it tells meanwhile goes to standard output, one JSON object per line: {"phase": text} or {"step": done, "of": all}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from testbed.config import ConfigError, load_scenario
+from testbed.fabric.errors import FabricError
+from testbed.fidelity.capacity import Stack
+from testbed.job.errors import RunError
+from testbed.links import LinkError
+from testbed.running.run import Progress, Run
+from testbed.scale import Scale
+
+
+def main() -> int:
+    """0 when the run directory is there."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    progress = Progress(
+        phase=lambda line: _tell({"phase": line}), step=lambda done, total: _tell({"step": done, "of": total})
+    )
+    try:
+        scenario = load_scenario(task["scenario"])
+        stack = Stack(task["link_engine"], task["datapath"])
+        Run(scenario, stack, Scale(**task["scale"]), Path(task["output"]), progress).execute()
+    except (ConfigError, FabricError, LinkError, RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _tell(event: dict[str, object]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

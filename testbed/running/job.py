@@ -1,0 +1,166 @@
+"""Runs one job on a fabric that is up: starts the launcher, watches everything, samples the links meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from testbed.fabric.network import Fabric
+from testbed.fabric.readback import CounterReader, FabricCounters
+from testbed.fabric.state import ENVIRONMENT_MARK
+from testbed.fabric.watching import Watch
+from testbed.job.errors import RunError
+from testbed.job.spec import JobSpec
+from testbed.links import LinkError
+from testbed.links.counts import NodeCounts
+from testbed.links.wire import EngineAccount
+from testbed.running.elsewhere import Launchers
+from testbed.running.events import EventPlayer
+
+END_TIMEOUT_S = 10.0
+SETTLE_S, SETTLE_SAMPLES = 0.05, 40
+POST_MORTEM_S = 1.0
+
+
+class LinkSample:
+    """The fabric's counters and the link engine's books at one moment."""
+
+    def __init__(self, time_s: float, counters: FabricCounters, account: EngineAccount) -> None:
+        self.time_s = time_s
+        self.counters = counters
+        self.account = account
+
+
+class Job:
+    """One job's processes and the link samples taken while it ran.
+
+    May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
+    `watch` looks for changes that are nobody's business.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        spec: JobSpec,
+        on_step: Callable[[int], None],
+        sample_interval_s: float = 0.1,
+        look_interval_s: float = 1.0,
+    ) -> None:
+        self.fabric = fabric
+        self.spec = spec
+        self.on_step = on_step
+        self.sample_interval_s = sample_interval_s
+        self.look_interval_s = look_interval_s
+        self.player: EventPlayer | None = None
+        self.watch: Watch | None = None
+        self.watch_also: Callable[[], str | None] = lambda: None
+        self.samples: list[LinkSample] = []
+        self.rank_pids: dict[int, int] = {}
+        self.neighbours: list[dict[str, Any]] = []  # what each has received, emulated
+        self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
+        self.after: dict[str, NodeCounts] = {}
+        self._noticed_s: list[float] = []
+
+    def run(self) -> None:
+        """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
+        with CounterReader(self.fabric.plan) as reader:
+            self._settle(reader)
+            self.before = self.fabric.counts()
+            self._run(reader)
+            self.after = self.fabric.counts()
+
+    def _run(self, reader: CounterReader) -> None:
+        environment = {ENVIRONMENT_MARK: self.fabric.state.id}
+        with Launchers(self.fabric, self.spec, environment) as launcher:
+            self._watch(launcher, reader)
+
+    def _watch(self, launcher: Launchers, reader: CounterReader) -> None:
+        next_sample_s = time.monotonic() + self.sample_interval_s
+        next_look_s = time.monotonic() + self.look_interval_s
+        failures: list[str] = []
+        while True:
+            due_s = self.player.due_s if self.player else None
+            wait_s = max(0.0, min(next_sample_s, next_look_s, due_s or next_sample_s) - time.monotonic())
+            events = launcher.events(wait_s)
+            if events is None:
+                break
+            failures += self._events(events)
+            if self.player:
+                self.player.play()
+            if time.monotonic() >= next_sample_s:
+                # never two in quick succession, also after a delay: rates would be computed from next to no time
+                least_s = time.monotonic() - self.sample_interval_s / 2
+                next_sample_s = max(next_sample_s, least_s) + self.sample_interval_s
+                self._check_parts()
+                self._sample(reader)
+            if time.monotonic() >= next_look_s:
+                if self.watch:
+                    self.watch.look()
+                next_look_s = time.monotonic() + self.look_interval_s
+        if self.player:
+            self.player.finish()
+        self._check_parts()
+        trouble = launcher.ended(END_TIMEOUT_S)
+        if failures:
+            raise RunError("\n".join([*self._planned(failures), *failures]))
+        if trouble:
+            raise RunError(trouble)
+        self._settle(reader)
+
+    def _settle(self, reader: CounterReader) -> None:
+        """The first sample, and the last one: taken while nothing is under way, or frames would seem to be missing."""
+        self._sample(reader)
+        for _ in range(SETTLE_SAMPLES):
+            before = self.samples.pop()
+            time.sleep(SETTLE_S)
+            self._sample(reader)
+            if self.samples[-1].counters == before.counters:
+                return
+
+    def _check_parts(self) -> None:
+        if failure := self.fabric.failure() or self.watch_also():
+            raise RunError(failure)
+
+    def _sample(self, reader: CounterReader) -> None:
+        assert self.fabric.engine is not None
+        try:
+            account = self.fabric.engine.account()
+            time_s = time.monotonic()
+            counters = reader.read()
+        except (LinkError, KeyError) as error:
+            # a killed engine stops answering a moment before it can be seen to have ended
+            deadline = time.monotonic() + POST_MORTEM_S
+            while (failure := self.fabric.failure()) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
+        self.samples.append(LinkSample(time_s, counters, account))
+
+    def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
+        """Handle what the launcher said; returns sentences on ranks that failed."""
+        failures = []
+        for event in events:
+            if event["event"] == "started":
+                self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
+            elif event["event"] == "step":
+                self.on_step(event["index"])
+                if self.player:
+                    self.player.step(event["variant"], event["trial"], event["start_s"])
+            elif event["event"] == "neighbour":
+                self.neighbours.append({key: value for key, value in event.items() if key != "event"})
+            elif event["event"] in ("failed", "killed"):
+                if event["event"] == "failed":
+                    self._noticed_s.append(time.monotonic())
+                failures.append(f"{event['who']} on {event['host']}: {event['message']}")
+        return failures
+
+    def _planned(self, failures: Sequence[str]) -> list[str]:
+        """A sentence before the failures where they follow from an event of the scenario."""
+        if self.player is None or self.player.killed_s is None:
+            return []
+        words = "as the scenario planned, a rank was killed"
+        noticed_ms = [(noticed_s - self.player.killed_s) * 1e3 for noticed_s in self._noticed_s]
+        if noticed_ms:
+            span = f"{min(noticed_ms):.3g} to {max(noticed_ms):.3g} ms"
+            words += f"; {len(noticed_ms)} others noticed, {span} later"
+        return [f"{words}:"]

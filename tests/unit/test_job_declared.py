@@ -1,0 +1,138 @@
+"""What a job declares to the network: the ports that its ranks will use, the bytes that they will send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.config import Scenario, TransportSpec, load_topology
+from testbed.controller import PolicyChoice, View, compute
+from testbed.job.declared import flows_of, total
+from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE, places_on, wiring_of
+from testbed.ranks.arrays import CollectiveArrays
+from testbed.results.parts import cut
+from testbed.scale import UNSCALED
+from testbed.transport import TrafficClass
+from testbed.transport.wire import ConnectionKey
+from testbed.workload import Collective, Compute, Exchange, WaitAll, partners, step_program
+from testbed.workload.plan_traffic import exchange_traffic
+from tests.unit.controller_topologies import edge_ports
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+TOPOLOGY = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
+
+
+def wiring(**transport: object) -> object:
+    places = places_on(
+        TOPOLOGY, TOPOLOGY.hosts[:8], dict.fromkeys((host.name for host in TOPOLOGY.hosts), THIS_NAMESPACE)
+    )
+    spec = TransportSpec.model_validate(transport)
+    return wiring_of(spec, UNSCALED, TOPOLOGY, places, seed=3)
+
+
+def test_a_flow_goes_between_the_port_that_is_dialled_from_and_the_one_that_is_listened_at() -> None:
+    made = wiring()
+    there, back = flows_of(made, {(1, 5): 700, (5, 1): 300})  # type: ignore[arg-type]
+    dialled = made.source_port(5, 1, ConnectionKey())  # type: ignore[attr-defined]
+    assert (there.source, there.destination, there.size_bytes) == ("east2", "west2", 700)
+    assert (there.source_port, there.destination_port) == (LISTEN_PORT, dialled)
+    assert (back.source_port, back.destination_port, back.size_bytes) == (dialled, LISTEN_PORT, 300)
+    assert there.connection == back.connection
+
+
+def test_a_striped_pair_has_a_flow_for_each_lane_and_no_two_connections_share_a_port() -> None:
+    made = wiring(kind="striped")
+    flows = flows_of(made, {(0, 4): 800, (0, 1): 100, (4, 0): 8}, TrafficClass(46))  # type: ignore[arg-type]
+    assert [flow.channel for flow in flows if (flow.source, flow.destination) == ("east1", "west1")] == [
+        0,
+        1,
+        2,
+        3,
+    ]
+    assert {flow.size_bytes for flow in flows if flow.destination == "west1"} == {200}
+    assert {flow.dscp for flow in flows} == {46}
+    ports = {
+        made.source_port(7, peer, ConnectionKey(TrafficClass(dscp), lane, 4))  # type: ignore[attr-defined]
+        for peer in range(7)
+        for dscp in (0, 46)
+        for lane in range(4)
+    }
+    assert len(ports) == 7 * 2 * 4
+
+
+def test_bytes_of_several_parts_add_up() -> None:
+    assert total([{(0, 1): 5, (1, 0): 2}, {(0, 1): 3}]) == {(0, 1): 8, (1, 0): 2}
+
+
+def test_policies_take_what_a_job_declares() -> None:
+    pairs = {(here, there): 1000 for here in range(4) for there in range(4, 8)}
+    flows = flows_of(wiring(kind="striped"), pairs)  # type: ignore[arg-type]
+    view = View(TOPOLOGY, flows)
+    for policy in ("qp_aware", "te", "spray"):
+        rules = compute(PolicyChoice(policy), view, edge_ports(TOPOLOGY)).rules
+        assert sum(" channel " in rule.comment for own in rules.values() for rule in own) == 2 * len(flows)
+
+
+def test_a_pipeline_goes_between_the_first_and_the_last_building_by_place() -> None:
+    buildings = [0, 0, 1, 2, 2, 2]
+    assert partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
+    assert partners([0, 0]) == {}
+    sent = exchange_traffic(buildings, Exchange("exchange", 10, 3, 0.0), 4)
+    assert sent == {(0, 3): 120, (3, 0): 120, (1, 4): 120, (4, 1): 120}
+
+
+def test_a_workload_of_collectives_becomes_a_program() -> None:
+    scenario = Scenario.model_validate(
+        {
+            "name": "x",
+            "topology": {
+                "name": "t",
+                "buildings": {"a": {"hosts": 3, "nic": {"rate": "1 Gbit/s"}}},
+            },
+            "workload": {
+                "compute": "5 ms",
+                "collectives": [
+                    {"collective": "all_to_all", "size": "1000 B", "dscp": 26},
+                    {"collective": "all_reduce", "size": "400 B", "algorithm": "ring"},
+                ],
+                "exchange": {"messages": 2, "size": "80 B", "compute": "1 ms", "dscp": 46},
+            },
+        }
+    )
+    assert step_program(scenario.workload, 3) == (
+        Compute("forward", 0.005),
+        Collective(0, "all_to_all", 249, "all_to_all", "auto", 26),
+        Collective(1, "all_reduce", 100, "all_reduce", "ring", 0),
+        Exchange("exchange", 20, 2, 0.001, 46),
+        WaitAll(),
+    )
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_results_that_are_not_what_was_filled_in_are_counted(collective: str) -> None:
+    arrays = CollectiveArrays(collective, 12, "float32", rank=1, size=3)
+    arrays.fill(salt=5)
+    if arrays.output is not arrays.input:
+        arrays.output[:] = -1
+    assert arrays.count_wrong(salt=5) == arrays.output.size
+
+
+def test_variants_take_turns_a_trial_each_with_a_seed_of_its_own() -> None:
+    document = {
+        "name": "x",
+        "topology": {"name": "t", "buildings": {"a": {"hosts": 3, "nic": {"rate": "1 Gbit/s"}}}},
+        "workload": {"collectives": [{"collective": "all_reduce", "size": "1 MB"}]},
+        "variants": {"one": {"policy": "ecmp"}, "two": {"transport.congestion_control": "bbr"}},
+        "trials": 3,
+        "seed": 7,
+    }
+    scenario = Scenario.model_validate(document)
+    parts = cut(scenario)
+    assert [part.variant for part in parts] == ["one", "two", "two", "one", "one", "two"]
+    assert [part.first_trial for part in parts] == [0, 0, 1, 1, 2, 2]
+    assert len({part.seed for part in parts}) == 3
+    second = parts[1].scenario(scenario)
+    assert (second.transport.congestion_control, second.trials, second.seed) == ("bbr", 1, 7)
+    assert second.variants is None
+    assert Scenario.model_validate(scenario.to_data()) == scenario

@@ -1,0 +1,95 @@
+"""The job's document and the order of its steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testbed.config import TransportSpec, load_topology
+from testbed.job.spec import JobSpec, plan_steps
+from testbed.job.wiring import RankPlace, Wiring, distances_of, stripes_of
+from testbed.scale import Scale
+from testbed.workload import Collective, Compute, Exchange, WaitAll
+
+
+def test_a_job_survives_the_way_to_the_launcher() -> None:
+    job = JobSpec(
+        wiring=Wiring(
+            token="t",
+            ranks=(RankPlace(0, "east1", 0, "10.0.0.1", 17),),
+            seed=3,
+            timeout_s=2.5,
+            kind="striped",
+            congestion_control="cubic",
+            stripes=stripes_of(TransportSpec(), Scale(1000)),
+            distances=(("same_rack",),),
+        ),
+        dtype="float32",
+        program=(
+            Compute("forward", 0.5),
+            Collective(0, "head", 9, "all_to_all", "direct", 26),
+            Exchange("exchange", 5, 3, 0.1, 46),
+            WaitAll(),
+        ),
+        steps=plan_steps(("ring",), 1, 0, in_turns=True),
+        output="/tmp",
+    )
+    line = job.to_json()
+    assert "\n" not in line
+    assert JobSpec.from_json(line) == job
+
+
+def test_variants_take_turns_in_going_first() -> None:
+    steps = plan_steps(("ring", "hierarchical"), trials=2, warmup=1, in_turns=True)
+    assert [(step.variant, step.trial) for step in steps] == [
+        ("hierarchical", -1),
+        ("ring", -1),
+        ("ring", 0),
+        ("hierarchical", 0),
+        ("hierarchical", 1),
+        ("ring", 1),
+    ]
+
+
+def test_variants_follow_each_other_where_events_happen_in_each() -> None:
+    steps = plan_steps(("ring", "hierarchical"), trials=1, warmup=1, in_turns=False)
+    assert [(step.variant, step.trial) for step in steps] == [
+        ("ring", -1),
+        ("ring", 0),
+        ("hierarchical", -1),
+        ("hierarchical", 0),
+    ]
+
+
+def test_segments_shrink_as_messages_do() -> None:
+    stripes = stripes_of(TransportSpec(), Scale(1000))
+    assert {name: stripe["connections"] for name, stripe in stripes.items()} == {
+        "same_rack": 1,
+        "same_building": 2,
+        "same_region": 4,
+        "other_region": 8,
+    }
+    assert {stripe["segment_bytes"] for stripe in stripes.values()} == {524}
+    assert stripes_of(TransportSpec(), Scale(1e6))["same_rack"]["segment_bytes"] == 256
+
+
+def test_ranks_know_how_far_the_others_are(tmp_path: Path) -> None:
+    file = tmp_path / "three.yaml"
+    file.write_text(
+        """
+name: three
+buildings:
+  a: {hosts: 4, nic: {rate: 1 Gbit/s}, clos: {leaves: 2, spines: 1}, region: north}
+  b: {hosts: 2, nic: {rate: 1 Gbit/s}, region: north}
+  c: {hosts: 1, nic: {rate: 1 Gbit/s}, region: south}
+wan:
+  - {a: a, b: b, rate: 1 Gbit/s, delay: 1 ms}
+  - {a: b, b: c, rate: 1 Gbit/s, delay: 1 ms}
+"""
+    )
+    topology = load_topology(file).resolve()
+    far = distances_of(topology, topology.hosts)
+    assert far[0] == (
+        "same_rack", "same_rack", "same_building", "same_building", "same_region", "same_region", "other_region",
+    )  # fmt: skip
+    assert far[4][5] == "same_building"  # without tiers there are no racks
+    assert all(far[a][b] == far[b][a] for a in range(7) for b in range(7))

@@ -1,0 +1,172 @@
+"""Calibration: what losses do by the textbook, where figures are kept, and that a fit finds what was planted."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli.main import app
+from testbed.job.intent import intent_of
+from testbed.model import calibrating
+from testbed.model.calibration import (
+    REAL,
+    VIRTUAL,
+    BadCalibration,
+    Calibration,
+    file_in_use,
+    find_calibration,
+    keep_calibration,
+)
+from testbed.model.predicting import predict
+from testbed.paths import Lossy, network
+from testbed.paths.losses import LossResponse
+from testbed.scale import Scale
+from testbed.virtual import VirtualClockError
+
+RATE = 62.5e6  # 500 Mbit/s
+PACKET = 8948.0
+MADE = {"testbed": "1", "kernel": "6", "created": "today"}
+
+
+def lossy(control: str, loss: float, rtt_s: float = 0.04, **response: float) -> Lossy:
+    return Lossy(control, loss, rtt_s, RATE, PACKET, LossResponse(**response))
+
+
+def test_windows_are_the_textbook_s() -> None:
+    assert lossy("reno", 0.001).window_bytes == pytest.approx(math.sqrt(1.5 / 0.001) * PACKET)
+    assert lossy("reno", 0.001, window=0.8).window_bytes == pytest.approx(0.8 * math.sqrt(1500) * PACKET)
+    # over a short path CUBIC is no slower than Reno, over a long one with few losses much quicker
+    assert lossy("cubic", 0.01, rtt_s=0.001).window_bytes == lossy("reno", 0.01, rtt_s=0.001).window_bytes
+    assert lossy("cubic", 1e-6, rtt_s=0.2).window_bytes > 2 * lossy("reno", 1e-6, rtt_s=0.2).window_bytes
+    assert lossy("bbr", 0.01).window_bytes == math.inf
+
+
+def test_a_message_within_the_window_leaves_at_the_path_s_rate_a_long_one_by_round_trips() -> None:
+    connection = lossy("reno", 0.001)
+    window = connection.window_bytes
+    assert connection.least_s(window) == pytest.approx(window / RATE)
+    assert connection.least_s(11 * window) == pytest.approx(window / RATE + 10 * 0.04)
+    assert lossy("bbr", 0.001).least_s(1e9) == pytest.approx(1e9 / RATE)
+
+
+def late_s(connections: Sequence[Lossy], size_bytes: float) -> float:
+    """What losses add to a message's way over these connections side by side."""
+    return network.arrival_s([network.Path(0.02, (), one) for one in connections], size_bytes) - 0.02
+
+
+def test_a_loss_near_the_end_makes_a_message_late() -> None:
+    one = [lossy("reno", 0.001, recovery=2.0)]
+    assert late_s(one, PACKET) == pytest.approx(2 * 0.04 * 0.001)
+    assert late_s(one, 10 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**10))
+    assert late_s(one, 1e9) == late_s(one, 10 * PACKET)  # what was lost long before the end is mended by then
+    assert late_s([lossy("reno", 0.001, recovery=0.0)], 1e9) == 0.0
+    # a link that loses all is predicted, too
+    assert late_s([lossy("reno", 1.0, recovery=2.0)], 1e9) == pytest.approx(2 * 0.04)
+
+
+def test_a_message_on_several_connections_is_late_when_any_part_is() -> None:
+    one = lossy("reno", 0.001, recovery=2.0)
+    assert late_s([one] * 8, 80 * PACKET) == pytest.approx(2 * 0.04 * (1 - 0.999**80))
+    assert late_s([one] * 8, 1e9) > 7 * late_s([one], 1e9)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TESTBED_CALIBRATION", str(tmp_path / "own" / "calibration.json"))
+    return tmp_path / "own" / "calibration.json"
+
+
+def test_what_is_kept_is_found_again_by_clock(file: Path) -> None:
+    usual = find_calibration(VIRTUAL)
+    assert file_in_use() is None
+    assert set(usual.losses) >= {"reno", "cubic", "bbr"}
+    own = Calibration({"reno": LossResponse(0.7, 1.5)}, 2e-4, 1e-9, {"created": "today"})
+    assert keep_calibration(REAL, own) == file
+    assert file_in_use() == file
+    assert find_calibration(REAL) == own
+    assert find_calibration(VIRTUAL) == usual
+    keep_calibration(VIRTUAL, replace(own, message_s=None))
+    assert find_calibration(REAL) == own
+    assert find_calibration(VIRTUAL).response("dctcp") == LossResponse(0.7, 1.5)
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 9}', '{"schema": 1, "real": {}}', "[]"])
+def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
+    file.parent.mkdir()
+    file.write_text(content)
+    with pytest.raises(BadCalibration, match=r"own/calibration\.json is no calibration of this version"):
+        find_calibration(REAL)
+
+
+def summary_of(planted: Calibration, names: list[str]) -> dict[str, Any]:
+    scenario = calibrating.probes()
+    steps = {
+        name: predict(intent_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
+        for name in names
+    }
+    return {
+        "scale": {"size_scale": 1.0, "time_dilation": 1.0},
+        "variants": [
+            {"name": name, "verdict": {"status": "trusted"}, "step_time_s": {"median": step_s}}
+            for name, step_s in steps.items()
+        ],
+    }
+
+
+def test_a_fit_finds_what_was_planted() -> None:
+    scenario = calibrating.probes()
+    planted = Calibration({"reno": LossResponse(0.7, 2.0)}, message_s=3e-4, byte_s=1e-9)
+    names = [name for name in scenario.variant_names if name.startswith("reno")]
+    found = calibrating.fit(scenario, summary_of(planted, names), REAL, MADE)
+    assert found.calibration.message_s == pytest.approx(3e-4, rel=0.05)
+    assert found.calibration.byte_s == pytest.approx(1e-9, rel=0.05)
+    assert found.calibration.losses["reno"].window == pytest.approx(0.7, rel=0.06)
+    assert found.calibration.losses["reno"].recovery == pytest.approx(2.0, abs=0.3)
+    assert found.calibration.made == MADE
+    assert found.median_error < 0.02
+    assert max(map(abs, found.errors.values())) < 0.05
+
+
+def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
+    scenario = calibrating.probes()
+    planted = Calibration({"bbr": LossResponse(recovery=9.0)})
+    names = [name for name in scenario.variant_names if name.startswith("bbr")]
+    assert {"bbr-1ms-1-1mb", "bbr-20ms-1-1mb"} < set(names)
+    found = calibrating.fit(scenario, summary_of(planted, names), VIRTUAL, MADE).calibration.losses["bbr"]
+    assert found.recovery == pytest.approx(9.0, abs=0.3)
+    assert found.window == 1.0
+
+
+def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
+    scenario = calibrating.probes()
+    name = scenario.variant_names[0]
+    summary = summary_of(find_calibration(VIRTUAL), [name])
+    summary["variants"][0]["verdict"]["status"] = "untrusted"
+    with pytest.raises(ValueError, match="0 of 1 probes are to be trusted"):
+        calibrating.fit(scenario, summary, VIRTUAL, MADE)
+
+
+def test_the_package_s_own_calibration_says_where_it_is_from() -> None:
+    text = (Path(__file__).parents[2] / "testbed/data/calibration.json").read_text()
+    document = json.loads(text)
+    assert set(document) == {"schema", VIRTUAL, REAL}
+    for clock in (VIRTUAL, REAL):
+        assert set(document[clock]["made"]) == {"testbed", "kernel", "link_engine", "created"}
+
+
+def test_a_calibration_that_cannot_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTBED_KERNELS", str(tmp_path / "none"))
+    folder, kept = tmp_path / "calibration", tmp_path / "kept.json"
+    ran = CliRunner().invoke(app, ["calibrate", "-o", str(folder), "--keep", str(kept)])
+    assert isinstance(ran.exception, VirtualClockError)
+    assert not folder.exists()
+    assert not kept.exists()

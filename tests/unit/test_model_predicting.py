@@ -1,0 +1,95 @@
+"""What the model says of whole scenarios: paths as the policy gives them, sockets' bounds, and what a user is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli.main import app
+from testbed.config import load_scenario
+from testbed.job.intent import Intent, intent_of
+from testbed.model.calibration import find_calibration
+from testbed.model.predicting import poisson_quantile, predict, routed
+from testbed.scale import Scale
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def intent(name: str, *overrides: str) -> Intent:
+    return intent_of(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides)), Scale())
+
+
+def variant(name: str, which: str, *overrides: str) -> Intent:
+    scenario = load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))
+    return intent_of(scenario.variant(which), Scale())
+
+
+def test_the_quickstart_takes_what_was_measured() -> None:
+    # under the virtual clock 1.974 s and 1.522 s
+    asked = intent("quickstart")
+    assert predict(asked, "ring").step_time_s == pytest.approx(1.974, rel=0.02)
+    assert predict(asked, "hierarchical").step_time_s == pytest.approx(1.522, rel=0.02)
+
+
+def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
+    dealt, hashed = (
+        variant("controller/hash-collisions", "qp_aware"),
+        variant("controller/hash-collisions", "ecmp"),
+    )
+
+    def on_each(asked: Intent) -> list[int]:
+        ways = routed(asked, "ring", find_calibration("virtual")).ways
+        names = [
+            part for paths in ways.values() for path in paths for part in path.parts if " from east" in part
+        ]
+        return sorted(names.count(name) for name in set(names))
+
+    assert on_each(dealt) == [4, 4, 4, 4]
+    assert sum(on_each(hashed)) == 16
+    assert on_each(hashed)[-1] > 4
+    assert predict(hashed, "ring").step_time_s > 1.2 * predict(dealt, "ring").step_time_s
+
+
+def test_mptcp_takes_several_planes_at_once() -> None:
+    ways = routed(variant("controller/hash-collisions", "mptcp"), "ring", find_calibration("virtual")).ways
+    assert {len(paths) for paths in ways.values()} == {4}
+
+
+def test_windows_of_sockets_bound_a_connection() -> None:
+    # 4 MB of a window, 10 ms there and 10 back: 200 MB/s
+    few, many = variant("controller/connections", "10ms-one"), variant("controller/connections", "10ms-eight")
+    assert predict(few, "ring").step_time_s > 5 * predict(many, "ring").step_time_s
+
+
+def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
+    fifo = predict(variant("controller/priority", "deep-fifo"), "ring").step_time_s
+    assert fifo > 1.1 * predict(variant("controller/priority", "deep-priority"), "ring").step_time_s
+
+
+def test_events_and_neighbours_are_not_the_model_s() -> None:
+    assert intent("quickstart").undisturbed
+    assert not intent("plane-failure").undisturbed
+    assert not variant("controller/noisy-neighbour", "shared").undisturbed
+
+
+def test_the_command_shows_every_variant() -> None:
+    ran = CliRunner().invoke(app, ["predict", str(SCENARIOS / "turns.yaml"), "--json"])
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(ran.output)
+    assert list(found) == ["gpipe", "gpipe-turns", "1f1b", "1f1b-turns", "crossudsub", "crossudsub-turns"]
+    assert {entry["wan_bytes"] for entry in found.values()} == {12_800_000_000}
+    shown = CliRunner().invoke(app, ["predict", str(SCENARIOS / "turns.yaml")]).output
+    assert "1f1b-turns" in shown
+    assert "12.8 GB" in shown
+    assert "By the model, in" in shown
+
+
+@pytest.mark.parametrize(
+    ("mean", "expected"),
+    [(0.0, 0), (0.005, 0), (0.1, 1), (1.0, 4), (4.0, 9), (99.9, 124), (10_000.0, 10_233)],
+)
+def test_99_of_100_draws_are_within_the_quantile(mean: float, expected: int) -> None:
+    assert poisson_quantile(mean, 0.99) == expected

@@ -1,0 +1,192 @@
+"""Plans carried out over a transport: order, overlap, checked payloads, messages that wait for their receivers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from testbed.collectives import CollectiveTimeout, Communicator
+from testbed.ranks.executor import Done, Executor
+from testbed.ranks.posted import Posted, ears_for
+from testbed.transport import TrafficClass
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
+from tests.unit.ranks import in_memory, over_tcp
+
+NUMEL = 1000
+
+
+def compute(seconds: float, *after: int) -> Computing:
+    return Computing("busy", "compute", "forward", after, duration_s=seconds)
+
+
+def send(peer: int, tag: int, *after: int) -> Message:
+    return Message(f"to {peer}", f"to {peer}", "pipeline", after, peer, NUMEL, tag, sends=True)
+
+
+def recv(peer: int, tag: int, *after: int) -> Message:
+    return Message(f"from {peer}", f"from {peer}", "pipeline", after, peer, NUMEL, tag)
+
+
+def gather(*after: int, collective: str = "all_gather") -> GroupCollective:
+    return GroupCollective("together", "group", "shard", after, 0, collective, 2 * NUMEL, "ring")
+
+
+def carry_out(
+    transport: Any,
+    plan: JobPlan,
+    steps: int = 2,
+    spoil: bool = False,
+    ears: Any = None,
+    timeout_s: float = 5.0,
+) -> Done:
+    communicator = Communicator(transport, timeout_s=timeout_s)
+    groups = {}
+    for number, (name, members) in enumerate(plan.groups):
+        made = communicator.split(members, name)
+        if made is not None:
+            groups[number] = made
+    posted = Posted(ears, communicator.rank, transport.wake) if plan.holds_receivers else None
+    executor = Executor(plan, {0: communicator}, groups, "float32", timeout_s, posted)
+    try:
+        for step in range(steps):
+            executor.prepare(salt=1000 * step)
+            if spoil and communicator.rank == 0:
+                executor._rooms["to 1"][NUMEL // 2] += 1
+            communicator.barrier()
+            done = executor.run(time.monotonic())
+        communicator.barrier()
+    finally:
+        if posted is not None:
+            posted.close()
+    return done
+
+
+PIPELINE = JobPlan(
+    (
+        (compute(0.01), send(1, 4, 0), compute(0.01), send(1, 6, 2), recv(1, 5), compute(0.01, 4), gather(5)),
+        (recv(0, 4), recv(0, 6), compute(0.02, 0), send(0, 5, 2), compute(0.01, 1), gather(4)),
+    ),
+    (("both", (0, 1)),),
+)
+
+
+@pytest.mark.parametrize("run", [in_memory, over_tcp])
+def test_a_plan_is_carried_out_in_its_order_and_all_of_it_checked(run: Any) -> None:
+    first, second = run(2, lambda transport: carry_out(transport, PIPELINE))
+    for done, operations in ((first, PIPELINE.ranks[0]), (second, PIPELINE.ranks[1])):
+        assert done.wrong == 0
+        for place, operation in enumerate(operations):
+            for earlier in operation.after:
+                assert done.spans[earlier][1] <= done.spans[place][0] + 1e-9
+    assert (first.checked, second.checked) == (NUMEL + 2 * NUMEL, 2 * NUMEL + 2 * NUMEL)
+    assert second.spans[4][0] >= second.spans[2][1]  # computing is one stream
+
+
+def test_computing_lasts_from_when_it_could_begin() -> None:
+    plan = JobPlan((tuple(compute(0.003) for _ in range(20)),))
+    (done,) = in_memory(1, lambda transport: carry_out(transport, plan))
+    spans = done.spans
+    assert spans[-1][1] - spans[0][0] == pytest.approx(20 * 0.003, abs=1e-9)  # however late it woke up
+
+
+def test_collectives_go_on_while_ranks_compute() -> None:
+    operations: tuple[Operation, ...] = (gather(), compute(0.1), gather(collective="reduce_scatter"))
+    plan = JobPlan((operations, operations), (("both", (0, 1)),))
+    for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
+        assert done.wrong == 0
+        assert done.spans[2][1] < done.spans[1][1]
+
+
+def test_messages_go_by_connections_of_their_class() -> None:
+    plan = JobPlan(
+        (
+            (send(1, 4), Message("keys", "keys", "context", (), 1, NUMEL, 5, sends=True)),
+            (recv(0, 4), Message("keys", "keys", "context", (), 0, NUMEL, 5)),
+        ),
+        dscps={"pipeline": 46},
+    )
+
+    def run(transport: Any) -> set[int]:
+        communicator = Communicator(transport, timeout_s=5.0)
+        urgent = communicator.split((0, 1), traffic=TrafficClass(46))
+        assert urgent is not None
+        executor = Executor(plan, {0: communicator, 46: urgent}, {}, "float32", 5.0, None)
+        executor.prepare(salt=0)
+        done = executor.run(time.monotonic())
+        communicator.barrier()
+        assert done.wrong == 0
+        return {traffic.dscp for traffic, peers in transport._connections.items() if peers}
+
+    for classes in over_tcp(2, run):
+        assert classes == {0, 46}
+
+
+def uneven(place: int, counts: tuple[int, ...], *, returns: bool) -> GroupCollective:
+    after = (place,) if place >= 0 else ()
+    numel = 3 * max(counts)
+    return GroupCollective(
+        "tokens", "g", "x", after, 0, "all_to_all_v", numel, "late_counts", counts, returns
+    )
+
+
+@pytest.mark.parametrize("run", [in_memory, over_tcp])
+def test_uneven_all_to_alls_share_their_memory_and_are_checked(run: Any) -> None:
+    most, least = (700, 20, 0), (1, 2, 3)
+    operations = tuple(
+        uneven(place - 1, counts, returns=returns)
+        for place, (counts, returns) in enumerate(
+            [(most, False), (most, True), (least, False), (least, True)]
+        )
+    )
+    plan = JobPlan((operations,) * 3, (("all", (0, 1, 2)),))
+    for done in run(3, lambda transport: carry_out(transport, plan)):
+        assert done.wrong == 0
+        assert done.checked == 4 * 3 * 700
+        assert [span[0] for span in done.spans] == sorted(span[0] for span in done.spans)
+
+
+def test_a_pause_takes_its_time_whatever_the_rank_does() -> None:
+    plan = JobPlan(((Pause("turn", "turn", "turn", (), 0.05), compute(0.02), compute(0.02)),))
+    (done,) = in_memory(1, lambda transport: carry_out(transport, plan))
+    assert done.spans[0][1] - done.spans[0][0] == pytest.approx(0.05, abs=1e-9)
+    assert done.spans[2][1] < done.spans[0][1]
+
+
+def test_what_comes_wrong_is_counted() -> None:
+    plan = JobPlan(((send(1, 4),), (recv(0, 4),)))
+    _, second = in_memory(2, lambda transport: carry_out(transport, plan, spoil=True))
+    assert second.wrong == 1
+    assert second.checked == NUMEL
+
+
+def test_a_message_waits_until_its_receiver_waits_for_it() -> None:
+    operations: tuple[Operation, ...] = (compute(0.1), recv(0, 4, 0))
+    plan = JobPlan(((send(1, 4),), operations), holds_receivers=True)
+    ears = ears_for(2)
+    first, second = in_memory(2, lambda transport: carry_out(transport, plan, ears=ears))
+    assert first.spans[0][1] >= second.spans[0][1] - 0.02
+    assert second.wrong == 0
+    early = JobPlan(plan.ranks)
+    first, second = in_memory(2, lambda transport: carry_out(transport, early))
+    assert first.spans[0][1] < second.spans[0][1]
+
+
+def test_who_waits_in_vain_says_for_what() -> None:
+    plan = JobPlan(((recv(1, 4),), (compute(0.0),)))
+
+    def program(transport: Any) -> str:
+        communicator = Communicator(transport, timeout_s=5)
+        said = ""
+        if transport.rank == 0:
+            executor = Executor(plan, {0: communicator}, {}, "float32", 0.2, None)
+            executor.prepare(0)
+            with pytest.raises(CollectiveTimeout) as raised:
+                executor.run(time.monotonic())
+            said = str(raised.value)
+        communicator.barrier()
+        return said
+
+    said, _ = in_memory(2, program)
+    assert "irecv from rank 1, tag 4" in said

@@ -1,0 +1,153 @@
+"""How a run is cut into parts, and what comes of putting their results together."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from testbed.config import Scenario
+from testbed.fabric.readback import FabricCounters, WanCounters
+from testbed.links.wire import DirectionAccount, EngineAccount
+from testbed.results.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
+from testbed.running.job import LinkSample
+from testbed.running.records import link_lines
+from testbed.scale import Scale
+
+TOPOLOGY: dict[str, Any] = {
+    "name": "pair",
+    "buildings": {
+        "east": {"hosts": 1, "nic": {"rate": "1 Gbit/s"}},
+        "west": {"hosts": 1, "nic": {"rate": "1 Gbit/s"}},
+    },
+    "wan": [{"a": "east", "b": "west", "rate": "1 Gbit/s", "delay": "1 ms"}],
+}
+
+
+def scenario(trials: int, *algorithms: str) -> Scenario:
+    return Scenario.model_validate(
+        {
+            "name": "s",
+            "topology": TOPOLOGY,
+            "workload": {"model": "llama3-8b", "peak_flops": "1 Tflop/s"},
+            "algorithms": list(algorithms),
+            "trials": trials,
+            "seed": 5,
+        }
+    )
+
+
+def result(part: Any, step_times: list[float], status: str = "trusted") -> PartResult:
+    """A part whose steps begin every two seconds; the link carries 1000 bytes in each."""
+    samples, links = [], [{"time_s": -0.5, "bytes": 0}]
+    for trial, step_time in enumerate(step_times):
+        start = 2.0 * trial
+        for rank in (0, 1):
+            sample = {"variant": part.variant, "trial": trial, "step": trial + 1, "rank": rank}
+            sample |= {
+                "operation": "step",
+                "name": part.variant,
+                "start_s": start,
+                "end_s": start + step_time,
+            }
+            sample |= {"bytes": 10, "sent_bytes": {str(1 - rank): 10}, "wrong": 0, "checked": 4}
+            samples.append(sample)
+        links.append({"time_s": start + 1.5, "bytes": 1000 * (trial + 1)})
+    wan = {"a": "east", "b": "west", "plane": 0}
+    rows = [
+        {**wan, "direction": way, "packets": 0, "drops": 0, "marks": 0, "queue_bytes": 7, **link}
+        for link in links
+        for way in ("a_to_b", "b_to_a")
+    ]
+    verdict = {
+        "status": status,
+        "invariants": [{"name": "conservation", "ok": status == "trusted", "measured": status}],
+    }
+    predicted = {"step_time_s": 1.1 * statistics.median(step_times), "error": 0.1}
+    variant = {"wan_bytes": {"expected": 200}, "verdict": verdict, "predicted": predicted}
+    summary = {"variants": [variant]}
+    return PartResult(part, summary, {}, samples, rows)
+
+
+def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
+    parts = cut(scenario(12, "ring", "hierarchical"))
+    assert [(part.variant, part.first_trial, part.trials) for part in parts] == [
+        ("ring", 0, 10),
+        ("ring", 10, 2),
+        ("hierarchical", 0, 10),
+        ("hierarchical", 10, 2),
+    ]
+    assert parts[0].seed == parts[2].seed == 5
+    assert parts[1].seed == parts[3].seed != 5
+    own = parts[1].scenario(scenario(12, "ring", "hierarchical"))
+    assert (own.algorithms, own.trials, own.seed) == (("ring",), 2, parts[1].seed)
+
+
+def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
+    first, second = cut(scenario(12, "ring"))
+    happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
+    reading = {"time_s": 0.2, "rank": 0, "retransmits": 3}
+    parts = [
+        result(first, [1.0, 1.0]),
+        replace(result(second, [1.5]), events=happened, sockets=[reading]),
+    ]
+    merged = merge_records(parts)
+    samples, links, events = merged.samples, merged.links, merged.events
+    assert merged.sockets == [{**reading, "variant": "ring", "time_s": 0.5 + 3.5 + GAP_S + 0.5 + 0.2}]
+    assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.5 + 0.7, None]
+    starts = sorted({sample["start_s"] for sample in samples})
+    # a part begins with its first record of a link, half a second before its first step
+    assert starts[:2] == [0.5, 2.5]
+    assert starts[2] == 0.5 + 3.5 + GAP_S + 0.5
+    assert sorted({sample["trial"] for sample in samples}) == [0, 1, 10]
+    assert len({sample["step"] for sample in samples}) == 3
+    counted = [link["bytes"] for link in links if link["direction"] == "a_to_b"]
+    assert counted == [0, 1000, 2000, 2000, 3000]
+    assert [link["time_s"] for link in links] == sorted(link["time_s"] for link in links)
+
+
+def reading(time_s: float, packets: int) -> LinkSample:
+    """Of the pair's link: so many frames of 1000 bytes since its engine started, each way."""
+    ways = ("a_to_b", "b_to_a")
+    wan = tuple(WanCounters("east", "west", 0, way, packets, packets) for way in ways)
+    books = DirectionAccount(
+        *(packets, 1000 * packets, packets, 1000 * packets, packets, 1000 * packets), *(0, 0, 0, 0, 0, 0)
+    )
+    account = EngineAccount(time_s, {("east-west-0", way): books for way in ways})
+    return LinkSample(time_s, FabricCounters(wan, {}, 0), account)
+
+
+def test_what_went_by_before_a_part_began_is_in_no_interval() -> None:
+    first, second = cut(scenario(12, "ring"))
+    rows = list(link_lines([reading(9.5, 500), reading(11.5, 504), reading(11.6, 505)], 10.0))
+    parts = [replace(result(part, [1.0]), links=rows) for part in (first, second)]
+    forth = [row for row in merge_records(parts).links if row["direction"] == "a_to_b"]
+    assert [row["bytes"] for row in forth] == [0, 4000, 5000, 5000, 9000, 10_000]
+    assert [row["packets"] for row in forth] == [0, 4, 5, 5, 9, 10]
+
+
+def test_the_summary_is_that_of_all_trials() -> None:
+    whole = scenario(12, "ring")
+    first, second = cut(whole)
+    results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
+    (variant,) = merge_summaries(whole, Scale(10), results, merge_records(results))
+    times = variant["step_time_s"]
+    assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
+    assert variant["wan_bytes"] == {"expected": 200, "observed": 200}
+    assert variant["predicted"] == {
+        "step_time_s": pytest.approx(1.375),
+        "error": pytest.approx(1.375 / 1.2 - 1),
+    }
+    assert variant["verdict"]["status"] == "caution"
+    assert 0 < variant["wan_links"][0]["bytes"] <= 10_000
+
+
+def test_of_each_invariant_the_worst_is_kept() -> None:
+    good = {"status": "trusted", "invariants": [{"name": "a", "ok": True}, {"name": "b", "ok": None}]}
+    bad = {"status": "untrusted", "invariants": [{"name": "a", "ok": False}, {"name": "b", "ok": None}]}
+    for verdicts in ((good, bad), (bad, good)):
+        merged = merge_verdicts(verdicts)
+        assert merged["status"] == "untrusted"
+        assert merged["invariants"] == [{"name": "a", "ok": False}, {"name": "b", "ok": None}]

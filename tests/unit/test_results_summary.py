@@ -1,0 +1,125 @@
+"""From samples to figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.collectives import between_groups
+from testbed.results.summary import (
+    CounterSeries,
+    Gauge,
+    distribution,
+    gather_steps,
+    jain_index,
+    limited_by,
+    plane_balance,
+)
+
+
+def rank_samples(
+    rank: int, step: int, start_s: float, compute_s: float, end_s: float
+) -> list[dict[str, Any]]:
+    head = {"variant": "ring", "trial": step, "step": step, "rank": rank}
+    return [
+        {
+            **head,
+            "operation": "forward",
+            "name": "f",
+            "start_s": start_s,
+            "end_s": start_s + compute_s / 2,
+            "bytes": 0,
+        },
+        {**head, "operation": "backward", "name": "b", "start_s": 0.0, "end_s": compute_s / 2, "bytes": 0},
+        {**head, "operation": "all_reduce", "name": "g", "start_s": start_s, "end_s": end_s, "bytes": 100},
+        {
+            **head,
+            "operation": "step",
+            "name": "ring",
+            "start_s": start_s,
+            "end_s": end_s,
+            "bytes": 70,
+            "sent_bytes": {"0" if rank else "1": 50, "2": 20},
+            "wrong": rank,
+            "checked": 10,
+        },
+    ]
+
+
+def test_a_step_lasts_until_its_last_rank_and_computes_as_long_as_its_slowest() -> None:
+    samples = [*rank_samples(0, 0, 10.0, 1.0, 12.0), *rank_samples(1, 0, 10.0, 1.5, 12.5)]
+    (step,) = gather_steps(samples, ranks=2)
+    assert step.step_time_s == pytest.approx(2.5)
+    assert step.compute_s == pytest.approx(1.5)
+    assert step.sent_bytes == {(0, 1): 50, (0, 2): 20, (1, 0): 50, (1, 2): 20}
+    assert (step.wrong, step.checked) == (1, 20)
+    assert between_groups(step.sent_bytes, [0, 0, 1]) == 40
+
+
+def test_a_missing_rank_is_not_passed_over() -> None:
+    with pytest.raises(ValueError, match="samples of 1 ranks, expected 2"):
+        gather_steps(rank_samples(0, 0, 10.0, 1.0, 12.0), ranks=2)
+
+
+def test_distribution() -> None:
+    figures = distribution([3.0, 1.0, 2.0, 10.0])
+    assert (figures["median"], figures["p95"], figures["min"], figures["max"], figures["n"]) == (
+        2.5,
+        10.0,
+        1.0,
+        10.0,
+        4,
+    )
+    assert figures["samples"] == [3.0, 1.0, 2.0, 10.0]
+    assert distribution(list(range(100)))["p95"] == 94
+
+
+def test_counters_are_interpolated() -> None:
+    series = CounterSeries()
+    for time_s, value in ((1.0, 0), (2.0, 100), (3.0, 100)):
+        series.add(time_s, value)
+    assert series.between(1.5, 2.5) == pytest.approx(50)
+    assert series.between(0.0, 9.0) == 100
+
+
+def wan_row(utilisation: float) -> dict[str, Any]:
+    return {"a": "east", "b": "west", "plane": 1, "direction": "b_to_a", "utilisation": utilisation}
+
+
+def test_the_limit_is_named() -> None:
+    assert limited_by(1.0, 0.01, 0.99, [wan_row(0.9)], ("", 0.0)).startswith("computing: 99% of the step")
+    said = limited_by(2.0, 1.5, 0.5, [wan_row(0.3), wan_row(0.8)], ("NIC of a, sending", 0.5))
+    assert said.startswith("WAN link west to east, plane 1: busy 80% of the step")
+    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.3)], ("NIC of a, sending", 0.9)).startswith(
+        "NIC of a, sending"
+    )
+    assert limited_by(2.0, 1.5, 0.5, [wan_row(0.1)], ("NIC of a, sending", 0.2)).startswith("latency")
+
+
+def test_a_gauge_tells_the_largest_reading_of_a_span() -> None:
+    gauge = Gauge()
+    for time_s, value in ((1.0, 5.0), (2.0, 9.0), (3.0, 2.0)):
+        gauge.add(time_s, value)
+    assert gauge.peak(1.5, 2.0) == 9.0
+    assert gauge.peak(2.5, 9.0) == 2.0
+    assert gauge.peak(3.5, 9.0) == 0.0
+
+
+def test_jains_index_is_one_for_equals_and_a_share_where_one_has_all() -> None:
+    assert jain_index([0.3, 0.3, 0.3]) == pytest.approx(1.0)
+    assert jain_index([0.9, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain_index([0.0, 0.0]) == 1.0
+
+
+def test_balance_is_that_of_parallel_planes_in_each_direction() -> None:
+    rows = [
+        {"a": "east", "b": "west", "direction": way, "utilisation": used}
+        for way, use in (("a_to_b", (0.5, 0.5)), ("b_to_a", (0.8, 0.0)))
+        for used in use
+    ]
+    rows.append({"a": "east", "b": "north", "direction": "a_to_b", "utilisation": 0.1})
+    assert plane_balance(rows) == [
+        {"from": "east", "to": "west", "planes": 2, "jain_index": 1.0},
+        {"from": "west", "to": "east", "planes": 2, "jain_index": 0.5},
+    ]

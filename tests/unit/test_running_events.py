@@ -1,0 +1,157 @@
+"""A scenario's events: their order, what follows from them, and how they are carried out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.config import load_topology
+from testbed.config.events import EventSpec
+from testbed.fabric.faults import Condition
+from testbed.running.events import EventPlayer, condition, events_record, touched, turns
+from testbed.scale import Scale
+
+TOPOLOGIES = Path(__file__).parents[2] / "topologies"
+TWO = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve(Scale(4000, 2))
+THREE = load_topology(TOPOLOGIES / "three-buildings.yaml").resolve()
+
+
+def event(**values: Any) -> EventSpec:
+    return EventSpec.model_validate({"at": "1 s", **values})
+
+
+def test_turns_come_in_order_and_ends_before_beginnings() -> None:
+    events = [
+        event(action="link_down", target="east-west-0", **{"for": "100 ms", "every": "200 ms", "times": 2}),
+        event(at="1.1 s", action="host_pause", target="east1"),
+    ]
+    assert [(round(turn.at_s, 9), turn.event, turn.begins) for turn in turns(events)] == [
+        (1.0, 0, True),
+        (1.1, 0, False),
+        (1.1, 1, True),
+        (1.2, 0, True),
+        (1.3, 0, False),
+    ]
+
+
+def test_what_goes_down_with_each_kind_of_event() -> None:
+    scale = Scale()
+    assert condition([], TWO, scale) == Condition()
+    link = condition([event(action="link_down", target="east-west-1")], TWO, scale)
+    assert link.links_down == {"east-west-1"}
+    plane = condition([event(action="plane_down", target=0)], THREE, scale)
+    assert plane.links_down == {"north-south-0", "south-coast-0", "coast-north-0"}
+    assert condition([event(action="switch_down", target="east-edge")], TWO, scale).switches_down == {
+        "east-edge"
+    }
+    assert condition([event(action="host_pause", target="east1")], TWO, scale) == Condition()
+
+
+def test_changes_add_up_and_are_scaled() -> None:
+    scale = Scale(4000, 2)
+    active = [
+        event(action="degrade", target="east-west-0", set={"loss": "1 %", "delay": "5 ms"}),
+        event(action="degrade", target="east-west-0", way="a_to_b", set={"loss": "2 %"}),
+    ]
+    changed = condition(active, TWO, scale).changed
+    assert set(changed) == {("east-west-0", "a_to_b"), ("east-west-0", "b_to_a")}
+    assert (changed["east-west-0", "a_to_b"].loss, changed["east-west-0", "b_to_a"].loss) == (0.02, 0.01)
+    assert changed["east-west-0", "a_to_b"].delay_s == pytest.approx(0.010)
+    assert changed["east-west-0", "a_to_b"].rate_bps == TWO.wan[0].a_to_b.rate_bps
+
+
+def test_what_events_touch() -> None:
+    assert touched([event(action="host_pause", target="east1")], TWO) == (set(), set())
+    links, buildings = touched([event(action="link_down", target="south-coast-0")], THREE)
+    assert (links, buildings) == ({"south-coast-0"}, {"south", "coast"})
+    links, buildings = touched([event(action="switch_down", target="north-leaf")], THREE)
+    assert links == {"north-south-0", "coast-north-0"}
+    assert buildings == {"north", "south", "coast"}
+
+
+class Recorder:
+    """Stands in for a fabric's faults: notes what condition is asked for."""
+
+    def __init__(self) -> None:
+        self.conditions: list[Condition] = []
+        self.due_s: float | None = None
+        self.played = self.settled = 0
+
+    def play(self) -> None:
+        self.played += 1
+
+    def settle(self) -> None:
+        self.settled += 1
+
+    def apply(self, wanted: Condition) -> None:
+        self.conditions.append(wanted)
+
+
+def player(events: list[EventSpec], pid: int = 0) -> tuple[EventPlayer, Recorder]:
+    recorder = Recorder()
+    made = EventPlayer(events, TWO, Scale(1, 2), recorder, lambda host: pid, lambda rank: pid)  # type: ignore[arg-type]
+    return made, recorder
+
+
+def test_events_come_at_their_dilated_times_in_every_variant_and_are_undone_at_its_end() -> None:
+    playing, recorder = player(
+        [
+            event(at="10 ms", action="link_down", target="east-west-0"),
+            event(at="900 s", action="plane_down", target=1),
+        ]
+    )
+    playing.step("ring", -1, time.monotonic())
+    assert playing.due_s is None
+    origin_s = time.monotonic()
+    playing.step("ring", 0, origin_s)
+    assert playing.due_s == pytest.approx(origin_s + 0.020)
+    playing.play()
+    assert recorder.conditions == []
+    time.sleep(0.025)
+    playing.play()
+    assert [entry.links_down for entry in recorder.conditions] == [{"east-west-0"}]
+    playing.step("hierarchical", -1, time.monotonic())
+    assert recorder.conditions[-1] == Condition()
+    playing.finish()
+    came, missed = playing.log
+    assert (came["variant"], came["action"], came["begins"]) == ("ring", "link_down", True)
+    assert came["planned_s"] == 0.010
+    assert 0.010 <= came["actual_s"] < 0.2
+    assert (missed["action"], missed["actual_s"]) == ("plane_down", None)
+    record = events_record(playing.log, "ring")
+    assert (record["planned"], record["came"]) == (2, 1)
+    assert record["late_max_s"] == came["actual_s"] - 0.010
+    assert events_record(playing.log, "hierarchical") == {"planned": 0, "came": 0, "late_max_s": 0}
+
+
+def test_what_switches_see_later_is_waited_for_and_seen_at_the_variants_end() -> None:
+    playing, recorder = player([event(at="900 s", action="link_down", target="east-west-0")])
+    recorder.due_s = 5.0
+    playing.step("ring", 0, time.monotonic())
+    assert playing.due_s == 5.0
+    playing.play()
+    assert (recorder.played, recorder.settled) == (
+        1,
+        1,
+    )  # what a former variant left was seen before this one began
+    playing.finish()
+    assert recorder.settled == 2
+
+
+def test_a_paused_host_stands_still_until_the_end() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        playing, _ = player([event(at="0 s", action="host_pause", target="east1")], process.pid)
+        playing.step("ring", 0, time.monotonic())
+        playing.play()
+        assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+        playing.finish()
+        assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])
+    finally:
+        process.kill()
+        process.wait()
