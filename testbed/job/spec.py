@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.job.neighbours import NeighbourPlace
 from testbed.job.wiring import Wiring
-from testbed.workload import Action, Collective, Compute, Exchange, WaitAll
 from testbed.workload.plan import JobPlan
-
-_ACTIONS: dict[str, type[Action]] = {
-    "compute": Compute,
-    "collective": Collective,
-    "exchange": Exchange,
-    "wait_all": WaitAll,
-}
-_KINDS = {action: kind for kind, action in _ACTIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -32,14 +23,11 @@ class Step:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A whole job: the ranks, what they do in every step, and the steps in their order.
-
-    All do the same `program`, or each its part of `plan`.
-    """
+    """A whole job: the ranks, what they do in every step (`plan`), and the steps in their order."""
 
     wiring: Wiring
     dtype: str
-    program: tuple[Action, ...]
+    plan: JobPlan
     steps: tuple[Step, ...]
     output: str
     # elements of the collective that is done alone before the steps; 0 for none
@@ -50,14 +38,12 @@ class JobSpec:
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
     neighbours: tuple[NeighbourPlace, ...] = ()
-    plan: JobPlan = field(default_factory=JobPlan)
 
     def to_json(self) -> str:
         """One line of JSON."""
         document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan()))
         document["plan"] = self.plan.to_document()
         document["task"] = "steps"
-        document["program"] = [{"kind": _KINDS[type(a)], **dataclasses.asdict(a)} for a in self.program]
         return json.dumps(document)
 
     @classmethod
@@ -65,11 +51,6 @@ class JobSpec:
         """The inverse of `to_json`."""
         document: dict[str, Any] = json.loads(text)
         del document["task"]
-        program = []
-        for item in document["program"]:
-            kind = item.pop("kind")
-            program.append(_ACTIONS[kind](**item))
-        document["program"] = tuple(program)
         document["plan"] = JobPlan.from_document(document["plan"])
         document["wiring"] = Wiring.from_document(document["wiring"])
         document["neighbours"] = tuple(map(NeighbourPlace.from_document, document["neighbours"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -83,6 +83,7 @@ class _Planner:
     ) -> None:
         self.scenario, self.network, self.hosts = scenario, network, hosts
         self.scale, self.itemsize = scale, itemsize
+        self.buildings = tuple(scenario.topology.resolve().building(host.building).index for host in hosts)
 
     def plan(self, mapping: Sequence[int]) -> tuple[Mesh, Schedule, list[Stage], JobPlan]:
         """ConfigError for what does not fit."""
@@ -113,7 +114,8 @@ class _Planner:
             dscps=spec.dscp,
             scale=self.scale,
         )
-        return mesh, schedule, stages, plan_job(mesh, schedule, stages, options)
+        plan = replace(plan_job(mesh, schedule, stages, options), buildings=self.buildings)
+        return mesh, schedule, stages, plan
 
 
 def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Turn]:

@@ -22,7 +22,6 @@ from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
-from testbed.workload.program_plan import plan_of_program
 
 DRAWS = 9
 MANY = 100.0  # of which a Poisson distribution is close to a normal one
@@ -38,13 +37,10 @@ def predict(
     """
     calibration = calibration or find_calibration(VIRTUAL)
     load = intent.load
-    plan, buildings = load.plan, tuple[int, ...]()
-    if load.training is None:
-        plan, buildings = plan_of_program(load.program, load.buildings, algorithm), load.buildings
     cost = calibration.cost(intent.scenario.transport, intent.scale)
     network, seed = routed(intent, algorithm, calibration), intent.scenario.seed
     chances = [Random(f"{seed}/{number}") for number in range(draws if intent.topology.lossy else 0)]
-    return simulate(plan, network, load.itemsize, *cost, buildings, folded=True, draws=chances)
+    return simulate(load.plan.using(algorithm), network, load.itemsize, *cost, folded=True, draws=chances)
 
 
 def missing_share(intent: Intent, algorithm: str, calibration: Calibration) -> float | None:

@@ -50,19 +50,18 @@ def simulate(
     itemsize: int,
     message_s: float = 0.0,
     byte_s: float = 0.0,
-    buildings: Sequence[int] = (),
     *,
     folded: bool = False,
     draws: Sequence[Random] = (),
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. message_s, byte_s: what software adds at each end.
 
-    buildings: of the ranks, where collectives go by them. folded: each collective is one flow through all that its
-    messages go through, and takes alone on the network exactly what it takes message by message. draws: of those, where
-    losses make messages late, each says which, once for all of the plan, and the one of median length is returned;
-    without, and in collectives that are folded, all are late by the mean. Stuck.
+    folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
+    what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
+    the plan, and the one of median length is returned; without, and in collectives that are folded, all are late by the
+    mean. Stuck.
     """
-    whole = _Simulation(plan, network, itemsize, message_s, byte_s, buildings, folded)
+    whole = _Simulation(plan, network, itemsize, message_s, byte_s, folded)
     if not draws:
         return whole.run()
     drawn = [whole.again(partial(drawn_arrival_s, draw)).run() for draw in draws]
@@ -95,13 +94,11 @@ class _Simulation:
         itemsize: int,
         message_s: float,
         byte_s: float,
-        buildings: Sequence[int],
         folded: bool,
         arrival_s: Callable[[Sequence[Path], float], float] = arrival_s,
     ) -> None:
         self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
         self.network, self.arrival_s = network, arrival_s
-        self.buildings = buildings or (0,) * len(plan.ranks)
         software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
         self.fluid = Fluid({**network.capacities, **software}, network.queues, network.classes)
         self.busy_until_s = [0.0] * len(plan.ranks)
@@ -124,7 +121,7 @@ class _Simulation:
     def again(self, arrival_s: Callable[[Sequence[Path], float], float]) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays."""
         costs = self.message_s, self.byte_s
-        other = _Simulation(self.plan, self.network, self.itemsize, *costs, self.buildings, False, arrival_s)
+        other = _Simulation(self.plan, self.network, self.itemsize, *costs, False, arrival_s)
         other.folder = self.folder
         return other
 
@@ -280,8 +277,8 @@ class _Simulation:
             for end in together:
                 end()
 
-        groups = tuple(self.buildings[member] for member in members)
-        flow = folder.flow(operation, members, groups, self.plan.dscp(operation))
+        buildings = self.plan.buildings_of(operation.group)
+        flow = folder.flow(operation, members, buildings, self.plan.dscp(operation))
         if flow is None:
             done()
             return
@@ -295,9 +292,10 @@ class _Simulation:
         """What a collective takes, message by message, with nothing else on the network."""
         alone = replace(operation, group=0, after=(), stream="")
         ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
-        plan = JobPlan(ranks, (("alone", members),), dscps={operation.kind: dscp})
+        dscps, buildings = {operation.kind: dscp}, self.plan.buildings
+        plan = JobPlan(ranks, (("alone", members),), dscps=dscps, buildings=buildings)
         costs = self.message_s, self.byte_s
-        made = _Simulation(plan, self.network, self.itemsize, *costs, self.buildings, False)
+        made = _Simulation(plan, self.network, self.itemsize, *costs, False)
         return Alone(made.run().step_time_s, made.worked_s, made.burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
@@ -313,11 +311,11 @@ class _Simulation:
         key = self._number(rank, operation)
         call = _Call(members, members.index(rank), key, self.plan.dscp(operation))
         if operation.uneven:
-            yield from self._exchange(call, operation.rows())
+            yield from self._exchange(call, operation.sent_rows())
             return
         size, collective, algorithm = len(members), operation.collective, operation.algorithm
         numel = operation.numel if collective == "all_reduce" else operation.numel // size
-        groups = tuple(self.buildings[member] for member in members)
+        groups = self.plan.buildings_of(operation.group)
         size_bytes = numel * self.itemsize
         if algorithm == AUTO:
             algorithm = automatic(collective, size_bytes, groups)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -22,16 +24,28 @@ from testbed.workload.plan import (
     jittered_s,
 )
 
+_Key = tuple[str, int, str, int]
+"""A stream, a group of it, a collective, elements."""
 FIRST = 0  # of what rank's data a message holds the pattern
 
 
 @dataclass
 class Done:
-    """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at."""
+    """What came of a plan: begin and end of each operation, elements that were wrong, elements that were looked at.
+
+    unlooked: at what nobody has looked yet, as nothing else comes into its place; `look` does, when time is over.
+    """
 
     spans: list[tuple[float, float]]
     wrong: int = 0
     checked: int = 0
+    unlooked: list[Callable[[], None]] = field(default_factory=list)
+
+    def look(self) -> Done:
+        """At all of it."""
+        while self.unlooked:
+            self.unlooked.pop()()
+        return self
 
 
 class Executor:
@@ -61,29 +75,42 @@ class Executor:
                 if room is None or room.size < operation.numel:
                     self._rooms[operation.stream] = np.zeros(operation.numel, dtype)
         collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
-        self._most: dict[int, int] = {}  # elements for a group's uneven all-to-alls, which come one by one
+        self._most: dict[tuple[str, int], int] = {}  # elements for a stream's uneven all-to-alls
         for operation in collectives:
             if operation.uneven:
-                self._most[operation.group] = max(self._most.get(operation.group, 0), operation.numel)
-        self._arrays: dict[tuple[int, str, int], CollectiveArrays] = {}
+                key = operation.stream, operation.group
+                self._most[key] = max(self._most.get(key, 0), operation.numel)
+        # of a stream, whose operations come one by one; those that one operation alone uses are filled before a step
+        self._arrays: dict[_Key, CollectiveArrays] = {}
         for operation in collectives:
-            own, key = groups[operation.group], self._key(operation)
-            if key not in self._arrays:
-                self._arrays[key] = CollectiveArrays(*key[1:], dtype, own.rank, own.size)
+            own, (_, _, collective, numel) = groups[operation.group], self._key(operation)
+            if self._key(operation) not in self._arrays:
+                made = CollectiveArrays(collective, numel, dtype, own.rank, own.size)
+                self._arrays[self._key(operation)] = made
+        self._uses = Counter(map(self._key, collectives))
 
     def prepare(self, salt: int) -> None:
         """Fill what is going to be sent; outside of the time that is measured."""
         self._salt = salt
         self._sequence = dict.fromkeys(self.groups, 0)
-        for operation in self.operations:
+        self._salts: dict[int, int] = {}
+        for place, operation in enumerate(self.operations):
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
+            elif isinstance(operation, GroupCollective):
+                # a group's collectives are in one order on all of its members
+                self._sequence[operation.group] += 1
+                self._salts[place] = salt + self._sequence[operation.group]
+                if self._alone(operation):
+                    self._fill(place, operation)
 
-    def run(self, start_s: float) -> Done:
+    def run(self, start_s: float, algorithm: str = "") -> Done:
         """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
 
-        Computing lasts from when it could begin, so that waking up late does not add up.
+        algorithm: of collectives that name none. Computing lasts from when it could begin, so that waking up late does
+        not add up.
         """
+        self._algorithm = algorithm
         tracker = Tracker(self.operations)
         done = Done([(start_s, start_s)] * len(self.operations))
         computing: dict[int, float] = {}
@@ -106,7 +133,7 @@ class Executor:
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(place)
                 else:
-                    works[place] = self._start(operation, done)
+                    works[place] = self._start(place, operation, done)
             now_s = time.monotonic()
             over = {place: end_s for place, end_s in computing.items() if end_s <= now_s}
             for place in over:
@@ -154,7 +181,7 @@ class Executor:
         self.posted.tell(operation.peer, operation.tag)
         return False
 
-    def _start(self, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
+    def _start(self, place: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
         if isinstance(operation, Message):
             room = self._rooms[operation.stream][: operation.numel]
             communicator = self.of_class[self.plan.dscp(operation)]
@@ -165,20 +192,28 @@ class Executor:
             work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
             return work, lambda: self._check_message(room, operation.tag, done)
         assert isinstance(operation, GroupCollective)
-        arrays = self._arrays[self._key(operation)]
-        if operation.uneven:
-            arrays.use_rows(operation.rows())
-        self._sequence[operation.group] += 1
-        salt = self._salt + self._sequence[operation.group]
-        arrays.fill(salt)
-        started = arrays.start(self.groups[operation.group], operation.algorithm, async_op=True)
+        arrays, alone = self._arrays[self._key(operation)], self._alone(operation)
+        if not alone:
+            self._fill(place, operation)
+        algorithm = operation.algorithm or self._algorithm
+        started = arrays.start(self.groups[operation.group], algorithm, async_op=True)
         assert started is not None, f"{operation.collective} cannot be under way beside others"
 
         def check() -> None:
-            done.wrong += arrays.count_wrong(salt)
+            done.wrong += arrays.count_wrong(self._salts[place])
             done.checked += arrays.output.size
 
-        return started, check
+        return started, partial(done.unlooked.append, check) if alone else check
+
+    def _alone(self, operation: GroupCollective) -> bool:
+        """Whether no other operation uses its arrays."""
+        return self._uses[self._key(operation)] == 1
+
+    def _fill(self, place: int, operation: GroupCollective) -> None:
+        arrays = self._arrays[self._key(operation)]
+        if operation.uneven:
+            arrays.use_rows(operation.rows())
+        arrays.fill(self._salts[place])
 
     def _check_message(self, room: Array, tag: int, done: Done) -> None:
         """The first element tells which message it is, all others have the pattern."""
@@ -191,7 +226,7 @@ class Executor:
             room[0] = expected[0]
             done.wrong += count_wrong(room, 1, self._salt)
 
-    def _key(self, operation: GroupCollective) -> tuple[int, str, int]:
+    def _key(self, operation: GroupCollective) -> _Key:
         """Of the arrays that an operation uses."""
-        numel = self._most[operation.group] if operation.uneven else operation.numel
-        return operation.group, operation.collective, numel
+        stream = operation.stream, operation.group
+        return *stream, operation.collective, self._most[stream] if operation.uneven else operation.numel

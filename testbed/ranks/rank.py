@@ -7,31 +7,25 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Array, CollectiveTimeout, Communicator, Work
+from testbed.collectives import Array, CollectiveTimeout, Communicator
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
-from testbed.ranks.arrays import CollectiveArrays
-from testbed.ranks.exchange import exchange
 from testbed.ranks.executor import Executor
 from testbed.ranks.posted import Ears, Posted
 from testbed.ranks.socket_sampler import SocketSampler
 from testbed.ranks.witness import Witness, resent_here
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
-from testbed.workload import Collective, Compute, Exchange, WaitAll
-from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause
+from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
-Span = tuple[str, str, float, float, int, dict[str, str]]
-"""What was done: its kind, its name, begin, end, bytes, what else its record has."""
-Result = Callable[[], tuple[list[Span], int, int]]
-"""What came of a step, looked at when its time is over: spans, wrong elements, elements looked at."""
 
 
 class Rank:
@@ -45,11 +39,7 @@ class Rank:
         self.rank = rank
         self.progress = progress
         self.size = len(job.wiring.ranks)
-        self.arrays = {
-            action.bucket: CollectiveArrays(action.collective, action.numel, job.dtype, rank, self.size)
-            for action in job.program
-            if isinstance(action, Collective)
-        }
+        self.streams = Counter(operation.stream for operation in job.plan.ranks[rank])
         self.samples: list[dict[str, Any]] = []
 
     def run(self) -> None:
@@ -59,12 +49,10 @@ class Rank:
         joined = join(wiring, self.rank)
         self.transport = joined.transport
         self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
-        self.executor: Executor | None = None
         self.posted: Posted | None = None
         try:
             self.communicator.barrier()
-            self._class_communicators()
-            self._make_executor()
+            self.executor = self._make_executor()
             calibration = self._calibrate()
             self.witness = Witness(joined.sockets)
             with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
@@ -89,25 +77,22 @@ class Rank:
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def _class_communicators(self) -> None:
-        """One for each class of traffic, whose messages have connections of their own."""
-        self.of_class = {0: self.communicator}
-        actions = [action for action in self.job.program if isinstance(action, Collective | Exchange)]
-        for dscp in sorted({*(action.dscp for action in actions), *self.job.plan.dscps.values()} - {0}):
+    def _make_executor(self) -> Executor:
+        """Communicators of all classes of traffic and groups, and what carries the plan out with them."""
+        plan = self.job.plan
+        of_class = {0: self.communicator}  # messages of each class have connections of their own
+        for dscp in sorted({*plan.dscps.values()} - {0}):
             made = self.communicator.split(range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp))
             assert made is not None
-            self.of_class[dscp] = made
-
-    def _make_executor(self) -> None:
-        """Where the ranks have plans: communicators of all groups, then what carries the plan out."""
-        plan = self.job.plan
-        if not plan.ranks:
-            return
+            of_class[dscp] = made
         groups: dict[int, Communicator] = {}
         collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective)]
         dscps = {op.group: plan.dscp(op) for op in collectives}
         for name in dict.fromkeys(name for name, _ in plan.groups):
             same = [(number, who) for number, (own, who) in enumerate(plan.groups) if own == name]
+            if name == EVERYBODY:
+                groups |= {number: of_class[dscps[number]] for number, _ in same}
+                continue
             # all ranks take part in making a group; who is in none of this name says so with itself
             number, members = next(
                 ((number, who) for number, who in same if self.rank in who), (-1, (self.rank,))
@@ -118,9 +103,7 @@ class Rank:
                 groups[number] = made
         if plan.holds_receivers:
             self.posted = Posted(self.ears, self.rank, self.transport.wake)
-        self.executor = Executor(
-            plan, self.of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted
-        )
+        return Executor(plan, of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted)
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
         """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
@@ -152,10 +135,7 @@ class Rank:
         return (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
 
     def _step(self, index: int, step: Step) -> None:
-        for bucket, arrays in self.arrays.items():
-            arrays.fill(salt=index * 1000 + bucket)
-        if self.executor is not None:
-            self.executor.prepare(salt=index * 1000)
+        self.executor.prepare(salt=index * 1000)
         start_s = self._agree_on_start()
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
@@ -163,25 +143,25 @@ class Rank:
         self.witness.begin()
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
-        result = self._follow_program(index, step) if self.executor is None else self._follow_plan(start_s)
+        done = self.executor.run(start_s, step.algorithm)
         end_s = time.monotonic()
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.witness.end(start_s, end_s)
-        records, wrong, checked = result()
+        done.look()
         if step.trial < 0:
             return
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
-        for place, (operation, name, begun_s, ended_s, size, more) in enumerate(records):
+        for place, (operation, span) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
             self.samples.append(
                 {
                     **head,
-                    "operation": operation,
+                    "operation": _word(operation),
                     "place": place,
-                    "name": name,
-                    "start_s": begun_s,
-                    "end_s": ended_s,
-                    "bytes": size,
-                    **more,
+                    "name": operation.name,
+                    "start_s": span[0],
+                    "end_s": span[1],
+                    "bytes": getattr(operation, "numel", 0) * np.dtype(self.job.dtype).itemsize,
+                    **self._marks(operation),
                 }
             )
         self.samples.append(
@@ -193,78 +173,22 @@ class Rank:
                 "end_s": end_s,
                 "bytes": sum(sent.values()),
                 "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
-                "wrong": wrong,
-                "checked": checked,
+                "wrong": done.wrong,
+                "checked": done.checked,
                 **seen,
             }
         )
 
-    def _follow_plan(self, start_s: float) -> Result:
-        """This rank's plan, once."""
-        executor = self.executor
-        assert executor is not None
-        done = executor.run(start_s)
-
-        def result() -> tuple[list[Span], int, int]:
-            spans = zip(executor.operations, done.spans, strict=True)
-            itemsize = np.dtype(self.job.dtype).itemsize
-            records = [
-                (_word(op), op.name, *span, getattr(op, "numel", 0) * itemsize, _marks(self.rank, op))
-                for op, span in spans
-            ]
-            return records, done.wrong, done.checked
-
-        return result
-
-    def _follow_program(self, index: int, step: Step) -> Result:
-        """What all ranks do alike, once."""
-        works: list[tuple[Collective, Work]] = []
-        records: list[Span] = []
-        wrong = checked = 0
-        for action in self.job.program:
-            begun_s = time.monotonic()
-            if isinstance(action, Compute):
-                self.communicator.sleep(action.duration_s)
-                phase = action.name.split()[0]  # "forward", or "backward 3" for bucket 3
-                records.append((phase, action.name, begun_s, time.monotonic(), 0, {}))
-            elif isinstance(action, Collective):
-                communicator = self.of_class[action.dscp]
-                arrays = self.arrays[action.bucket]
-                work = arrays.start(communicator, action.algorithm or step.algorithm, async_op=True)
-                assert work is not None
-                works.append((action, work))
-            elif isinstance(action, Exchange):
-                own = exchange(self.of_class[action.dscp], self.job, action, salt=index)
-                if own is not None:
-                    size = 2 * action.messages * action.numel * np.dtype(self.job.dtype).itemsize
-                    records.append(("exchange", action.name, begun_s, time.monotonic(), size, {}))
-                    wrong, checked = wrong + own, checked + action.messages * action.numel
-            elif isinstance(action, WaitAll):
-                for _, work in works:
-                    work.wait()
-                records.append(("wait", "gradients", begun_s, time.monotonic(), 0, {}))
-
-        def result() -> tuple[list[Span], int, int]:
-            done: list[Span] = [
-                (
-                    action.collective,
-                    action.name,
-                    work.start_s,
-                    work.end_s,
-                    self.arrays[action.bucket].nbytes,
-                    {},
-                )
-                for action, work in works
-            ]
-            bad = sum(arrays.count_wrong(index * 1000 + bucket) for bucket, arrays in self.arrays.items())
-            seen = sum(arrays.output.size for arrays in self.arrays.values())
-            return [*records, *done], wrong + bad, checked + seen
-
-        return result
-
     def _sent(self) -> dict[int, int]:
         """Payload bytes sent so far per peer."""
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
+
+    def _marks(self, operation: Operation) -> dict[str, str]:
+        """Of an operation's record: its stream, if not its alone, and what is the same at both ends of a message."""
+        if isinstance(operation, Message):
+            here, there = (self.rank, operation.peer) if operation.sends else (operation.peer, self.rank)
+            return {"stream": operation.stream, "message": f"{here}>{there}/{operation.tag}"}
+        return {"stream": operation.stream} if self.streams[operation.stream] > 1 else {}
 
 
 def _word(operation: Operation) -> str:
@@ -275,14 +199,6 @@ def _word(operation: Operation) -> str:
         return "send" if operation.sends else "recv"
     assert isinstance(operation, GroupCollective)
     return operation.collective
-
-
-def _marks(rank: int, operation: Operation) -> dict[str, str]:
-    """Of an operation's record: its stream, and what is the same at both ends of a message."""
-    if not isinstance(operation, Message):
-        return {"stream": operation.stream}
-    here, there = (rank, operation.peer) if operation.sends else (operation.peer, rank)
-    return {"stream": operation.stream, "message": f"{here}>{there}/{operation.tag}"}
 
 
 def _zeros(numel: int, dtype: str) -> Array:

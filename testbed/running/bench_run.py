@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
+from testbed.collectives.late_counts import rows_traffic
 from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
@@ -26,7 +27,7 @@ from testbed.ranks.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.running.launching import LauncherProcess
 from testbed.running.networks import Network
 from testbed.scale import Scale
-from testbed.workload.plan_traffic import uneven_traffic
+from testbed.workload import uneven_rows
 
 END_TIMEOUT_S = 10.0
 QUIET_S = 0.2
@@ -237,5 +238,6 @@ class BenchRun:
         if collective == "sendrecv":
             return {(rank, (rank + 1) % ranks): case.numel * itemsize for rank in range(ranks)}
         if collective == "all_to_all_v":
-            return uneven_traffic(case.numel, ranks, itemsize, padded=chosen == "padded")
+            most = case.numel // ranks
+            return rows_traffic(uneven_rows(ranks, most), itemsize, most if chosen == "padded" else None)
         return traffic(collective, chosen, self._part(case), itemsize, buildings)

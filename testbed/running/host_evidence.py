@@ -31,7 +31,8 @@ class HostEvidence:
 
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
     hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
-    the lone collective took each time before the steps, and after them where it was done again.
+    the lone collective took each time before the steps, and after them where it was done again; settles: whether the
+    ranks' transport then does all as before.
     """
 
     topology: Topology
@@ -45,6 +46,7 @@ class HostEvidence:
     event_log: Sequence[Record]
     again: tuple[Sequence[Attempt], Sequence[Attempt]]
     exact: bool
+    settles: bool
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
@@ -63,7 +65,9 @@ class HostEvidence:
             self._foreign(own, sum(step.step_time_s for step in steps)),
             self._awake(own, variant),
             network_as_before(
-                *self.again, self.exact, why_not_again(self.events, self.neighbours, self.topology)
+                *self.again,
+                self.exact and self.settles,
+                why_not_again(self.events, self.neighbours, self.topology),
             ),
         ]
 

@@ -201,7 +201,6 @@ class Run:
         return JobSpec(
             wiring=replace(self.intent.wiring, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
-            program=self.load.program,
             plan=self.load.plan,
             steps=plan_steps(
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
@@ -309,6 +308,7 @@ class Run:
             log,
             self.alone.attempts(records.calibrations),
             exact=self.alone.exact,
+            settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
         )
 
     def _monitor_files(self, folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:

@@ -1,31 +1,15 @@
-"""What every rank does in a training step: models, gradient buckets, programs."""
+"""What every rank does in a step: models, gradient buckets, parallelism, schedules; plans of operations on streams."""
 
+from testbed.workload.alike import partners, plan_alike, uneven_rows
 from testbed.workload.buckets import Bucket, gradient_buckets
 from testbed.workload.models import Parameter, parameters
-from testbed.workload.program import (
-    Action,
-    Collective,
-    Compute,
-    Exchange,
-    WaitAll,
-    partners,
-    step_program,
-    training_step,
-    uneven_rows,
-)
 
 __all__ = [
-    "Action",
     "Bucket",
-    "Collective",
-    "Compute",
-    "Exchange",
     "Parameter",
-    "WaitAll",
     "gradient_buckets",
     "parameters",
     "partners",
-    "step_program",
-    "training_step",
+    "plan_alike",
     "uneven_rows",
 ]

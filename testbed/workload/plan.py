@@ -1,4 +1,4 @@
-"""What each rank of a job does in a step, where ranks differ: operations on streams, with what they wait for.
+"""What each rank of a job does in a step: operations on streams, with what they wait for.
 
 As on an accelerator, operations of one stream come one after the other, and streams go on side by side. The same plan
 is carried out by ranks on a network, and by a model of both: `Tracker` says for either of them what may start when.
@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 COMPUTE = "compute"
+EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traffic, which need not be made
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class GroupCollective(Operation):
 
     Members start a group's collectives in one and the same order. counts: of an all_to_all_v, by member: elements that
     it gets from each, or, where the operation `returns` them, gives to each; `table`: or those from each, in rows.
+    algorithm: "" for the variant's.
     """
 
     group: int = 0
@@ -87,6 +89,13 @@ class GroupCollective(Operation):
             return [[count] * len(self.counts) for count in self.counts]
         return [list(self.counts)] * len(self.counts)
 
+    def sent_rows(self) -> list[list[int]]:
+        """The same as they are sent, which is more where they are padded."""
+        rows = self.rows()
+        if self.algorithm == "padded":
+            return [[self.numel // len(rows)] * len(rows)] * len(rows)
+        return rows
+
 
 RankPlan = tuple[Operation, ...]
 _TYPES: dict[str, type[Operation]] = {
@@ -104,6 +113,7 @@ class JobPlan:
 
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
+    buildings: of the ranks; () for one.
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -112,6 +122,23 @@ class JobPlan:
     jitter: float = 0.0
     seed: int = 0
     dscps: Mapping[str, int] = field(default_factory=dict)
+    buildings: tuple[int, ...] = ()
+
+    def using(self, algorithm: str) -> JobPlan:
+        """With this one in the collectives that name none."""
+        alike = {id(own): own for own in self.ranks}
+        if not any(_nameless(operation) for own in alike.values() for operation in own):
+            return self
+        made = {
+            number: tuple(replace(op, algorithm=algorithm) if _nameless(op) else op for op in own)  # type: ignore[call-arg]
+            for number, own in alike.items()
+        }
+        return replace(self, ranks=tuple(made[id(own)] for own in self.ranks))
+
+    def buildings_of(self, group: int) -> tuple[int, ...]:
+        """Of a group's members, in their order."""
+        members = self.groups[group][1]
+        return tuple(self.buildings[member] for member in members) if self.buildings else (0,) * len(members)
 
     def dscp(self, operation: Operation) -> int:
         """Of the packets of an operation."""
@@ -129,6 +156,7 @@ class JobPlan:
             "jitter": self.jitter,
             "seed": self.seed,
             "dscps": dict(self.dscps),
+            "buildings": list(self.buildings),
         }
 
     @classmethod
@@ -137,15 +165,21 @@ class JobPlan:
         ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
         rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
-        return cls(tuple(ranks), groups, **rest)
+        return cls(tuple(ranks), groups, buildings=tuple(document["buildings"]), **rest)
+
+
+def _nameless(operation: Operation) -> bool:
+    return isinstance(operation, GroupCollective) and not operation.algorithm
 
 
 def _operation(entry: dict[str, Any]) -> Operation:
     made = _TYPES[entry.pop("type")]
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
-    }
-    return made(**values)
+    return made(**{name: _tuples(value) for name, value in entry.items()})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples, within each other too."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from testbed.collectives import traffic
 from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
-from testbed.workload.program import Exchange, partners, uneven_rows
 
 
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
@@ -27,7 +26,9 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
                     alike[operation.alike] += 1
     for operation, count in alike.items():
         members = plan.groups[operation.group][1]
-        for ends, size in group_traffic(operation, members, itemsize, [0] * len(members)).items():
+        for ends, size in group_traffic(
+            operation, members, itemsize, plan.buildings_of(operation.group)
+        ).items():
             found[ends] += count * size
     return found
 
@@ -37,20 +38,8 @@ def group_traffic(
 ) -> dict[tuple[int, int], int]:
     """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
     if operation.uneven:
-        found = rows_traffic(operation.rows(), itemsize)
+        found = rows_traffic(operation.sent_rows(), itemsize)
         return {(members[here], members[there]): count for (here, there), count in found.items()}
     numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
     found = traffic(operation.collective, operation.algorithm, numel, itemsize, buildings)
     return {(members[here], members[there]): count for (here, there), count in found.items()}
-
-
-def uneven_traffic(numel: int, ranks: int, itemsize: int, padded: bool) -> dict[tuple[int, int], int]:
-    """What an all_to_all_v of these rows sends, in bytes per ordered pair of ranks; numel: of a rank's larger array."""
-    most = numel // ranks
-    return rows_traffic(uneven_rows(ranks, most), itemsize, most if padded else None)
-
-
-def exchange_traffic(buildings: Sequence[int], action: Exchange, itemsize: int) -> dict[tuple[int, int], int]:
-    """Bytes per ordered pair of ranks."""
-    size = action.messages * action.numel * itemsize
-    return dict.fromkeys(partners(buildings).items(), size)

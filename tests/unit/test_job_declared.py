@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import Scenario, TransportSpec, load_topology
+from testbed.config import Scenario, TransportSpec, WorkloadSpec, load_topology
 from testbed.controller import PolicyChoice, View, compute
 from testbed.job.declared import flows_of, total
 from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE, places_on, wiring_of
@@ -15,8 +15,9 @@ from testbed.results.parts import cut
 from testbed.scale import UNSCALED
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
-from testbed.workload import Collective, Compute, Exchange, WaitAll, partners, step_program
-from testbed.workload.plan_traffic import exchange_traffic
+from testbed.workload import partners, plan_alike
+from testbed.workload.plan import Computing, GroupCollective, Message
+from testbed.workload.plan_traffic import plan_traffic
 from tests.unit.controller_topologies import edge_ports
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -78,11 +79,12 @@ def test_a_pipeline_goes_between_the_first_and_the_last_building_by_place() -> N
     buildings = [0, 0, 1, 2, 2, 2]
     assert partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
     assert partners([0, 0]) == {}
-    sent = exchange_traffic(buildings, Exchange("exchange", 10, 3, 0.0), 4)
+    spec = WorkloadSpec.model_validate({"exchange": {"messages": 3, "size": "40 B"}})
+    sent = plan_traffic(plan_alike(spec, buildings), 4)
     assert sent == {(0, 3): 120, (3, 0): 120, (1, 4): 120, (4, 1): 120}
 
 
-def test_a_workload_of_collectives_becomes_a_program() -> None:
+def test_a_workload_of_collectives_becomes_a_plan() -> None:
     scenario = Scenario.model_validate(
         {
             "name": "x",
@@ -100,13 +102,23 @@ def test_a_workload_of_collectives_becomes_a_program() -> None:
             },
         }
     )
-    assert step_program(scenario.workload, 3) == (
-        Compute("forward", 0.005),
-        Collective(0, "all_to_all", 249, "all_to_all", "auto", 26),
-        Collective(1, "all_reduce", 100, "all_reduce", "ring", 0),
-        Exchange("exchange", 20, 2, 0.001, 46),
-        WaitAll(),
+    plan = plan_alike(scenario.workload, (0, 0, 1))
+    alike = (
+        Computing("forward", "compute", "forward", (), 0.005),
+        GroupCollective(
+            "all_to_all", "collective 1", "all_to_all, DSCP 26", (0,), 0, "all_to_all", 249, "auto"
+        ),
+        GroupCollective("all_reduce", "collective 2", "all_reduce", (0,), 1, "all_reduce", 100, "ring"),
     )
+    assert plan.ranks[1] == alike
+    assert plan.ranks[2][:3] == alike
+    there, between, back = plan.ranks[2][3:6]
+    assert there == Message("exchange", "exchange", "exchange", (0,), 0, 20, 0, sends=False)
+    assert between == Computing("exchange", "exchange", "exchange", (), 0.001)
+    assert back == Message("exchange", "exchange", "exchange", (), 0, 20, 1, sends=True)
+    assert [len(own) for own in plan.ranks] == [7, 3, 9]
+    assert plan.groups == (("all", (0, 1, 2)), ("all", (0, 1, 2)))
+    assert plan.dscps == {"all_to_all, DSCP 26": 26, "exchange": 46}
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])

@@ -8,7 +8,7 @@ from testbed.config import TransportSpec, load_topology
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.job.wiring import RankPlace, Wiring, distances_of, stripes_of
 from testbed.scale import Scale
-from testbed.workload import Collective, Compute, Exchange, WaitAll
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 
 
 def test_a_job_survives_the_way_to_the_launcher() -> None:
@@ -24,11 +24,19 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
             distances=(("same_rack",),),
         ),
         dtype="float32",
-        program=(
-            Compute("forward", 0.5),
-            Collective(0, "head", 9, "all_to_all", "direct", 26),
-            Exchange("exchange", 5, 3, 0.1, 46),
-            WaitAll(),
+        plan=JobPlan(
+            (
+                (
+                    Computing("forward", "compute", "forward", (), 0.5),
+                    GroupCollective(
+                        "head", "one", "head", (0,), 0, "all_to_all_v", 9, table=((1, 2), (3, 4))
+                    ),
+                    Message("exchange", "exchange", "exchange", (0,), 0, 5, 3, True),
+                ),
+            ),
+            (("all", (0,)),),
+            dscps={"head": 26},
+            buildings=(0,),
         ),
         steps=plan_steps(("ring",), 1, 0, in_turns=True),
         output="/tmp",

@@ -157,8 +157,8 @@ def test_collectives_send_what_their_formulas_say(
     monkeypatch.setattr(Fluid, "send", counted)
     buildings, larger = (0, 0, 0, 1, 1, 1), 6 * 70_000
     operation = GroupCollective("all", "all", "test", (), 0, collective, larger, algorithm)
-    plan = JobPlan(((operation,),) * 6, (("all", tuple(range(6))),))
-    simulate(plan, everybody_apart(6), BYTES, buildings=buildings)
+    plan = JobPlan(((operation,),) * 6, (("all", tuple(range(6))),), buildings=tuple(buildings))
+    simulate(plan, everybody_apart(6), BYTES)
     block = larger if collective == "all_reduce" else larger // 6
     assert sent == traffic(collective, algorithm, block, BYTES, buildings)
 
@@ -168,13 +168,11 @@ def test_a_folded_collective_takes_alone_what_its_messages_take(tmp_path: object
     topology = load_topology(write_topology(tmp_path, hosts=4)).resolve()
     network = network_of(topology, topology.hosts)
     operation = GroupCollective("all", "all", "test", (), 0, "all_reduce", 800_000, algorithm)
-    plan = JobPlan(((operation,),) * 8, (("all", tuple(range(8))),))
-    costs = 2e-6, 1e-10
     buildings = (0,) * 4 + (1,) * 4
-    messages = simulate(plan, network, BYTES, *costs, buildings).step_time_s
-    assert simulate(plan, network, BYTES, *costs, buildings, folded=True).step_time_s == pytest.approx(
-        messages
-    )
+    plan = JobPlan(((operation,),) * 8, (("all", tuple(range(8))),), buildings=buildings)
+    costs = 2e-6, 1e-10
+    messages = simulate(plan, network, BYTES, *costs).step_time_s
+    assert simulate(plan, network, BYTES, *costs, folded=True).step_time_s == pytest.approx(messages)
 
 
 def test_a_folded_collective_shares_with_others() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from testbed.collectives import CollectiveTimeout, Communicator
+from testbed.collectives import CollectiveTimeout, Communicator, traffic
 from testbed.ranks.executor import Done, Executor
 from testbed.ranks.posted import Posted, ears_for
 from testbed.transport import TrafficClass
@@ -55,7 +56,7 @@ def carry_out(
             if spoil and communicator.rank == 0:
                 executor._rooms["to 1"][NUMEL // 2] += 1
             communicator.barrier()
-            done = executor.run(time.monotonic())
+            done = executor.run(time.monotonic()).look()
         communicator.barrier()
     finally:
         if posted is not None:
@@ -97,6 +98,35 @@ def test_collectives_go_on_while_ranks_compute() -> None:
     for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
         assert done.wrong == 0
         assert done.spans[2][1] < done.spans[1][1]
+
+
+def test_equal_collectives_that_are_under_way_at_once_have_memory_of_their_own() -> None:
+    one = GroupCollective("one", "stream 1", "shard", (), 0, "all_reduce", 2 * NUMEL)
+    other = replace(one, name="other", stream="stream 2", algorithm="halving_doubling")
+    plan = JobPlan(((one, other),) * 2, (("both", (0, 1)),))
+    for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
+        assert (done.wrong, done.checked) == (0, 4 * NUMEL)
+
+
+def test_a_collective_that_names_no_algorithm_takes_the_variants() -> None:
+    nameless = GroupCollective("any", "any", "any", (), 0, "all_reduce", 4 * NUMEL, "")
+    plan = JobPlan(((nameless,),) * 4, (("all", (0, 1, 2, 3)),))
+
+    def steps(transport: Any) -> list[int]:
+        communicator = Communicator(transport, [0, 0, 1, 1])
+        executor = Executor(plan, {0: communicator}, {0: communicator}, "float32", 5.0, None)
+        sent = []
+        for salt, algorithm in enumerate(("ring", "hierarchical")):
+            before = sum(counters.bytes_sent for counters in transport.counters.values())
+            executor.prepare(salt)
+            assert executor.run(time.monotonic(), algorithm).look().wrong == 0
+            sent.append(sum(counters.bytes_sent for counters in transport.counters.values()) - before)
+        return sent
+
+    expected = [traffic("all_reduce", name, 4 * NUMEL, 4, [0, 0, 1, 1]) for name in ("ring", "hierarchical")]
+    for rank, sent in enumerate(over_tcp(4, steps)):
+        own = [sum(size for (here, _), size in pairs.items() if here == rank) for pairs in expected]
+        assert sent == own
 
 
 def test_messages_go_by_connections_of_their_class() -> None:

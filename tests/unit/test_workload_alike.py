@@ -1,4 +1,4 @@
-"""Buckets against what PyTorch makes of the same tensors, and the program of a training step."""
+"""Buckets against what PyTorch makes of the same tensors, and plans of what all ranks do alike."""
 
 from __future__ import annotations
 
@@ -9,29 +9,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.config import WorkloadSpec, load_scenario
-from testbed.scale import Scale
+from testbed.scale import UNSCALED, Scale
 from testbed.workload import (
-    Collective,
-    Compute,
     Parameter,
-    WaitAll,
     gradient_buckets,
     parameters,
-    step_program,
-    training_step,
+    plan_alike,
 )
+from testbed.workload.plan import Computing, GroupCollective, RankPlan
+from testbed.workload.plan_traffic import plan_traffic
 
 MIB = 2**20
 TINY = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "vocab_size": 32}
 
 
+def training_step(spec: WorkloadSpec, scale: Scale = UNSCALED) -> RankPlan:
+    """Of any of two ranks."""
+    plan = plan_alike(spec, (0, 1), scale)
+    assert plan.ranks[0] == plan.ranks[1]
+    return plan.ranks[0]
+
+
 def test_an_uneven_all_to_all_announces_its_counts_unless_told_to_pad() -> None:
+    sent = {}
     for algorithm, taken in (("auto", "late_counts"), ("padded", "padded")):
         entry = {"collective": "all_to_all_v", "size": "8 KiB", "algorithm": algorithm}
-        spec = WorkloadSpec.model_validate({"collectives": [entry]})
-        action, _ = step_program(spec, 4)
-        assert isinstance(action, Collective)
-        assert (action.numel, action.algorithm) == (2048, taken)
+        plan = plan_alike(WorkloadSpec.model_validate({"collectives": [entry]}), (0,) * 4)
+        (operation,) = plan.ranks[0]
+        assert isinstance(operation, GroupCollective)
+        assert (operation.numel, operation.algorithm) == (2048, taken)
+        assert max(map(max, operation.rows())) <= 512
+        sent[taken] = plan_traffic(plan, 4)
+    assert set(sent["padded"].values()) == {8 + 512 * 4}
+    assert all(sent["late_counts"][ends] <= size for ends, size in sent["padded"].items())
+
+
+def test_collectives_that_name_no_algorithm_take_the_variants() -> None:
+    named = {"collective": "all_reduce", "size": "8 KiB", "algorithm": "ring"}
+    spec = WorkloadSpec.model_validate({"collectives": [named]})
+    plan = plan_alike(spec, (0, 0, 1, 1))
+    assert plan.using("hierarchical") is plan
+    buckets = plan_alike(workload(model=TINY), (0, 0, 1, 1)).using("hierarchical")
+    assert {op.algorithm for op in buckets.ranks[3] if isinstance(op, GroupCollective)} == {"hierarchical"}
+    assert buckets.ranks[0] is buckets.ranks[3]
 
 
 def workload(**settings: object) -> WorkloadSpec:
@@ -86,7 +106,7 @@ def test_the_first_bucket_of_llama_is_its_output_layer_and_the_last_ends_with_it
 def test_a_step_computes_6_operations_per_parameter_and_token() -> None:
     spec = workload(sequence_length=4096, local_batch_size=2, flops_utilisation=0.5)
     program = training_step(spec)
-    computes = [action for action in program if isinstance(action, Compute)]
+    computes = [action for action in program if isinstance(action, Computing)]
     forward_s = 2 * 8_030_261_248 * 8192 / (989e12 * 0.5)
     assert computes[0].name == "forward"
     assert computes[0].duration_s == pytest.approx(forward_s)
@@ -96,21 +116,23 @@ def test_a_step_computes_6_operations_per_parameter_and_token() -> None:
 def test_a_step_reduces_each_bucket_as_soon_as_it_is_computed() -> None:
     program = training_step(workload(bucket_cap="400 MiB"))
     buckets = gradient_buckets(parameters("llama3-8b"), 4, 400 * MIB, MIB)
-    assert program[0].__class__ is Compute
-    assert program[-1] == WaitAll()
-    assert [action.name for action in program[1:-1:2] if isinstance(action, Compute)] == [
+    assert program[0].__class__ is Computing
+    assert [action.name for action in program[1::2] if isinstance(action, Computing)] == [
         f"backward {number}" for number in range(len(buckets))
     ]
-    assert list(program[2:-1:2]) == [
-        Collective(n, bucket.name, bucket.numel) for n, bucket in enumerate(buckets)
+    reduced = [action for action in program[2::2] if isinstance(action, GroupCollective)]
+    assert [(action.name, action.numel) for action in reduced] == [
+        (bucket.name, bucket.numel) for bucket in buckets
     ]
+    assert [action.after for action in reduced] == [(place,) for place in range(1, len(program), 2)]
+    assert len({action.stream for action in reduced}) == len(buckets)  # all go on side by side
 
 
 def test_backward_time_follows_matrix_products_so_embeddings_take_none() -> None:
     spec = workload(model=TINY, bucket_cap="1 B", first_bucket_cap="1 B")
     program = training_step(spec)
-    times = [action.duration_s for action in program if isinstance(action, Compute)][1:]
-    names = [action.name for action in program if isinstance(action, Collective)]
+    times = [action.duration_s for action in program if isinstance(action, Computing)][1:]
+    names = [action.name for action in program if isinstance(action, GroupCollective)]
     taken = dict(zip(names, times, strict=True))
     assert taken["tok_embeddings.weight"] == taken["norm.weight"] == taken["layers.0.ffn_norm.weight"] == 0
     assert taken["output.weight"] == pytest.approx(2 * taken["layers.0.feed_forward.w1.weight"])
@@ -118,17 +140,17 @@ def test_backward_time_follows_matrix_products_so_embeddings_take_none() -> None
 
 def test_the_size_scale_divides_elements_and_leaves_times() -> None:
     real, scaled = (training_step(workload(), Scale(scale)) for scale in (1.0, 4000.0))
-    assert [action for action in real if isinstance(action, Compute)] == [
-        action for action in scaled if isinstance(action, Compute)
+    assert [action for action in real if isinstance(action, Computing)] == [
+        action for action in scaled if isinstance(action, Computing)
     ]
     for large, small in zip(real, scaled, strict=True):
-        if isinstance(large, Collective) and isinstance(small, Collective):
+        if isinstance(large, GroupCollective) and isinstance(small, GroupCollective):
             assert small.numel == max(1, round(large.numel / 4000))
 
 
 def test_something_is_left_to_reduce_at_any_scale() -> None:
     program = training_step(workload(model=TINY), Scale(1e12))
-    assert {action.numel for action in program if isinstance(action, Collective)} == {1}
+    assert {action.numel for action in program if isinstance(action, GroupCollective)} == {1}
 
 
 def test_wider_gradients_fill_buckets_sooner() -> None:
@@ -139,5 +161,5 @@ def test_wider_gradients_fill_buckets_sooner() -> None:
 def test_quickstart_is_a_step_of_about_a_second() -> None:
     scenario = load_scenario(Path(__file__).parents[2] / "scenarios" / "quickstart.yaml")
     program = training_step(scenario.workload, Scale(4000.0))
-    assert 0.5 < sum(action.duration_s for action in program if isinstance(action, Compute)) < 2
+    assert 0.5 < sum(action.duration_s for action in program if isinstance(action, Computing)) < 2
     assert len(program) < 200

@@ -1,0 +1,181 @@
+"""Plans of steps that all ranks do alike: data parallelism alone, or collectives and messages that a workload names.
+
+Collectives are all ranks', each on a stream of its own, and go by the variant's algorithm where they name none.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from testbed.scale import UNSCALED, Scale
+from testbed.workload.buckets import gradient_buckets
+from testbed.workload.models import parameters
+from testbed.workload.plan import (
+    COMPUTE,
+    EVERYBODY,
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    RankPlan,
+)
+
+if TYPE_CHECKING:
+    from testbed.config import WorkloadSpec
+    from testbed.config.workload import ExchangeSpec
+
+
+def plan_alike(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
+    """What ranks in these buildings do in a step: train a model, or the collectives and messages that are named.
+
+    `scale` divides element counts, of which at least one stays, and stretches computing.
+    """
+    together = _Together(len(buildings))
+    if workload.model is not None:
+        _train(together, workload, scale)
+    else:
+        _named(together, workload, scale)
+    ranks = [together.operations] * len(buildings)
+    if workload.exchange is not None:
+        together.dscps[_EXCHANGE] = workload.exchange.dscp
+        size = _numel(workload, scale, workload.exchange.size_bytes)
+        peers, last = partners(buildings), together.last
+        ranks = [
+            (
+                *own,
+                *_exchange(
+                    workload.exchange, peers[rank], size, scale, last, buildings[rank] == min(buildings)
+                ),
+            )
+            if rank in peers
+            else own
+            for rank, own in enumerate(ranks)
+        ]
+    groups = tuple((EVERYBODY, tuple(range(len(buildings)))) for _ in together.classes)
+    dscps = {kind: dscp for kind, dscp in together.dscps.items() if dscp}
+    return JobPlan(tuple(ranks), groups, dscps=dscps, buildings=tuple(buildings))
+
+
+def partners(buildings: Sequence[int]) -> Mapping[int, int]:
+    """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
+    places there; and the reverse."""
+    first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
+    last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
+    if min(buildings) == max(buildings):
+        return {}
+    pairs = list(zip(first, last, strict=False))
+    return {**dict(pairs), **{there: here for here, there in pairs}}
+
+
+def uneven_rows(ranks: int, most: int) -> list[list[int]]:
+    """What each rank has for each in an all_to_all_v: anything up to the most, the same in every run."""
+    rngs = [random.Random(f"{source}/{ranks}/{most}") for source in range(ranks)]
+    return [[rng.randint(0, most) for _ in range(ranks)] for rng in rngs]
+
+
+_EXCHANGE = "exchange"
+
+
+class _Together:
+    """Operations of any rank, as they are put one after the other. classes: of traffic, a group of all ranks each."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.operations: RankPlan = ()
+        self.last: tuple[int, ...] = ()
+        self.classes: list[int] = []
+        self.dscps: dict[str, int] = {}
+
+    def compute(self, name: str, seconds: float) -> None:
+        """What comes later begins when that is over. Of a name's words the first is its kind."""
+        place = len(self.operations)
+        made = Computing(name, COMPUTE, name.split(maxsplit=1)[0], self.last, seconds)
+        self.operations = (*self.operations, made)
+        self.last = (place,)
+
+    def collective(
+        self, name: str, numel: int, collective: str = "all_reduce", algorithm: str = "", dscp: int = 0
+    ) -> None:
+        """Begins as soon as computing has come so far, and goes on beside everything else."""
+        if dscp not in self.classes:
+            self.classes.append(dscp)
+        kind = f"{collective}, DSCP {dscp}" if dscp else collective
+        self.dscps[kind] = dscp
+        table: tuple[tuple[int, ...], ...] = ()
+        if collective == "all_to_all_v":
+            most = numel // self.ranks
+            table = tuple(map(tuple, uneven_rows(self.ranks, most)))
+        made = GroupCollective(
+            name,
+            f"collective {len(self.operations)}",
+            kind,
+            self.last,
+            self.classes.index(dscp),
+            collective,
+            numel,
+            algorithm,
+            table=table,
+        )
+        self.operations = (*self.operations, made)
+
+
+def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1) -> int:
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    return max(1, round(scale.emulated_bytes(size_bytes) / itemsize / parts)) * parts
+
+
+def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+    if workload.compute_s:
+        together.compute("forward", scale.emulated_s(workload.compute_s))
+    for spec in workload.collectives or ():
+        size = _numel(
+            workload, scale, spec.size_bytes, 1 if spec.collective == "all_reduce" else together.ranks
+        )
+        algorithm = spec.algorithm
+        if spec.collective == "all_to_all_v" and algorithm == "auto":
+            algorithm = "late_counts"
+        together.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
+
+
+def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
+    """Data-parallel training: forward; backward bucket by bucket, each reduced as soon as it is full.
+
+    Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
+    `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
+    attention scores, which grow with the sequence, are left out there and here). Backward time is shared out by the
+    matrix products behind each bucket's gradients: those of embeddings and norms come at next to no cost.
+    """
+    assert workload.model is not None
+    model = parameters(workload.model)
+    tokens = workload.sequence_length * workload.local_batch_size
+    forward_s = scale.emulated_s(2 * sum(parameter.active for parameter in model) * tokens / workload.flops)
+    itemsize = np.dtype(workload.gradient_dtype).itemsize
+    buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
+    work = [sum(p.active for p in bucket.parameters if p.matmul) for bucket in buckets]
+    together.compute("forward", forward_s)
+    for index, bucket in enumerate(buckets):
+        together.compute(f"backward {index}", 2 * forward_s * work[index] / sum(work))
+        together.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
+
+
+def _exchange(
+    spec: ExchangeSpec, peer: int, numel: int, scale: Scale, last: tuple[int, ...], leads: bool
+) -> list[Operation]:
+    """As a pipeline of two stages does, one after the other: so many elements there, computing, as many back.
+
+    Between the ranks of the first building and those of the last; the others go on at once.
+    """
+    found: list[Operation] = []
+    between = (
+        [] if leads else [Computing(_EXCHANGE, _EXCHANGE, _EXCHANGE, (), scale.emulated_s(spec.compute_s))]
+    )
+    for number in range(spec.messages):
+        there = Message(_EXCHANGE, _EXCHANGE, _EXCHANGE, last, peer, numel, 2 * number, leads)
+        back = Message(_EXCHANGE, _EXCHANGE, _EXCHANGE, (), peer, numel, 2 * number + 1, not leads)
+        found += [there, *between, back]
+    return found
