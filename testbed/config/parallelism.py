@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import placements
+from testbed.config.algorithms import ALGORITHMS, ALGORITHMS_OF, GATHERING
 from testbed.config.forms import (
     MAX_DSCP,
     Count,
@@ -39,6 +40,15 @@ SCHEDULES = (
     *("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1", "ZBVZeroBubble"),
     *("CrossUD", "CrossUDSub", "CrossWave"),
 )
+
+
+# what may be named for each dimension's collectives; checked once more with what these are
+COLLECTIVES_OF = {
+    "data_parallel_replicate": ALGORITHMS,
+    "data_parallel_shard": GATHERING,
+    "tensor_parallel": tuple(dict.fromkeys((*ALGORITHMS, *GATHERING))),
+    "expert_parallel": (*ALGORITHMS_OF["all_to_all"], "late_counts"),
+}
 
 
 def _parse_order(value: object) -> str | tuple[str, ...]:
@@ -73,6 +83,26 @@ def _parse_classes(value: object) -> dict[str, int]:
     return classes
 
 
+def _parse_collectives(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping of dimensions to algorithms, such as {data_parallel_shard: far_first}")
+    for name, algorithm in value.items():
+        if name not in COLLECTIVES_OF:
+            raise ValueError(f"dimensions: {did_you_mean(str(name), COLLECTIVES_OF)}")
+        if algorithm not in COLLECTIVES_OF[name]:
+            known = did_you_mean(str(algorithm), COLLECTIVES_OF[name])
+            raise ValueError(f"of {name} one of: {known}")
+    return {str(name): str(algorithm) for name, algorithm in value.items()}
+
+
+_COLLECTIVES = Form(
+    _parse_collectives,
+    {
+        "type": "object",
+        "properties": {name: {"enum": list(known)} for name, known in COLLECTIVES_OF.items()},
+        "additionalProperties": False,
+    },
+)
 _DSCP = whole(0, MAX_DSCP)
 _CLASSES = Form(
     _parse_classes,
@@ -141,6 +171,12 @@ class ParallelismSpec(Strict):
         "topology_aware (places change over as long as that lets fewer bytes cross), or a list of ranks.",
     )
 
+    collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(
+        default={},
+        description="Algorithms of dimensions' collectives, such as {data_parallel_shard: far_first, tensor_parallel: "
+        "ring}. Of those not named: the replicas' is that of `algorithms`, experts' direct, or late_counts with "
+        "routing_skew, all others' ring.",
+    )
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
         default={},
         description="DSCPs of what dimensions send, such as {pipeline_parallel: 46}, for policies that tell classes of "
@@ -154,10 +190,20 @@ class ParallelismSpec(Strict):
     stragglers: tuple[StragglerSpec, ...] = Field(default=(), description="Ranks that compute slowly.")
 
     def checks(self) -> Iterator[Finding]:
-        """Experts fit in a shard group."""
+        """Experts fit in a shard group; algorithms are of the collectives that there are."""
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
+        tensor = ALGORITHMS if self.tensor_communication == "all_reduce" else GATHERING
+        experts = ("late_counts",) if self.routing_skew else ALGORITHMS_OF["all_to_all"]
+        for name, known, why in (
+            ("tensor_parallel", tensor, f"tensor_communication {self.tensor_communication}"),
+            ("expert_parallel", experts, "routing_skew" if self.routing_skew else "no routing_skew"),
+        ):
+            algorithm = self.collectives.get(name, known[0])
+            if algorithm not in known:
+                found = f"{name}: {algorithm} with {why}"
+                yield Finding(("collectives",), found, f"one of: {', '.join(known)}")
 
     @property
     def degrees(self) -> dict[str, int]:

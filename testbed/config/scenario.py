@@ -12,6 +12,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from testbed.config.algorithms import ALGORITHMS
 from testbed.config.buildings import Host
 from testbed.config.control import ControlSpec
 from testbed.config.errors import ConfigError
@@ -40,7 +41,7 @@ from testbed.config.policy import Policy, PolicySpec, rooted
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import PLANNED, TransportSpec
 from testbed.config.units import format_duration, parse_duration
-from testbed.config.workload import ALGORITHMS, WorkloadSpec
+from testbed.config.workload import WorkloadSpec
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 FIXED_IN_VARIANTS = ("name", "variants", "explore", "trials", "warmup", "seed", "scale", "ranks", "hosts")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import accelerators, models
+from testbed.config.algorithms import ALGORITHMS_OF, COLLECTIVES
 from testbed.config.forms import (
     Count,
     CountOrZero,
@@ -28,26 +29,6 @@ MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
 COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
-ALGORITHMS = (
-    "ring",
-    "bidirectional_ring",
-    "halving_doubling",
-    "double_tree",
-    "hierarchical",
-    "hierarchical_tree",
-    "auto",
-)
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v")
-GATHERING = (
-    *("auto", "ring", "bidirectional_ring", "near_first", "far_first", "bruck", "direct", "hierarchical"),
-)
-ALGORITHMS_OF = {
-    "all_reduce": ALGORITHMS,
-    "all_gather": GATHERING,
-    "reduce_scatter": GATHERING,
-    "all_to_all": ("auto", "direct", "pairwise", "hierarchical"),
-    "all_to_all_v": ("auto", "late_counts", "padded"),
-}
 DTYPES = ("float32", "float64")
 
 

@@ -31,14 +31,12 @@ from testbed.workload.schedules import (
 )
 from testbed.workload.stages import Part, Sizes, Stage, model_stages
 
-FLAT = ("ring", "bidirectional_ring", "halving_doubling", "double_tree")
-
 
 @dataclass(frozen=True, eq=False)
 class Training:
     """A training step as it will be carried out. network: of the ranks; cost: of software, per message and byte.
 
-    memory_limit_bytes: of what a rank may keep alive; None for no limit.
+    algorithm: the first of the scenario's. memory_limit_bytes: of what a rank may keep alive; None for no limit.
     """
 
     mesh: Mesh
@@ -48,6 +46,7 @@ class Training:
     network: Network
     itemsize: int
     cost: tuple[float, float]
+    algorithm: str
     memory_limit_bytes: float | None = None
 
 
@@ -69,10 +68,12 @@ def training_of(
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         mesh, *_, plan = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
-        mapping = least_crossing(plan_traffic(plan, itemsize), buildings, mesh.mappings())
+        pairs = plan_traffic(plan.using(scenario.algorithms[0]), itemsize)
+        mapping = least_crossing(pairs, buildings, mesh.mappings())
     mesh, schedule, stages, plan = planner.plan(mapping)
     cost = modelled_cost(scenario.transport, scale)
-    return Training(mesh, schedule, tuple(stages), plan, network, itemsize, cost, asked.memory_limit_bytes)
+    algorithm, limit_bytes = scenario.algorithms[0], asked.memory_limit_bytes
+    return Training(mesh, schedule, tuple(stages), plan, network, itemsize, cost, algorithm, limit_bytes)
 
 
 class _Planner:
@@ -103,7 +104,7 @@ class _Planner:
             self.itemsize,
             workload.bucket_cap_bytes,
             prefetch=asked.prefetch,
-            algorithm=_algorithm(self.scenario),
+            algorithms=spec.collectives,
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
             routing_skew=spec.routing_skew,
@@ -131,14 +132,6 @@ def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Tur
 def wrong_workload(field: str, found: str, expected: str) -> ConfigError:
     """Of a scenario's workload, where what it says together does not fit."""
     return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])
-
-
-def _algorithm(scenario: Scenario) -> str:
-    """Of the replicas' all-reduces: one for all, which knows of no buildings."""
-    if len(scenario.algorithms) > 1 or scenario.algorithms[0] not in FLAT:
-        found = f"[{', '.join(scenario.algorithms)}] with workload.parallelism"
-        raise ConfigError([Problem("scenario", None, "algorithms", found, f"one of {', '.join(FLAT)}")])
-    return scenario.algorithms[0]
 
 
 def _slowdowns(stragglers: Sequence[StragglerSpec], ranks: int) -> dict[int, float]:

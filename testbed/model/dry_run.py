@@ -20,8 +20,9 @@ def dry_run(training: Training) -> Timeline:
     """What the model says of the plan, on the shortest paths. ConfigError where it never ends."""
     if training not in _known:
         try:
+            plan = training.plan.using(training.algorithm)
             _known[training] = simulate(
-                training.plan, training.network, training.itemsize, *training.cost, folded=True
+                plan, training.network, training.itemsize, *training.cost, folded=True
             )
         except Stuck as error:
             expected = f"one that comes to its end; this one {error}"

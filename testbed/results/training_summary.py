@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from testbed.collectives import between_groups
-from testbed.job.declared import Pairs
+from testbed.job.declared import Pairs, total
 from testbed.job.loads import Load
 from testbed.job.training import Training
 from testbed.model import Split, Timeline, critical_path, peak_alive, split_step
@@ -15,7 +15,6 @@ from testbed.model.dry_run import dry_run
 from testbed.model.split import Spans
 from testbed.results.summary import StepResult, held_against, middle_step
 from testbed.scale import Scale
-from testbed.workload.plan_traffic import plan_traffic
 
 
 def spans_of(
@@ -32,12 +31,13 @@ def spans_of(
 
 def training_summary(
     load: Load,
+    algorithm: str,
     steps: Sequence[StepResult],
     samples: Sequence[Mapping[str, Any]],
     predicted: Timeline,
     scale: Scale,
 ) -> dict[str, Any]:
-    """Of one variant, in real units; times of the step of median duration."""
+    """Of one variant, which has this algorithm, in real units; times of the step of median duration."""
     training = load.training
     assert training is not None
     median = middle_step(steps)
@@ -58,7 +58,7 @@ def training_summary(
         "measured": _split(split_step(training.plan, spans, load.buildings), scale),
         "critical_path": _by_kind(training, spans, load.buildings, scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _tiers(load, steps, scale),
+        "bytes": _tiers(load, algorithm, steps, scale),
         "median_step": median.index,
     }
 
@@ -87,9 +87,11 @@ def _by_kind(
     ]
 
 
-def _tiers(load: Load, steps: Sequence[StepResult], scale: Scale) -> dict[str, dict[str, int]]:
+def _tiers(
+    load: Load, algorithm: str, steps: Sequence[StepResult], scale: Scale
+) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
-    expected = _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale)
+    expected = _planned(load, algorithm, scale)
     observed = [_by_tier(step.sent_bytes, load.buildings, scale) for step in steps]
     return {
         tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
@@ -104,6 +106,11 @@ def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, 
     return {"building": round(scale.real_bytes(inside)), "wan": round(scale.real_bytes(crossing))}
 
 
+def _planned(load: Load, algorithm: str, scale: Scale) -> dict[str, int]:
+    """Real bytes of a step by tier, as the plan has them."""
+    return _by_tier(total(load.pairs(algorithm).values()), load.buildings, scale)
+
+
 def prediction(load: Load, scale: Scale) -> dict[str, Any]:
     """What the model says of a step, in real units; bytes by tier."""
     training = load.training
@@ -115,7 +122,7 @@ def prediction(load: Load, scale: Scale) -> dict[str, Any]:
         "step_time_s": scale.real_s(dry_run(training).step_time_s),
         **_split(split_step(training.plan, spans, load.buildings), scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _by_tier(plan_traffic(load.plan, load.itemsize), load.buildings, scale),
+        "bytes": _planned(load, training.algorithm, scale),
     }
 
 

@@ -352,7 +352,9 @@ class Run:
         )
         entry["control"] = asdict(self.scenario.control.resolve())
         if training and predicted is not None:
-            entry["training"] = training_summary(self.load, steps, records.samples, predicted, self.scale)
+            entry["training"] = training_summary(
+                self.load, algorithm, steps, records.samples, predicted, self.scale
+            )
             entry["limited_by"] = limited_words(entry["training"]["measured"])
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)

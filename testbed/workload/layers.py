@@ -24,6 +24,7 @@ from testbed.workload.stages import Part
 
 EXPERT_SHARD = "expert_shard"
 FSDP = "fsdp"
+_ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
 
 class Turn(NamedTuple):
@@ -44,9 +45,10 @@ class Group(NamedTuple):
 class Options:
     """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
 
-    prefetch: how many layers ahead parameters are gathered. algorithm: of replicas' all-reduces. early_receives: if
-    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
-    when its action is next, and its message leaves then. sequence_parallel: tensor ranks share out the sequence.
+    prefetch: how many layers ahead parameters are gathered. algorithms: of dimensions' collectives, where not the usual
+    ones; replicas' is the variant's. early_receives: if receives are posted as early as their senders' order has them,
+    and messages leave at once; else a receive is posted when its action is next, and its message leaves then.
+    sequence_parallel: tensor ranks share out the sequence.
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     turns: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
@@ -56,7 +58,7 @@ class Options:
     itemsize: int
     bucket_cap: float
     prefetch: int = 1
-    algorithm: str = "ring"
+    algorithms: Mapping[str, str] = field(default_factory=dict)
     early_receives: bool = True
     sequence_parallel: bool = False
     routing_skew: float = 0.0
@@ -251,10 +253,9 @@ class LayerPlanner:
         own = self.groups[group]
         parts = 1 if collective == "all_reduce" else len(own.members)
         numel = (max(counts) if counts else self.numel(size / parts)) * parts
-        algorithm = {"all_to_all": "direct", "all_to_all_v": "late_counts"}.get(collective, "ring")
-        if group == REPLICATE:
-            algorithm = self.options.algorithm
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
+        usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
+        algorithm = self.options.algorithms.get(kind, usual)
         return self.add(
             GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, expand, load_scenario, load_topology
-from testbed.config.workload import ALGORITHMS
+from testbed.config.algorithms import ALGORITHMS
 
 TOPOLOGY = """\
 name: pair

@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.collectives import between_groups
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.config.workload import ModelSpec
 from testbed.job.loads import Load, load_of
@@ -111,6 +112,45 @@ def test_shards_gather_parameters_and_scatter_gradients(tmp_path: Path) -> None:
     made = load(tmp_path, {"data_parallel_shard_degree": 8})
     # forward and backward of every microbatch gather 2 bytes, the last microbatch scatters 4
     assert sent_bytes(made) == pytest.approx(7 * numel() * (2 * MICROBATCHES * 2 + 4), rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "near_first", "far_first", "hierarchical", "auto"])
+def test_shards_send_as_their_algorithm_has_it(tmp_path: Path, algorithm: str) -> None:
+    """Four ranks in each building: a ring crosses with 7/8 of an array each way, the least is half of one."""
+    made = load(
+        tmp_path, {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": algorithm}}
+    )
+    gathers, scatters = 2 * MICROBATCHES * 2 * numel(), 4 * numel()
+    crossing = {
+        "ring": 2 * 7 / 8 * (gathers + scatters),
+        # the half of the array that is not there: by the four pairs at once, or the eighths that each has
+        "near_first": 4 * gathers + scatters,
+        "far_first": gathers + 4 * scatters,
+    }.get(algorithm, gathers + scatters)
+    assert sent_bytes(made, crossing=True) == pytest.approx(crossing, rel=1e-3)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_ranks_apart_send_as_their_algorithm_has_it(tmp_path: Path, sequence: bool) -> None:
+    parallelism: dict[str, Any] = {"tensor_parallel_degree": 8, "placement": "crosspipe"}
+    if sequence:
+        parallelism["tensor_communication"] = "sequence_parallel"
+    crossing = [
+        sent_bytes(load(tmp_path, {**parallelism, "collectives": {"tensor_parallel": name}}), crossing=True)
+        for name in ("ring", "hierarchical")
+    ]
+    assert crossing[0] == pytest.approx(7 / 4 * crossing[1], rel=1e-3)
+
+
+def test_replicas_take_the_variants_algorithm_or_their_own(tmp_path: Path) -> None:
+    degrees = {"data_parallel_replicate_degree": 8}
+    made = load(tmp_path, degrees, algorithms=["ring", "hierarchical"])
+    ring, hierarchical = (
+        between_groups(made.pairs(name)[0], made.buildings) for name in ("ring", "hierarchical")
+    )
+    assert ring == pytest.approx(7 / 4 * hierarchical, rel=1e-3)
+    fixed = load(tmp_path, {**degrees, "collectives": {"data_parallel_replicate": "hierarchical"}})
+    assert fixed.pairs("ring") == fixed.pairs("hierarchical") == {0: made.pairs("hierarchical")[0]}
 
 
 def test_shards_of_replicas_all_reduce_what_they_have(tmp_path: Path) -> None:
@@ -462,9 +502,14 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
         ),
         ({"data_parallel_shard_degree": 8}, {"schedule": {"wan_turns": 2}}, "got 2, expected true or false"),
         (
-            {"data_parallel_replicate_degree": 8},
-            {"algorithms": ("hierarchical",)},
-            "algorithms: got [hierarchical] with workload.parallelism, expected one of ring",
+            {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": "far_fist"}},
+            {},
+            "of data_parallel_shard one of: auto, ring, bidirectional_ring",
+        ),
+        (
+            {"tensor_parallel_degree": 8, "collectives": {"tensor_parallel": "far_first"}},
+            {},
+            "collectives: got tensor_parallel: far_first with tensor_communication all_reduce, expected one of: ring",
         ),
         (
             {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2},
