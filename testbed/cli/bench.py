@@ -12,13 +12,12 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.scale import POLICY_HELP, choose_network
+from testbed.cli.options import POLICY_HELP
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
     StallOption,
     err,
-    guest_settings,
     out,
 )
 from testbed.collectives import ALGORITHMS, AUTO, DTYPES, OPERATIONS, TuningTable
@@ -28,6 +27,7 @@ from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
 from testbed.ranks.bench import COLLECTIVES, algorithms_of
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
+from testbed.running.choosing import choose_network, guest_settings
 from testbed.virtual import Guest, find_image
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 

@@ -12,12 +12,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.run import JobsOption, run_file
+from testbed.cli.carrying import run_and_report
+from testbed.cli.options import JobsOption
 from testbed.job.errors import RunError
 from testbed.model.calibrating import Fit, fit, probes
 from testbed.model.calibration import LINK_ENGINE, keep_calibration
 from testbed.report.figures import time_text
 from testbed.results.directory import default_path, hand_over
+from testbed.running.request import Request
 
 SCENARIO, RUN = "calibration.yaml", "run"
 
@@ -76,7 +78,7 @@ def _measured(folder: Path, clock: str, jobs: int | None) -> Fit:
     scenario = probes()
     file = folder / SCENARIO
     file.write_text(scenario.to_yaml())
-    summary = run_file(file, folder / RUN, clock=clock, jobs=jobs)
+    summary = run_and_report(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs))
     try:
         return fit(scenario, summary, clock, _made(folder / RUN))
     except ValueError as error:

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from testbed.cli.options import JsonOption, OverridesOption
-from testbed.cli.run import JobsOption, check_here, run_file
+from testbed.cli.carrying import run_and_report
+from testbed.cli.options import JobsOption, JsonOption, OverridesOption
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.explorer import Exploration, NothingFits, Search
 from testbed.explorer.confirming import agreement, confirmation
@@ -27,6 +27,7 @@ from testbed.explorer.search import Result
 from testbed.report.exploration import PAGE, write_exploration
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path, hand_over
+from testbed.running.request import Request, check_here
 
 SHOWN = 5
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
@@ -65,7 +66,7 @@ def explore(
         raise ConfigError([Problem(str(scenario), None, "explore", "nothing", expected)])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     if confirm and not (folder / CONFIRMED).exists():
-        check_here(loaded, scenario, clock)  # sooner than after the search
+        check_here(loaded, str(scenario), clock)  # sooner than after the search
     fresh = not folder.exists()
     try:
         keeper = Keeper(folder, loaded)
@@ -112,7 +113,7 @@ def _confirmed(folder: Path, clock: str, jobs: int | None) -> dict[str, Any]:
     """The summary of the run that confirms, which is not done again."""
     run, file = folder / CONFIRMED, folder / CONFIRMATION
     if not run.exists():
-        return run_file(file, run, clock=clock, jobs=jobs)
+        return run_and_report(Request(load_scenario(file), run, str(file), clock=clock, jobs=jobs))
     summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
     if (run / "scenario.yaml").read_text() != file.read_text() or summary["clock"] != clock:
         expected = "a folder without one, or the same configurations and clock"

@@ -15,8 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import doctor
-from testbed.cli.options import JsonOption
-from testbed.cli.scale import POLICY_HELP, choose_policy, choose_scale, choose_stack
+from testbed.cli.options import POLICY_HELP, JsonOption
 from testbed.config import LossBursts, Topology, load_topology
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
 from testbed.fabric.errors import FabricError
@@ -24,6 +23,7 @@ from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from testbed.links.command import inside
+from testbed.running.choosing import choose_policy, choose_scale, choose_stack
 from testbed.scale import Scale
 
 FabricOption = Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import expand, expand_data, json_schema
+from testbed.results.result import Result
 
 
 def add_file_commands(app: typer.Typer) -> None:
@@ -32,8 +33,10 @@ def check(
 
 def schema(
     kind: Annotated[
-        Literal["topology", "scenario"], typer.Argument(help="Of which kind of file.")
+        Literal["topology", "scenario", "result"],
+        typer.Argument(help="Of which kind of file; result: of a run's summary.json."),
     ] = "scenario",
 ) -> None:
-    """Print the JSON Schema of topology or scenario files, for editors."""
-    print(json.dumps(json_schema(kind), indent=1))
+    """Print the JSON Schema of topology or scenario files, for editors, or of results."""
+    found = Result.model_json_schema(by_alias=True) if kind == "result" else json_schema(kind)
+    print(json.dumps(found, indent=1))

@@ -11,11 +11,12 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.scale import POLICY_HELP, choose_network
+from testbed.cli.options import POLICY_HELP
 from testbed.config import ConfigError, Problem
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.job.wiring import loopback_places, places_on
 from testbed.ranks.programs import Programs
+from testbed.running.choosing import choose_network
 
 
 def add_launch_command(app: typer.Typer) -> None:

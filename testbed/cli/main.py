@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from testbed.cli.again import add_again_commands
 from testbed.cli.bench import add_bench_command
 from testbed.cli.calibrate import add_calibrate_command
 from testbed.cli.explore import add_explore_command
@@ -31,6 +32,7 @@ from testbed.controller import ControllerError, PolicyError
 from testbed.fabric.errors import FabricError
 from testbed.job.errors import RunError
 from testbed.links import LinkError
+from testbed.results.result import BadResult
 from testbed.virtual import VirtualClockError
 
 app = typer.Typer(
@@ -41,6 +43,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 add_run_commands(app)
+add_again_commands(app)
 add_bench_command(app)
 add_explore_command(app)
 add_calibrate_command(app)
@@ -68,7 +71,7 @@ def main() -> NoReturn:
     except ConfigError as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 2
-    except PolicyError as error:
+    except (PolicyError, BadResult) as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = 2
     except (ControllerError, FabricError, LinkError, RunError, VirtualClockError, FileExistsError) as error:

@@ -15,3 +15,10 @@ OverridesOption = Annotated[
         help="Change a value of the scenario, such as topology.wan.0.delay='5 ms'.",
     ),
 ]
+POLICY_HELP = "Transport policy, such as shortest, ecmp or te, or FILE.py:CLASS."
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Virtual clock: how many guests at once [default: one for each core, if memory allows]."
+    ),
+]

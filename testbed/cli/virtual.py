@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from testbed.config import ConfigError, Problem
-from testbed.config.units import parse_duration, parse_size
-from testbed.virtual import CpuTime, Ended, Guest, GuestSettings, find_image
+from testbed.running.choosing import guest_settings
+from testbed.virtual import Ended, Guest, find_image
 from testbed.virtual.build import build as build_kernel
-from testbed.virtual.guest import DEFAULT_MEMORY_BYTES, STALL_TIMEOUT_S
+from testbed.virtual.guest import STALL_TIMEOUT_S
 
 MemoryOption = Annotated[
     str | None, typer.Option("--memory", help="Memory of the virtual clock's guest, such as '4 GiB'.")
@@ -114,37 +114,6 @@ def execute(
     raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
-def guest_settings(
-    memory: str | None,
-    cpu_time: str,
-    seed: int,
-    stall_timeout: str,
-    timeout: str | None,
-    writable: list[Path],
-    *,
-    open_vswitch: bool = True,
-    default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    core: int | None = None,
-) -> GuestSettings:
-    """From a command line's words. ConfigError names the option that is wrong."""
-    modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
-    if cpu_time not in modes:
-        raise ConfigError([Problem("command line", None, "--cpu-time", cpu_time, "free or counted")])
-    for folder in writable:
-        if not folder.is_dir():
-            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a folder")])
-    return GuestSettings(
-        memory_bytes=_size("--memory", memory) if memory else default_memory_bytes,
-        cpu_time=modes[cpu_time],
-        seed=seed,
-        core=core,
-        stall_timeout_s=_duration("--stall-timeout", stall_timeout),
-        timeout_s=_duration("--timeout", timeout) if timeout else None,
-        writable=tuple(writable),
-        open_vswitch=open_vswitch,
-    )
-
-
 def summary_line(ended: Ended) -> str:
     """How much virtual time passed in how much wall time."""
     return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
@@ -160,17 +129,3 @@ def err(text: str) -> None:
     """To standard error, at once."""
     sys.stderr.write(text)
     sys.stderr.flush()
-
-
-def _size(option: str, value: str) -> int:
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None
-
-
-def _duration(option: str, value: str) -> float:
-    try:
-        return parse_duration(value)
-    except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None

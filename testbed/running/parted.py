@@ -14,6 +14,7 @@ from testbed.fidelity import worst
 from testbed.fidelity.capacity import Stack
 from testbed.results.directory import RunDirectory, surroundings
 from testbed.results.parts import Part, PartResult, cut, merge_records, merge_summaries
+from testbed.results.result import SUMMARY, Result
 from testbed.running.run import CAPTURES, CONTROLLER, RULES, SOCKETS, Progress, Run
 from testbed.scale import Scale
 
@@ -143,7 +144,7 @@ def put_together(
     shutil.rmtree(directory.partial / "parts")
     directory.write_text("scenario.yaml", scenario.to_yaml())
     directory.write_json("manifest.json", manifest)
-    directory.write_json("summary.json", summary)
+    directory.write_json(SUMMARY, Result.of(summary).document())
     directory.write_lines("samples.jsonl", records.samples)
     directory.write_lines("links.jsonl", records.links)
     directory.write_lines(SOCKETS, records.sockets)

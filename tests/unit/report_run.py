@@ -180,6 +180,8 @@ class SyntheticRun:
                 for link in self.links
                 for direction, rate in zip(("a_to_b", "b_to_a"), link.rate_bps, strict=True)
             ],
+            "plane_balance": [],
+            "connections": [],
             "limited_by": f"the WAN link {self.links[0].a} to {self.links[0].b} (plane 0), "
             "busy while no rank computed",
             "verdict": self._verdict(self.statuses.get(name, "trusted")),

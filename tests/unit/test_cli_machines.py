@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.cli.run import machines_of
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.model.dry_run import loads_of
+from testbed.running.request import machines_of
 from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from testbed import doctor
-from testbed.cli.scale import choose_guests
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.running.choosing import choose_guests
 from testbed.scale import Scale
 
 GIB = 1 << 30

@@ -1,15 +1,15 @@
-"""What every command that builds a network settles first: which parts this host offers, and which scale it carries."""
+"""What is settled before a network is built: which parts this host offers, which scale it carries, which guests."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from testbed import doctor
 from testbed.config import ConfigError, Problem, Scenario, Topology, load_topology
 from testbed.config.policy import parse_policy
-from testbed.config.units import format_size
+from testbed.config.units import format_size, parse_duration, parse_size
 from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fidelity.capacity import (
@@ -24,12 +24,12 @@ from testbed.fidelity.capacity import (
 from testbed.results.parts import cut
 from testbed.running.networks import Network
 from testbed.scale import Scale
-from testbed.virtual import clock_here
+from testbed.virtual import CpuTime, GuestSettings, clock_here
+from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 LOOPBACK_RANKS, MOST_LOOPBACK_RANKS = 4, 256
 LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
-POLICY_HELP = "Transport policy, such as shortest, ecmp or te, or FILE.py:CLASS."
 
 
 def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
@@ -132,6 +132,37 @@ def choose_guests(
     return guests, needed
 
 
+def guest_settings(
+    memory: str | None,
+    cpu_time: str,
+    seed: int,
+    stall_timeout: str,
+    timeout: str | None,
+    writable: Sequence[Path],
+    *,
+    open_vswitch: bool = True,
+    default_memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    core: int | None = None,
+) -> GuestSettings:
+    """From a command line's words. ConfigError names the option that is wrong."""
+    modes: dict[str, CpuTime] = {"free": "free", "counted": "counted"}
+    if cpu_time not in modes:
+        raise ConfigError([Problem("command line", None, "--cpu-time", cpu_time, "free or counted")])
+    for folder in writable:
+        if not folder.is_dir():
+            raise ConfigError([Problem("command line", None, "--writable", str(folder), "a folder")])
+    return GuestSettings(
+        memory_bytes=_size("--memory", memory) if memory else default_memory_bytes,
+        cpu_time=modes[cpu_time],
+        seed=seed,
+        core=core,
+        stall_timeout_s=_duration("--stall-timeout", stall_timeout),
+        timeout_s=_duration("--timeout", timeout) if timeout else None,
+        writable=tuple(writable),
+        open_vswitch=open_vswitch,
+    )
+
+
 def choose_scale(
     resolve: Callable[[Scale], Topology],
     size_scale: float | str,
@@ -179,3 +210,17 @@ def _factor(wanted: float | str, name: str, file: str) -> float | None:
     if not 1 <= factor < math.inf:
         raise ConfigError([Problem(file, None, name, str(wanted), "auto or a number of at least 1")])
     return factor
+
+
+def _size(option: str, value: str) -> int:
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None
+
+
+def _duration(option: str, value: str) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None

@@ -1,0 +1,110 @@
+"""Commands on runs that are over: their report once more, two of them compared, one done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from testbed.cli.carrying import run_and_report
+from testbed.cli.options import JobsOption, JsonOption
+from testbed.config import load_scenario
+from testbed.report import write_report
+from testbed.report.figures import time_text
+from testbed.report.runs import MANIFEST, SCENARIO, Comparison, compare_runs
+from testbed.results.directory import default_path, hand_over
+from testbed.results.result import Result
+from testbed.running.request import Request
+
+EXIT_DIFFERENT = 4
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `testbed run` made.")]
+
+
+def add_again_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command()(report)
+    app.command()(compare)
+    app.command()(reproduce)
+
+
+def report(run: RunArgument) -> None:
+    """Render a run's report and timeline once more, from its files."""
+    Result.open(run)
+    path = write_report(run)
+    hand_over(run)
+    Console(highlight=False).print(f"Report: {path}", soft_wrap=True)
+
+
+def compare(
+    one: RunArgument,
+    other: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Hold two runs against each other: step times variant by variant, verdicts, and what was different."""
+    _print(compare_runs(one, other), as_json)
+
+
+def reproduce(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The new run's directory [default: runs/NAME-DATE-TIME]."),
+    ] = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status 4: it does not."""
+    before = Result.open(run)
+    manifest: dict[str, Any] = json.loads((run / MANIFEST).read_text())
+    scale = [f"scale.{name}={value}" for name, value in before.scale.model_dump().items()]
+    file = run / SCENARIO
+    scenario = load_scenario(file, scale)
+    target = output if output is not None else default_path(scenario.name)
+    real = before.clock == "real"
+    request = Request(
+        scenario,
+        target,
+        str(file),
+        clock=before.clock,
+        jobs=jobs,
+        cpu_time="free" if real else manifest["clock"]["cpu_time"],
+        link_engine=manifest["link_engine"] if real else None,
+        datapath=manifest["datapath"] if real else None,
+    )
+    run_and_report(request, quiet=True)
+    found = compare_runs(run, target)
+    _print(found, as_json)
+    Console(stderr=True, highlight=False).print(f"report: {target / 'report.html'}", soft_wrap=True)
+    if not found.agrees:
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _print(found: Comparison, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found.document(), indent=1))
+        return
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("variant")
+    for heading in ("one", "other", "other / one", "95 %"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdicts")
+    for held in found.variants:
+        low_high = "" if held.interval is None else f"{held.interval[0]:.4f} to {held.interval[1]:.4f}"
+        verdicts = " and ".join(dict.fromkeys(held.verdicts))
+        times = time_text(held.one_s), time_text(held.other_s)
+        ratio = "the same" if held.exact else f"{held.ratio:.4f}"
+        table.add_row(held.name, *times, ratio, low_high, verdicts)
+    console.print(table)
+    if found.alone:
+        console.print(f"In one of them only: {', '.join(found.alone)}.")
+    for entry in found.differences:
+        console.print(f"different: {entry.what}: {entry.one}, {entry.other}", markup=False, soft_wrap=True)
+    exact = found.variants and all(held.exact for held in found.variants) and not found.alone
+    words = "All step times are the same, to the nanosecond." if exact else "They agree."
+    console.print(words if found.agrees else "They do not agree.")

@@ -1,0 +1,164 @@
+"""Two runs held against each other: step times variant by variant, and all that was different where they were made."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from testbed.report.compare import student_975
+from testbed.results.result import BadResult, Result, StepTimes
+
+MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
+# what of a manifest may make figures differ; the rest is figures, or where and when
+KEPT = (
+    *(
+        "testbed_version",
+        "host.kernel",
+        "versions",
+        "sysctls",
+        "clock.kind",
+        "clock.cpu_time",
+        "clock.kernel",
+    ),
+    *("scale", "link_engine", "datapath", "congestion_control", "calibration"),
+)
+MOST_LATE = 0.01  # of the same run again by the real clock, where no interval can be given
+
+
+@dataclass(frozen=True)
+class Held:
+    """One variant of both runs. ratio: the other's median over the one's; interval: of it, at 95 %, None for too few.
+
+    exact: whether all samples are the same, to the nanosecond.
+    """
+
+    name: str
+    one_s: float
+    other_s: float
+    ratio: float
+    interval: tuple[float, float] | None
+    exact: bool
+    verdicts: tuple[str, str]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both may well be the same; of trusted figures alone."""
+        if "untrusted" in self.verdicts:
+            return False
+        if self.interval is None:
+            return self.exact or abs(self.ratio - 1) <= MOST_LATE
+        return self.exact or self.interval[0] <= 1 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of scenario, versions, kernel or calibration: what it is, and what each run has there; None for nothing."""
+
+    what: str
+    one: Any
+    other: Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two runs. alone: variants that one of them has and the other has not."""
+
+    variants: tuple[Held, ...]
+    alone: tuple[str, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all that both have may well be the same, and both have the same."""
+        return not self.alone and all(held.agrees for held in self.variants)
+
+    def document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        rows = [{**asdict(held), "agrees": held.agrees} for held in self.variants]
+        differences = [asdict(entry) for entry in self.differences]
+        return {"schema": 1, "agrees": self.agrees, "variants": rows, "differences": differences}
+
+
+def compare_runs(one: Path, other: Path) -> Comparison:
+    """Of two runs' folders. BadResult for a folder that holds none."""
+    here, there = Result.open(one), Result.open(other)
+    names = [variant.name for variant in here.variants]
+    others = [variant.name for variant in there.variants]
+    held = tuple(_held(here, there, name) for name in names if name in others)
+    alone = tuple(name for name in (*names, *others) if not (name in names and name in others))
+    found = [*_differences(_scenario(one), _scenario(other), "scenario")]
+    found += _differences(_surroundings(one), _surroundings(other), "")
+    return Comparison(held, alone, tuple(found))
+
+
+def _held(here: Result, there: Result, name: str) -> Held:
+    one, other = here.variant(name), there.variant(name)
+    times, others = one.step_time_s, other.step_time_s
+    return Held(
+        name,
+        times.median,
+        others.median,
+        others.median / times.median,
+        ratio_interval(times, others),
+        times.samples == others.samples,
+        (one.verdict.status, other.verdict.status),
+    )
+
+
+def ratio_interval(one: StepTimes, other: StepTimes) -> tuple[float, float] | None:
+    """Welch's interval at 95 % for the ratio of the geometric means, other over one; None for less than two of each."""
+    logs = [[math.log(value) for value in times.samples] for times in (one, other)]
+    if min(map(len, logs)) < 2:
+        return None
+    shares = [statistics.variance(own) / len(own) for own in logs]
+    middle = statistics.mean(logs[1]) - statistics.mean(logs[0])
+    if not sum(shares):
+        return math.exp(middle), math.exp(middle)
+    freedom = sum(shares) ** 2 / sum(
+        share**2 / (len(own) - 1) for share, own in zip(shares, logs, strict=True)
+    )
+    half = student_975(freedom) * math.sqrt(sum(shares))
+    return math.exp(middle - half), math.exp(middle + half)
+
+
+def _scenario(folder: Path) -> dict[str, Any]:
+    return dict(_flat(_read(folder / SCENARIO, yaml.safe_load)))
+
+
+def _surroundings(folder: Path) -> dict[str, Any]:
+    found = _flat(_read(folder / MANIFEST, json.loads))
+    return {name: value for name, value in found if name.startswith(KEPT)}
+
+
+def _read(file: Path, parse: Any) -> Any:
+    try:
+        return parse(file.read_text())
+    except OSError as error:
+        raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise BadResult(f"{file}: cannot be read: {error}") from None
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Plain values with their paths."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for number, inner in enumerate(value):
+            yield from _flat(inner, f"{name}.{number}")
+    else:
+        yield name, value
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any], of: str) -> Iterator[Difference]:
+    for name in dict.fromkeys((*one, *other)):
+        if one.get(name) != other.get(name):
+            yield Difference(f"{of}: {name}" if of else name, one.get(name), other.get(name))

@@ -1,0 +1,260 @@
+"""What `summary.json` holds, typed: written through these models, read back by them; `testbed schema result` is theirs.
+
+Times are real seconds, sizes real bytes, rates real bits per second: what was scaled down is scaled up again.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from testbed.fidelity.verdict import Status
+
+SUMMARY = "summary.json"
+
+
+class BadResult(ValueError):
+    """A folder holds no run, or one of another version; names file, field, value and what was expected."""
+
+
+class _Part(BaseModel):
+    """One of a result's parts: nothing in it that is not named here, and nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class StepTimes(_Part):
+    """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank."""
+
+    median: float
+    p95: float
+    min: float
+    max: float
+    n: int
+    samples: tuple[float, ...]
+
+
+class Predicted(_Part):
+    """What the model says of a step, seconds; error: by which part of the measured median it is off."""
+
+    step_time_s: float
+    error: float
+
+
+class Bytes(_Part):
+    """Payload of a step, bytes: by the plan, and as ranks sent it (median)."""
+
+    expected: int
+    observed: int
+
+
+class LinkUse(_Part):
+    """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps."""
+
+    a: str
+    b: str
+    plane: int
+    direction: Literal["a_to_b", "b_to_a"]
+    rate_bps: float
+    bytes: int = Field(description="On the wire, headers included, per step.")
+    utilisation: float = Field(description="Of the rate, over the whole step.")
+    queue_peak_bytes: int = Field(description="The longest that a reading found.")
+    drops: int
+    marks: int
+
+
+class PlaneBalance(_Part):
+    """How evenly the planes between two buildings were used: Jain's index, 1 if all alike, 1/n if one alone."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    planes: int
+    jain_index: float
+
+
+class RoundTrips(_Part):
+    """Smoothed round trips as TCP has them, seconds, of all readings during steps."""
+
+    min: float
+    median: float
+    max: float
+
+
+class Connections(_Part):
+    """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps."""
+
+    source: str = Field(alias="from")
+    target: str = Field(alias="to")
+    connections: int
+    rtt_s: RoundTrips | None = None
+    retransmits: int
+
+
+class InvariantRecord(_Part):
+    """One thing that must hold for the figures to mean something. ok: None where it does not apply."""
+
+    name: str
+    bound: str
+    measured: str
+    ok: bool | None
+    sentence: str
+
+
+class VerdictRecord(_Part):
+    """Whether to believe a variant's figures, and why."""
+
+    status: Status
+    invariants: tuple[InvariantRecord, ...]
+
+    @property
+    def failed(self) -> tuple[InvariantRecord, ...]:
+        """Those that did not hold."""
+        return tuple(entry for entry in self.invariants if entry.ok is False)
+
+
+class Control(_Part):
+    """How long switches and controller took to see and to act, seconds."""
+
+    carrier_down_s: float
+    carrier_up_s: float
+    reaction_s: float
+    rule_s: float
+
+
+class Exposed(_Part):
+    """Communication that ranks waited for: by kind of parallelism, and inside or between buildings; mean seconds."""
+
+    kind: str
+    tier: Literal["building", "wan"]
+    seconds: float
+
+
+class Split(_Part):
+    """Where a step's time went, mean over ranks, seconds; bubble: waiting for what nobody had sent yet."""
+
+    compute_s: float
+    bubble_s: float
+    exposed: tuple[Exposed, ...]
+
+
+class PredictedSplit(Split, Predicted):
+    """The same by the model."""
+
+
+class CriticalKind(_Part):
+    """Of the critical path: seconds of one kind, in so many links of it."""
+
+    kind: str
+    seconds: float
+    links: int
+
+
+class Training(_Part):
+    """Of a step with degrees of parallelism and a schedule. `measured` is the step of median duration."""
+
+    schedule: str
+    microbatches: int
+    stages: int
+    mesh: dict[str, int] = Field(description="Ranks of each dimension that has several.")
+    not_emulated: tuple[str, ...] = Field(
+        description="Dimensions within a rank, whose traffic no network carries."
+    )
+    predicted: PredictedSplit
+    measured: Split
+    critical_path: tuple[CriticalKind, ...]
+    peak_activation_bytes: tuple[int, ...] = Field(description="By rank.")
+    bytes: dict[str, Bytes] = Field(description="Inside buildings and between them (wan), per step.")
+    median_step: int
+
+
+class Events(_Part):
+    """Of a scenario's events in a variant: how many were planned and came, the latest by how many seconds."""
+
+    planned: int
+    came: int
+    late_max_s: float
+
+
+class Variant(_Part):
+    """One of the things that a run compares."""
+
+    name: str
+    algorithm: str
+    policy: str
+    ranks: int
+    step_time_s: StepTimes
+    predicted: Predicted | None = Field(description="None where the model says nothing of such a scenario.")
+    compute_s: float = Field(description="Computing of the busiest rank in a step, median.")
+    exposed_comm_s: float = Field(description="The step's time less computing, median.")
+    wan_bytes: Bytes
+    wan_links: tuple[LinkUse, ...]
+    plane_balance: tuple[PlaneBalance, ...]
+    connections: tuple[Connections, ...]
+    limited_by: str = Field(description="One sentence.")
+    verdict: VerdictRecord
+    control: Control
+    training: Training | None = None
+    events: Events | None = None
+
+
+class ScaleRecord(_Part):
+    """By what rates and sizes were divided, and times multiplied."""
+
+    size_scale: float
+    time_dilation: float
+
+
+class Number(_Part):
+    """A dimensionless number of the modelled network and of the emulated one."""
+
+    name: str
+    real: float
+    emulated: float
+    preserved: bool
+    meaning: str
+
+
+class Result(_Part):
+    """A run's figures, from its `summary.json`."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    scenario: str
+    run_dir: str
+    clock: Literal["real", "virtual"]
+    scale: ScaleRecord
+    dimensionless: tuple[Number, ...]
+    status: Status = Field(description="The worst of the variants'.")
+    variants: tuple[Variant, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> Result:
+        """Of a run's folder. BadResult."""
+        file = folder / SUMMARY
+        try:
+            return cls.of(json.loads(file.read_text()))
+        except OSError as error:
+            raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(map(str, found["loc"]))
+            got = "nothing" if found["type"] == "missing" else repr(found["input"])
+            expected = f"what this version of testbed writes ({found['msg']})"
+            raise BadResult(f"{file}: {place}: got {got}, expected {expected}") from None
+        except ValueError as error:
+            raise BadResult(f"{file}: expected JSON ({error})") from None
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Result:
+        """From what `document` gives. pydantic's ValidationError."""
+        return cls.model_validate(document)
+
+    def document(self) -> dict[str, Any]:
+        """Ready for JSON, as it stands in `summary.json`."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+    def variant(self, name: str) -> Variant:
+        """By name. KeyError."""
+        return {entry.name: entry for entry in self.variants}[name]

@@ -1,0 +1,154 @@
+"""A run that is asked for: what is settled before anything is built, and then the run itself, wherever it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.config import ConfigError, Problem, Scenario
+from testbed.config.units import format_size
+from testbed.fidelity.capacity import Stack
+from testbed.job.loads import Load
+from testbed.model.dry_run import loads_of
+from testbed.running.choosing import (
+    choose_guests,
+    choose_scale,
+    choose_stack,
+    choose_virtual_scale,
+    guest_settings,
+)
+from testbed.running.parted import PartedRun
+from testbed.running.run import Progress, Run
+from testbed.running.virtual_run import VirtualRun
+from testbed.scale import Scale
+from testbed.virtual import find_image
+from testbed.virtual.guest import STALL_TIMEOUT_S
+
+CLOCKS = ("real", "virtual")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A scenario, where its run directory is to be, and how it is to be run; what is None is chosen.
+
+    file: the scenario's, for messages. The rest is as on the command line of `testbed run`.
+    """
+
+    scenario: Scenario
+    output: Path
+    file: str = "scenario"
+    clock: str = "real"
+    jobs: int | None = None
+    memory: str | None = None
+    cpu_time: str = "free"
+    stall_timeout: str = f"{STALL_TIMEOUT_S:g} s"
+    link_engine: str | None = None
+    datapath: str | None = None
+    machines: str | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that can begin. backend: what carries it, in words."""
+
+    request: Request
+    scale: Scale
+    backend: str
+    _make: Callable[[Progress, Scale], Run | PartedRun | VirtualRun]
+
+    def execute(self, progress: Progress) -> dict[str, Any]:
+        """Do everything; returns the summary that stands in the run directory. FabricError, RunError and their kin."""
+        return self._make(progress, self.scale).execute()
+
+    def slower(self) -> Prepared:
+        """The same with its time stretched twice as far."""
+        return replace(self, scale=replace(self.scale, time_dilation=self.scale.time_dilation * 2))
+
+
+def prepare(request: Request) -> Prepared:
+    """Refuse what cannot be run here: a plan that does not fit, rates that this machine does not carry, no kernel.
+
+    ConfigError, FabricError, VirtualClockError.
+    """
+    check_clock(request.clock)
+    if request.machines and request.clock == "virtual":
+        raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
+    loads = loads_of(request.scenario, Scale())
+    if request.clock == "virtual":
+        return _in_guests(request, loads.values())
+    return _here(request, loads.values())
+
+
+def check_here(scenario: Scenario, file: str, clock: str) -> None:
+    """Refuse early what `prepare` would refuse of any scenario on this topology: ConfigError, FabricError and kin."""
+    check_clock(clock)
+    if clock == "virtual":
+        find_image()
+    else:
+        _stack_and_scale(Request(scenario, Path(), file))
+
+
+def check_clock(clock: str) -> None:
+    """ConfigError for one that there is not."""
+    if clock not in CLOCKS:
+        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+
+
+def _in_guests(request: Request, loads: Iterable[Load]) -> Prepared:
+    scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
+    if link_engine not in (None, "netem") or datapath not in (None, "system"):
+        asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
+        raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
+    image = find_image()
+    rank_bytes = max(load.rank_bytes for load in loads)
+    scale = choose_virtual_scale(scenario, rank_bytes)
+    settings = guest_settings(
+        request.memory, request.cpu_time, scenario.seed, request.stall_timeout, None, []
+    )
+    asked_bytes = settings.memory_bytes if request.memory else None
+    guests, memory_bytes = choose_guests(scenario, scale, rank_bytes, request.jobs, asked_bytes)
+    settings = replace(settings, memory_bytes=memory_bytes)
+
+    def make(progress: Progress, scale: Scale) -> VirtualRun:
+        return VirtualRun(scenario, image, settings, scale, request.output, progress, guests)
+
+    backend = f"virtual clock, {guests} at once, {format_size(memory_bytes)} each"
+    return Prepared(request, scale, backend, make)
+
+
+def _here(request: Request, loads: Iterable[Load]) -> Prepared:
+    scenario = request.scenario
+    machines = machines_of(request.machines, scenario, loads)
+    stack, scale = _stack_and_scale(request)
+
+    def make(progress: Progress, scale: Scale) -> Run | PartedRun:
+        kind = Run if scenario.variants is None else PartedRun
+        return kind(scenario, stack, scale, request.output, progress, machines)
+
+    return Prepared(request, scale, f"link engine {stack.link_engine}, datapath {stack.datapath}", make)
+
+
+def _stack_and_scale(request: Request) -> tuple[Stack, Scale]:
+    scenario = request.scenario
+    stack = choose_stack(request.link_engine, request.datapath)
+    size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
+    return stack, choose_scale(scenario.topology.resolve, size, dilation, stack, scenario.ranks, request.file)
+
+
+def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) -> list[str]:
+    """The names in `--machines`; ConfigError for what cannot be done on several machines. loads: of all variants."""
+    if not asked:
+        return []
+    refused = {
+        "events that stop a rank": any(
+            event.action in ("host_pause", "rank_kill") for event in scenario.events
+        ),
+        "neighbours": bool(scenario.neighbours),
+        "messages that wait for their receivers": any(load.plan.holds_receivers for load in loads),
+    }
+    if found := [what for what, there in refused.items() if there]:
+        expected = f"a scenario without {' and '.join(found)}, or one machine"
+        raise ConfigError([Problem("command line", None, "--machines", asked, expected)])
+    return [name.strip() for name in asked.split(",")]

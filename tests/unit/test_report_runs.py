@@ -1,0 +1,93 @@
+"""Two runs held against each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli.main import app
+from testbed.report.runs import Difference, compare_runs, ratio_interval
+from testbed.results.result import BadResult, StepTimes
+from tests.unit.report_run import SyntheticRun
+
+
+def times(*samples: float) -> StepTimes:
+    ordered = sorted(samples)
+    middle = ordered[len(ordered) // 2]
+    return StepTimes(
+        median=middle, p95=ordered[-1], min=ordered[0], max=ordered[-1], n=len(samples), samples=samples
+    )
+
+
+def test_the_same_run_agrees_with_itself_to_the_nanosecond(tmp_path: Path) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    found = compare_runs(run, run)
+    assert found.agrees
+    assert all(held.exact and held.ratio == 1 for held in found.variants)
+    assert found.differences == ()
+    told = CliRunner().invoke(app, ["compare", str(run), str(run)])
+    assert told.exit_code == 0
+    assert "to the nanosecond" in told.stdout
+
+
+def test_a_slower_run_does_not_agree_and_what_was_different_is_listed(tmp_path: Path) -> None:
+    one = SyntheticRun().write(tmp_path / "one")
+    other = SyntheticRun(exposed_s={"ring": 0.9, "tree": 0.131}, wan_share={"ring": 3.5, "tree": 2.0}).write(
+        tmp_path / "other"
+    )
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["host"]["kernel"] = "9.9.9"
+    manifest["host"]["memory_bytes"] = 1
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    found = compare_runs(one, other)
+    (ring,) = found.variants
+    assert ring.ratio == pytest.approx((1.017 + 0.9) / (1.017 + 0.412), rel=0.01)
+    assert ring.interval is not None
+    assert ring.interval[0] < ring.ratio < ring.interval[1]
+    assert not ring.agrees
+    assert not found.agrees
+    assert found.alone == ("hierarchical", "tree")
+    assert Difference("scenario: algorithms.1", "hierarchical", "tree") in found.differences
+    assert [entry.other for entry in found.differences if entry.what == "host.kernel"] == ["9.9.9"]
+    assert not any("memory" in entry.what for entry in found.differences)
+    document = json.loads(CliRunner().invoke(app, ["compare", str(one), str(other), "--json"]).stdout)
+    assert document["agrees"] is False
+
+
+def test_untrusted_figures_never_agree(tmp_path: Path) -> None:
+    run = SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run")
+    assert not compare_runs(run, run).agrees
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "scipy"),
+    [
+        ((1.0, 1.1, 1.05), (1.2, 1.3, 1.22, 1.28), (1.08289372, 1.30930263)),
+        ((1.0, 1.1, 1.05, 1.02, 1.07, 1.04), (1.2, 1.3, 1.22, 1.28, 1.25, 1.21), (1.13839035, 1.23966869)),
+    ],
+)
+def test_the_interval_is_welchs(
+    one: tuple[float, ...], other: tuple[float, ...], scipy: tuple[float, float]
+) -> None:
+    """Of SciPy 1.17.1: exp(ttest_ind(log(other), log(one), equal_var=False).confidence_interval())."""
+    assert ratio_interval(times(*one), times(*other)) == pytest.approx(scipy, rel=5e-4)
+
+
+def test_of_too_few_trials_there_is_no_interval() -> None:
+    assert ratio_interval(times(1.0), times(1.0)) is None
+    assert ratio_interval(times(2.0, 2.0), times(1.0, 1.0)) == pytest.approx((0.5, 0.5))
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadResult, match="a folder that `testbed run` made"):
+        compare_runs(tmp_path, tmp_path)
+
+
+def test_a_report_is_rendered_once_more(tmp_path: Path) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    told = CliRunner().invoke(app, ["report", str(run)])
+    assert told.exit_code == 0, told.output
+    assert (run / "report.html").exists()

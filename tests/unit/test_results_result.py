@@ -1,0 +1,59 @@
+"""A run's figures, typed: what is written is read back, and what is otherwise is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.results.result import BadResult, Result
+from tests.unit.report_run import SyntheticRun
+
+
+def test_a_result_goes_to_its_file_and_back_unchanged(tmp_path: Path) -> None:
+    run = SyntheticRun(statuses={"ring": "caution"}).write(tmp_path / "run")
+    result = Result.open(run)
+    assert result.document() == json.loads((run / "summary.json").read_text())
+    ring = result.variant("ring")
+    assert (ring.verdict.status, [entry.name for entry in ring.verdict.failed]) == (
+        "caution",
+        ["cpu_headroom"],
+    )
+    assert ring.training is None
+    assert "training" not in result.document()["variants"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"clock": "wall"}, "summary.json: clock: got 'wall', expected what this version of testbed writes"),
+        ({"status": None}, "summary.json: status: got None"),
+        ({"more": 1}, "summary.json: more: got 1"),
+        ({"schema": 7}, "summary.json: schema: got 7"),
+    ],
+)
+def test_what_is_not_a_result_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    document = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**document, **change}))
+    with pytest.raises(BadResult) as raised:
+        Result.open(run)
+    assert said in str(raised.value)
+
+
+def test_a_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    document = json.loads((run / "summary.json").read_text())
+    del document["variants"][1]["limited_by"]
+    (run / "summary.json").write_text(json.dumps(document))
+    with pytest.raises(BadResult, match=r"variants\.1\.limited_by: got nothing"):
+        Result.open(run)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadResult, match=r"summary\.json: No such file.* a folder that `testbed run` made"):
+        Result.open(tmp_path)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(BadResult, match="expected JSON"):
+        Result.open(tmp_path)
