@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.results.reference import models, page
 from testbed.results.result import BadResult, Result
 from tests.unit.report_run import SyntheticRun
 
@@ -57,3 +58,15 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(BadResult, match="expected JSON"):
         Result.open(tmp_path)
+
+
+def test_the_page_on_results_is_current() -> None:
+    document = Path(__file__).parents[2] / "docs/results.md"
+    said = "run: python -m testbed.results.reference > docs/results.md"
+    assert document.read_text(encoding="utf-8") == page(), said
+
+
+def test_every_model_says_what_it_is() -> None:
+    for model in models(Result):
+        assert model.__doc__
+        assert len(model.__doc__) > 20

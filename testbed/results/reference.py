@@ -1,0 +1,85 @@
+"""The page on results, docs/results.md, from their models: `python -m testbed.results.reference > docs/results.md`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from testbed.results.result import Result
+
+HEAD = """# Results
+
+A run's folder holds `summary.json`: the figures and the verdicts. From Python:
+
+    from pathlib import Path
+    from testbed.results.result import Result
+
+    result = Result.open(Path("runs/quickstart-20261123-120000"))
+    for variant in result.variants:
+        print(variant.name, variant.step_time_s.median, variant.verdict.status)
+
+`testbed schema result` prints its JSON Schema. Times are real seconds, sizes real bytes, rates real bits per second,
+whatever the scale. A file that holds something else is refused, with file, field and value.
+
+Beside it: `scenario.yaml`, fully expanded; `manifest.json`, where and with what it was made; `samples.jsonl`, each
+rank's every operation; `links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run;
+`trace.json` for Perfetto.
+
+    testbed compare RUN RUN     # step times, verdicts, and what was different: scenario, versions, kernel, calibration
+    testbed reproduce RUN       # once more, by its clock and scale; exit status 4 where that does not agree
+    testbed report RUN          # its page, rendered once more
+"""
+
+
+def page() -> str:
+    """In Markdown."""
+    sections = [HEAD]
+    for model in models(Result):
+        rows = [_row(name, field) for name, field in model.model_fields.items()]
+        words = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
+        table = "\n".join(("| field | type | |", "|---|---|---|", *rows))
+        sections.append(f"## {model.__name__}\n\n{words}\n\n{table}\n")
+    return "\n".join(sections)
+
+
+def models(root: type[BaseModel]) -> list[type[BaseModel]]:
+    """A model and all that it is made of, each before what it holds."""
+    found = [root]
+    for model in found:
+        for field in model.model_fields.values():
+            found += [part for part in _models_in(field.annotation) if part not in found]
+    return found
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    return f"| `{field.alias or name}` | {_type(field.annotation)} | {field.description or ''} |"
+
+
+def _type(annotation: Any) -> str:
+    """A field's type, in words."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
+    parts = get_args(annotation)
+    if get_origin(annotation) is tuple:
+        return f"list of {_type(parts[0])}"
+    if get_origin(annotation) is dict:
+        return f"{_type(parts[1])} by name"
+    if type(None) in parts:
+        return f"{_type(next(part for part in parts if part is not type(None)))}, or null"
+    if parts:
+        return ", ".join(f"`{part}`" for part in parts)
+    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
+    return words.get(annotation, str(annotation))
+
+
+if __name__ == "__main__":
+    print(page(), end="")
