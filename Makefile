@@ -12,12 +12,12 @@ OWNER := $(shell stat -c %u .)
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
-# Under the virtual clock figures do not depend on what else runs; a guest keeps one core busy.
-SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist loadfile
+# Not by the real clock: under the virtual one figures do not depend on what else runs; a guest keeps one core busy.
+SIDE_BY_SIDE := -n logical --maxprocesses 4
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test setup environment virtual lint unit thorough net test-virtual test-vagrant test-machines lock build clean-env
+.PHONY: help demo test test-all setup environment virtual lint unit thorough net test-virtual test-vagrant test-machines lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -30,7 +30,10 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 
 test: setup ## install what is missing, run all checks and tests
 	@tools/bootstrap ryu peers validate
-	@$(MAKE) --no-print-directory --keep-going lint unit thorough net test-virtual
+	@$(MAKE) --no-print-directory --keep-going lint unit net test-virtual
+
+test-all: test ## the same, and whole what unit tests try by turns, and a network over two machines; for a night
+	@$(MAKE) --no-print-directory --keep-going thorough test-machines
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
 	@tools/bootstrap system switch environment
@@ -49,17 +52,17 @@ lint: environment ## ruff, mypy, the order of rooms
 	$(AS_OWNER) $(BIN)/lint-imports --no-logo --no-cache
 
 unit: environment ## tests that need no root
-	$(AS_OWNER) $(BIN)/python -m pytest tests/unit
+	$(AS_OWNER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit
 
-thorough: environment ## what unit tests try by turns, all of it; two minutes
-	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough tests/unit
+thorough: environment ## what unit tests try by turns, all of it; a minute
+	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
 
 net: setup ## tests on real namespaces and Open vSwitch, as root
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 tests/net
 
 ifeq ($(shell uname -m),x86_64)
 test-virtual: virtual ## tests under the virtual clock, as an ordinary user where that can be
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 $(SIDE_BY_SIDE) tests/virtual
+	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 $(SIDE_BY_SIDE) --dist loadfile tests/virtual
 else
 test-virtual:
 	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'
