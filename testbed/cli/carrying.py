@@ -8,9 +8,8 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
+from testbed.cli.bars import bar_on
 from testbed.report import print_refusal, print_summary, write_report
 from testbed.report.compare import failing
 from testbed.results.directory import hand_over
@@ -55,14 +54,7 @@ def run_and_report(
 
 def _execute(prepared: Prepared, console: Console) -> dict[str, Any]:
     """Run once, telling how far it is."""
-    with Bars(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with bar_on(console) as bar:
         task = bar.add_task("checking", total=None)
 
         def phase(line: str) -> None:

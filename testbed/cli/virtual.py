@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from testbed.cli.bars import bar_on
 from testbed.config import ConfigError, Problem
 from testbed.running.choosing import guest_settings
 from testbed.virtual import Ended, Guest, find_image
@@ -56,14 +56,7 @@ def build(
 ) -> None:
     """Build the virtual clock's kernel, try every feature of it, and keep it. About four minutes on two cores."""
     console = Console(stderr=True, highlight=False)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
+    with bar_on(console) as bar:
         task = bar.add_task("looking for a kernel source", total=None)
         told = -1
 
