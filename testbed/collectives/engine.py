@@ -125,6 +125,7 @@ class Task:
     def _finish(self, error: TransportError | None) -> None:
         if self.name:
             self.end_s = time.monotonic()
+            self._engine.ended += 1
             if error is not None:
                 where = str(self.position or "")
                 error = error.during_operation(f"{self.name} ({where})" if where else self.name)
@@ -138,12 +139,16 @@ class Task:
 
 
 class Engine:
-    """The tasks of one transport. `failure` is the first error that any of them ended with, or that it was aborted."""
+    """The tasks of one transport. `failure` is the first error that any of them ended with, or that it was aborted.
+
+    ended: how many operations have, so that who waits for many need not look at each whenever a frame comes.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
         self.ready: deque[Task] = deque()
         self.failure: TransportError | None = None
+        self.ended = 0
         self._abort_told = False
 
     def start(self, name: str, steps: Steps, position: Position | None = None) -> Task:

@@ -109,6 +109,11 @@ class Members:
         self._engine.progress(timeout_s)
         self._engine.check()
 
+    @property
+    def ended(self) -> int:
+        """How many operations of this rank are over, of all its communicators."""
+        return self._engine.ended
+
     def abort(self, reason: str) -> None:
         """End every operation of this rank, of all its communicators, with Aborted; peers lose this rank.
 

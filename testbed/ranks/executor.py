@@ -118,6 +118,7 @@ class Executor:
         held: list[int] = []
         ends: dict[int, float] = {}
         last_s = start_s
+        self._looked = -1
         while tracker.open:
             starting, tracker.ready = [*held, *tracker.ready], []
             held = []
@@ -138,7 +139,7 @@ class Executor:
             over = {place: end_s for place, end_s in computing.items() if end_s <= now_s}
             for place in over:
                 del computing[place]
-            for place in [place for place, (work, _) in works.items() if work.is_completed()]:
+            for place in self._completed(works):
                 work, check = works.pop(place)
                 work.wait()  # raises what went wrong
                 check()
@@ -152,6 +153,13 @@ class Executor:
             elif tracker.open:
                 self._wait(last_s, computing, works, held)
         return done
+
+    def _completed(self, works: Mapping[int, tuple[Work, Callable[[], None]]]) -> list[int]:
+        """Those that are over; with no look at each where no operation has ended, as after most frames."""
+        if self._looked == self.communicator.ended:
+            return []
+        self._looked = self.communicator.ended
+        return [place for place, (work, _) in works.items() if work.is_completed()]
 
     def _wait(
         self,
