@@ -1,3 +1,25 @@
-"""Packet-level network emulation testbed for training jobs that span several data-center buildings."""
+"""Packet-level network emulation testbed for training jobs that span several data-center buildings.
+
+import testbed
+
+scenario = testbed.load("scenarios/quickstart.yaml", set={"trials": 3})
+testbed.predict(scenario)
+result = testbed.run(scenario)
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from testbed.api import ConfigError, Prediction, Result, Scenario, load, predict, run
 
 __version__ = "0.1.0"
+__all__ = ["ConfigError", "Prediction", "Result", "Scenario", "load", "predict", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """The API, imported when it is first asked for: ranks and guests need none of it, and start sooner without."""
+    if name not in __all__:
+        raise AttributeError(f"module 'testbed' has no attribute {name!r}")
+    from testbed import api  # noqa: PLC0415
+
+    return getattr(api, name)

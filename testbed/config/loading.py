@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from testbed.config.errors import ConfigError, Problem
 
 Location = tuple[Any, ...]  # keys and list positions that lead from the top to a value
 OVERRIDES = "--set"
+GIVEN = "the mapping given"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,11 @@ class Document:
     file: str
     data: dict[str, Any]
     origins: dict[Location, Origin] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Document:
+        """Of what a file would hold; a copy."""
+        return cls(GIVEN, copy.deepcopy(dict(data)), {(): Origin(GIVEN, None)})
 
     def problem(self, location: Location, value: str, expected: str) -> Problem:
         """A problem at `location`, or at the closest thing around it that was written anywhere."""

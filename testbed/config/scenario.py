@@ -330,10 +330,14 @@ def _host_count(data: Mapping[str, Any]) -> int | None:
     return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None
 
 
-def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
-    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError."""
-    path = Path(path)
-    document = read_document(path)
+def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
+    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError.
+
+    source: a file, or what one would hold; files that it names are then found from the current folder.
+    """
+    given = isinstance(source, Mapping)
+    document = Document.of(source) if isinstance(source, Mapping) else read_document(Path(source))
+    folder = Path() if isinstance(source, Mapping) else Path(source).parent
     if "buildings" in document.data and "topology" not in document.data:
         raise ConfigError(
             [document.problem(("buildings",), "a topology file", "a scenario file, with topology")]
@@ -342,11 +346,11 @@ def read_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Document:
     for override in overrides:
         if override not in parts:
             document.override(override)
-    _root_files(document.data, path.parent)
+    _root_files(document.data, folder)
     topology = document.data.get("topology")
     if isinstance(topology, str):
-        from_command_line = document.origins[("topology",)].file == OVERRIDES
-        file = (Path() if from_command_line else path.parent) / topology
+        from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
+        file = (Path() if from_command_line else folder) / topology
         if not file.is_file():
             expected = f"a topology file; there is no {file}"
             raise ConfigError([document.problem(("topology",), show(topology), expected)])
@@ -376,6 +380,9 @@ def _root_files(data: Mapping[str, Any], folder: Path) -> None:
         ScheduleSpec.rooted(where, "workload.schedule.file", folder)
 
 
-def load_scenario(path: Path | str, overrides: Sequence[str] = ()) -> Scenario:
-    """Read a scenario file; `overrides` are "path=value". ConfigError with all problems of all files."""
-    return validate(Scenario, read_scenario(path, overrides))
+def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
+    """Read a scenario file, or what one would hold; `overrides` are "path=value".
+
+    ConfigError with all problems of all files.
+    """
+    return validate(Scenario, read_scenario(source, overrides))
