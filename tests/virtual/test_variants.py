@@ -11,7 +11,7 @@ import pytest
 
 from tests.virtual.conftest import finished_run, variants_of
 
-pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(600)]
 
 SCENARIO = """\
 name: small
