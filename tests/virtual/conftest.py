@@ -97,8 +97,8 @@ def finished_run(scenario: str) -> Iterator[Path]:
         file = person.home / "small.yaml"
         file.write_text(scenario)
         folder = person.home / "run"
-        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
-        assert done.returncode == 0, done.stderr
+        done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual", timeout_s=2 * WALL_S)
+        assert done.returncode == 0, done.stdout + done.stderr
         yield folder
 
 
