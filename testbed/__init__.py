@@ -9,10 +9,12 @@ result = testbed.run(scenario)
 
 from typing import TYPE_CHECKING, Any
 
+from testbed.version import VERSION
+
 if TYPE_CHECKING:
     from testbed.api import ConfigError, Prediction, Result, Scenario, load, predict, run
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["ConfigError", "Prediction", "Result", "Scenario", "load", "predict", "run"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-import testbed
+from testbed.version import VERSION
 
 PACKAGES = ("mininet", "numpy", "os-ken", "pydantic", "pyroute2", "scapy", "psutil")
 SYSCTLS = (
@@ -85,7 +85,7 @@ def surroundings() -> dict[str, Any]:
     """Where and with what a run was made: host, kernel, versions, kernel settings."""
     uname = platform.uname()
     return {
-        "testbed_version": testbed.__version__,
+        "testbed_version": VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "host": {
