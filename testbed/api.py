@@ -7,33 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.intent import intent_of
 from testbed.model.calibration import find_calibration
-from testbed.model.dry_run import check_memory
-from testbed.model.predicting import predict as predict_step
+from testbed.model.predictions import Prediction, predict_all
 from testbed.report import write_report
 from testbed.results.directory import default_path, hand_over
 from testbed.results.result import Result
 from testbed.running.request import Request, prepare
 from testbed.running.run import Progress
-from testbed.scale import Scale
 
 __all__ = ["ConfigError", "Prediction", "Result", "Scenario", "load", "predict", "run"]
 
 Source = str | Path | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step."""
-
-    step_time_s: float
-    wan_bytes: int
 
 
 def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
@@ -73,19 +61,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual") -> dict[str, Pr
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    scenario = _scenario(scenario)
-    calibration = find_calibration(clock)
-    common = None
-    if scenario.variants is None:
-        common = intent_of(scenario, Scale(), calibration.link_engine)
-    found = {}
-    for name in scenario.variant_names:
-        intent = common or intent_of(scenario.variant(name), Scale(), calibration.link_engine)
-        check_memory(intent.load)
-        algorithm = name if common else intent.scenario.algorithms[0]
-        step_s = predict_step(intent, algorithm, calibration).step_time_s
-        found[name] = Prediction(step_s, intent.wan_bytes(algorithm))
-    return found
+    return predict_all(_scenario(scenario), find_calibration(clock))
 
 
 def run(

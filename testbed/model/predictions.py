@@ -1,0 +1,37 @@
+"""What the model says of all that a scenario compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.config import Scenario
+from testbed.job.intent import intent_of
+from testbed.model.calibration import Calibration
+from testbed.model.dry_run import check_memory
+from testbed.model.predicting import predict
+from testbed.scale import Scale
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step."""
+
+    step_time_s: float
+    wan_bytes: int
+
+
+def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Prediction]:
+    """By name of the variant, or of the algorithm where there are none; nothing is scaled.
+
+    ConfigError for a scenario that does not fit; ControllerError, Stuck.
+    """
+    engine = calibration.link_engine
+    common = None if scenario.variants is not None else intent_of(scenario, Scale(), engine)
+    found = {}
+    for name in scenario.variant_names:
+        intent = common or intent_of(scenario.variant(name), Scale(), engine)
+        check_memory(intent.load)
+        algorithm = name if common else intent.scenario.algorithms[0]
+        step_s = predict(intent, algorithm, calibration).step_time_s
+        found[name] = Prediction(step_s, intent.wan_bytes(algorithm))
+    return found
