@@ -25,6 +25,7 @@ from testbed.config import ConfigError, Problem, TransportSpec, load_topology
 from testbed.config.loading import did_you_mean
 from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
+from testbed.job.tuning import tuning_of
 from testbed.ranks.bench import COLLECTIVES, algorithms_of
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.running.choosing import choose_network, guest_settings
@@ -115,7 +116,7 @@ def bench(
         transport=TransportSpec(kind=transport, protocol=protocol),
         # an ordinary user may not choose any, and on loopback it does not matter
         congestion_control=congestion_control or ("cubic" if topology else None),
-        tuning=_table(tuning),
+        tuning=tuning_of(tuning, "command line", "--tuning"),
         seed=seed,
     )
     console = Console(stderr=True, highlight=False)
@@ -150,10 +151,9 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
         for row in rows:
             times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s
         table = TuningTable.fastest({(rows[0].collective, run.ranks, buildings): times})
-        kept = (
-            [e for e in _table(tune).entries if e.collective != rows[0].collective] if tune.exists() else []
-        )
-        TuningTable([*kept, *table.entries]).write(tune)
+        kept = tuning_of(tune, "command line", "--tune").entries if tune.exists() else ()
+        others = tuple(entry for entry in kept if entry.collective != rows[0].collective)
+        TuningTable((*others, *table.entries)).write(tune)
         for entry in table.entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
 
@@ -220,19 +220,6 @@ def _size(option: str, text: str) -> int:
     if size < 1:
         raise ConfigError([Problem("command line", None, option, repr(text), "a size above 0")])
     return size
-
-
-def _table(path: Path | None) -> TuningTable:
-    if path is None:
-        return TuningTable()
-    try:
-        return TuningTable.read(path)
-    except OSError as error:
-        raise ConfigError(
-            [Problem("command line", None, "--tuning", str(path), str(error.strerror))]
-        ) from None
-    except ValueError as error:
-        raise ConfigError([Problem("command line", None, "--tuning", str(path), str(error))]) from None
 
 
 def _word(option: str, value: str, known: tuple[str, ...]) -> None:

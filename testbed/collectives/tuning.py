@@ -24,14 +24,19 @@ class Entry:
     algorithm: str
 
 
+@dataclass(frozen=True)
 class TuningTable:
-    """Measured choices. Where none fits, the rule of `catalogue.automatic` holds."""
+    """Measured choices. Where none fits, the rule of `catalogue.automatic` holds.
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries = tuple(entries)
+    size_scale: how many bytes one of the arrays' stands for, so that a scaled job chooses as the real one would.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    size_scale: float = 1.0
 
     def choose(self, collective: str, size_bytes: int, groups: Sequence[int]) -> str:
-        """The algorithm for this size, as `catalogue.traffic` counts it, in bytes."""
+        """The algorithm for an array of this size, as `catalogue.traffic` counts it, in bytes."""
+        size_bytes = round(size_bytes * self.size_scale)
         shape = (collective, len(groups), len(set(groups)))
         for entry in self.entries:
             if (entry.collective, entry.ranks, entry.buildings) == shape and (
@@ -39,6 +44,15 @@ class TuningTable:
             ):
                 return entry.algorithm
         return automatic(collective, size_bytes, groups)
+
+    def to_document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> TuningTable:
+        """The inverse, after a way through JSON."""
+        return cls(tuple(Entry(**entry) for entry in document["entries"]), document["size_scale"])
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -59,7 +73,7 @@ class TuningTable:
         entries = document.get("entries")
         if not isinstance(entries, list):
             raise ValueError(f"{path}: entries: got {entries!r}, expected a list")
-        return cls(_entry(item, f"{path}: entries[{number}]") for number, item in enumerate(entries))
+        return cls(tuple(_entry(item, f"{path}: entries[{number}]") for number, item in enumerate(entries)))
 
     @classmethod
     def fastest(
@@ -76,7 +90,7 @@ class TuningTable:
                 last = number + 1 == len(choices)
                 if last or choices[number + 1][1] != algorithm:
                     entries.append(Entry(collective, ranks, buildings, None if last else size, algorithm))
-        return cls(entries)
+        return cls(tuple(entries))
 
 
 def _entry(item: Any, where: str) -> Entry:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -255,12 +255,6 @@ class ScheduleSpec(Strict):
         description="Replicas of a pipeline send to another building one after the other, each with the whole link, "
         "in place of all at once (Atlas, arXiv:2411.14458).",
     )
-
-    @staticmethod
-    def rooted(data: Any, key: str, folder: Path) -> None:
-        """Make a file's path absolute, in data that is not validated yet."""
-        if isinstance(data, dict) and isinstance(data.get(key), str):
-            data[key] = str((folder / data[key]).resolve())
 
     def checks(self) -> Iterator[Finding]:
         """The file is there; turns are those of messages that leave when their turn comes."""

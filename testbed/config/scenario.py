@@ -36,7 +36,6 @@ from testbed.config.loading import (
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.neighbours import NeighbourSpec
-from testbed.config.parallelism import ScheduleSpec
 from testbed.config.policy import Policy, PolicySpec, rooted
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import PLANNED, TransportSpec
@@ -362,7 +361,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
 
 
 def _root_files(data: Mapping[str, Any], folder: Path) -> None:
-    """Files of policies of one's own are found from the scenario's folder, or, on a command line, from this one."""
+    """Files that a scenario names are found from its folder; those named on a command line from this one."""
     variants = data.get("variants")
     changes = (
         [change for change in variants.values() if isinstance(change, dict)]
@@ -376,8 +375,16 @@ def _root_files(data: Mapping[str, Any], folder: Path) -> None:
             if key in where:
                 where[key] = rooted(where[key], folder)
         for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
-            ScheduleSpec.rooted(schedule, "file", folder)
-        ScheduleSpec.rooted(where, "workload.schedule.file", folder)
+            _root(schedule, "file", folder)
+        _root(where, "workload.schedule.file", folder)
+        _root(where.get("workload"), "tuning", folder)
+        _root(where, "workload.tuning", folder)
+
+
+def _root(data: Any, key: str, folder: Path) -> None:
+    """Make a file's path absolute, in data that is not validated yet."""
+    if isinstance(data, dict) and isinstance(data.get(key), str):
+        data[key] = str((folder / data[key]).resolve())
 
 
 def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:

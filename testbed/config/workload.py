@@ -135,6 +135,11 @@ class WorkloadSpec(Strict):
         alias="compute",
         description="Computing before `collectives` start, where there is no model.",
     )
+    tuning: str | None = Field(
+        default=None,
+        description="A table that algorithms named auto go by, as `testbed bench --tune` writes it, of sizes at "
+        "`size_scale` 1; default: a rule by size and buildings.",
+    )
     gradient_dtype: Annotated[str, choice("a type", DTYPES)] = Field(
         default="float32", description="Element type of what is reduced or moved."
     )

@@ -11,12 +11,16 @@ are all alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from testbed.catalogue import placements
+from testbed.collectives import ALGORITHMS, AUTO, automatic, traffic
+from testbed.collectives.catalogue import Ask, plan_of
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
 from testbed.explorer.trying import Changes, sequences
@@ -34,20 +38,21 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
-from testbed.workload.plan import GroupCollective
-from testbed.workload.plan_traffic import group_traffic
 from testbed.workload.planning import groups_of
 from testbed.workload.schedules import SCHEDULES
 from testbed.workload.stages import Sizes, Stage, model_stages
 
 UNIT = 1 << 20  # bytes of the array by which links' shares are found
+# by kind of traffic: the collective, the dimension that says by which algorithm, what it is unless said
 _COLLECTIVES = {
-    REPLICATE: ("all_reduce", "ring"),
-    FSDP: ("all_gather", "ring"),
-    TENSOR: ("all_reduce", "ring"),
-    EXPERT: ("all_to_all", "direct"),
+    REPLICATE: ("all_reduce", REPLICATE, ""),
+    FSDP: ("all_gather", SHARD, "ring"),
+    TENSOR: ("all_reduce", TENSOR, "ring"),
+    EXPERT: ("all_to_all", EXPERT, "direct"),
 }
+LARGE = 1 << 30  # bytes of the array for which `auto` chooses
 PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
+COLLECTIVES = PARALLELISM + "collectives"
 
 
 @dataclass(frozen=True)
@@ -133,14 +138,10 @@ class Screener:
         degrees = tuple(
             changes.get(path, self._base[path]) for path in self._base if path.startswith(PARALLELISM)
         )
-        return (str(degrees), self._network_key(changes))
-
-    @staticmethod
-    def _network_key(changes: Changes) -> str:
-        return json.dumps({path: value for path, value in changes.items() if path.startswith("topology")})
+        return (str(degrees), _those(changes, ("topology", "algorithms", COLLECTIVES + ".")))
 
     def _network(self, changes: Changes) -> Network:
-        key = self._network_key(changes)
+        key = _those(changes, ("topology",))
         if key not in self._networks:
             own = {path: value for path, value in changes.items() if path.startswith("topology")}
             scenario = self._scenario.changed(own, "a configuration") if own else self._scenario
@@ -170,12 +171,31 @@ class Screener:
         groups: dict[str, list[Members]] = {}
         for name, members in groups_of(mesh):
             groups.setdefault(name, []).append(members)
-        paces = {kind: _pace(network, groups.get(kind, []), *how) for kind, how in _COLLECTIVES.items()}
+        hosts = self._scenario.rank_hosts(self._scenario.topology.resolve())
+        buildings = [host.building for host in hosts]
+        algorithms = self._algorithms(changes)
+        paces = {
+            kind: _pace(network, groups.get(kind, []), collective, algorithms[kind], buildings)
+            for kind, (collective, *_) in _COLLECTIVES.items()
+        }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
-        paces[CONTEXT] = _of_loads(network, dict.fromkeys(rings, UNIT), 1)
-        paces[PIPELINE] = _of_loads(network, dict.fromkeys(lines, UNIT), 1)
+        paces[CONTEXT] = _of_pairs(network, rings)
+        paces[PIPELINE] = _of_pairs(network, lines)
         return _Shape(mesh, paces)
+
+    def _algorithms(self, changes: Changes) -> dict[str, str]:
+        """By kind of traffic."""
+        path = COLLECTIVES
+        named = dict(changes.get(path, self._base[path]))
+        named |= {
+            name.removeprefix(path + "."): how for name, how in changes.items() if name.startswith(path + ".")
+        }
+        usual = {REPLICATE: changes.get("algorithms", self._scenario.algorithms)[0]}
+        return {
+            kind: named.get(dimension, usual.get(kind, otherwise))
+            for kind, (_, dimension, otherwise) in _COLLECTIVES.items()
+        }
 
     def _work(self, key: object, changes: Changes, chunks: int, local: int) -> _Work | None:
         whole = (key, chunks, local)
@@ -196,28 +216,84 @@ class Screener:
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
-def _pace(network: Network, groups: Sequence[Members], collective: str, algorithm: str) -> Pace:
-    if not groups:
-        return Pace()
-    size = len(groups[0])
-    operation = GroupCollective("", "", "", (), 0, collective, UNIT // size * size, algorithm)
+def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
+    """The changes whose paths begin so, as a key."""
+    return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
+
+
+def _pace(
+    network: Network, groups: Sequence[Members], collective: str, algorithm: str, buildings: Sequence[str]
+) -> Pace:
+    """Of a kind of collective; buildings: of all ranks. Bytes share what they meet, rounds wait for their slowest."""
     loads: dict[tuple[int, int], float] = {}
+    latency_s = 0.0
     for members in groups:
-        loads |= group_traffic(operation, members, 1, [0] * size)
-    rounds = {"all_reduce": 2 * (size - 1), "all_gather": size - 1}.get(collective, 1)
-    return _of_loads(network, loads, rounds)
+        of_members = tuple(buildings[member] for member in members)
+        pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
+        loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
+        rounds_s = [
+            count
+            * max(network.paths[members[here], members[there]].latency_s(size) for here, there, size in sends)
+            for sends, count in pattern.rounds.items()
+        ]
+        latency_s = max(latency_s, sum(rounds_s))
+    return Pace(latency_s, _busy_s(network, loads) / UNIT)
 
 
-def _of_loads(network: Network, loads: Mapping[tuple[int, int], float], rounds: int) -> Pace:
+@dataclass(frozen=True)
+class _Pattern:
+    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; how often which ones are sent at once."""
+
+    loads: Mapping[tuple[int, int], float]
+    rounds: Mapping[frozenset[tuple[int, int, int]], int]
+
+
+@cache
+def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
+    """buildings: of the members."""
+    size = len(buildings)
+    numel = UNIT if collective == "all_reduce" else UNIT // size
+    if algorithm == AUTO:
+        algorithm = automatic(collective, LARGE, buildings)
+    if algorithm not in ALGORITHMS[collective]:  # of tokens whose counts differ: they go directly
+        algorithm = "direct"
+    sends: dict[tuple[int, ...], set[tuple[int, int, int]]] = {}
+    for own in range(size):
+        plan = plan_of(collective, algorithm, Ask(own, buildings))
+        bounds = plan.bounds(numel * (1 if collective == "all_reduce" else size))
+        for lane, stages in enumerate(plan.lanes):
+            for stage, strands in enumerate(stages):
+                for number, step in (
+                    (number, step) for strand in strands for number, step in enumerate(strand)
+                ):
+                    sends.setdefault((lane, stage, number), set()).update(
+                        (own, peer, sum(bounds[end] - bounds[start] for start, end in runs))
+                        for peer, runs in step.sends
+                    )
+    lanes = {lane for lane, *_ in sends}
+    rounds = [
+        Counter(frozenset(ends) for (own, *_), ends in sends.items() if own == lane and ends)
+        for lane in lanes
+    ]
+    # lanes go on at once: one of those with the most rounds
+    longest = max(rounds, key=lambda found: found.total(), default=Counter())
+    return _Pattern(traffic(collective, algorithm, numel, 1, buildings), longest)
+
+
+def _of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:
+    """Of messages between these ranks, all at once."""
+    loads = dict.fromkeys(pairs, UNIT)
+    latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
+    return Pace(latency_s, _busy_s(network, loads) / UNIT)
+
+
+def _busy_s(network: Network, loads: Mapping[tuple[int, int], float]) -> float:
+    """What the busiest part of the network takes for so many bytes by pair of ranks."""
     through: dict[str, float] = {}
     for ends, size_bytes in loads.items():
         for part in network.paths[ends].parts:
             through[part] = through.get(part, 0.0) + size_bytes
-    seconds = max((size / network.capacities[part] for part, size in through.items()), default=0.0)
-    latency_s = max(
-        (network.paths[ends].latency_s(size / rounds) for ends, size in loads.items()), default=0.0
-    )
-    return Pace(rounds * latency_s, seconds / UNIT)
+    return max((size / network.capacities[part] for part, size in through.items()), default=0.0)
 
 
 def _stage_work(stage: Stage, shape: _Shape) -> _Work:

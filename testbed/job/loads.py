@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from testbed.config import Scenario, Topology
 from testbed.job.declared import Pairs
 from testbed.job.training import Training, training_of
+from testbed.job.tuning import tuning_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload import plan_alike
@@ -70,6 +71,7 @@ def load_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: s
     buildings = tuple(topology.building(host.building).index for host in hosts)
     itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
     if scenario.workload.parallelism is None:
-        return Load(itemsize, plan_alike(scenario.workload, buildings, scale))
+        tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
+        return Load(itemsize, replace(plan_alike(scenario.workload, buildings, scale), tuning=tuning))
     training = training_of(scenario, topology, hosts, scale, itemsize, link_engine)
     return Load(itemsize, training.plan, training)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
+from testbed.job.tuning import tuning_of
 from testbed.job.wiring import modelled_cost
 from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
@@ -85,6 +86,7 @@ class _Planner:
         self.scenario, self.network, self.hosts = scenario, network, hosts
         self.scale, self.itemsize = scale, itemsize
         self.buildings = tuple(scenario.topology.resolve().building(host.building).index for host in hosts)
+        self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
 
     def plan(self, mapping: Sequence[int]) -> tuple[Mesh, Schedule, list[Stage], JobPlan]:
         """ConfigError for what does not fit."""
@@ -115,8 +117,8 @@ class _Planner:
             dscps=spec.dscp,
             scale=self.scale,
         )
-        plan = replace(plan_job(mesh, schedule, stages, options), buildings=self.buildings)
-        return mesh, schedule, stages, plan
+        plan = plan_job(mesh, schedule, stages, options)
+        return mesh, schedule, stages, replace(plan, buildings=self.buildings, tuning=self.tuning)
 
 
 def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Turn]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from testbed.collectives import TuningTable
 from testbed.model.fluid import fair_rates
 from testbed.paths.network import Ends, Members, Network, Path, Way
 from testbed.workload.plan import GroupCollective
@@ -48,15 +49,16 @@ class CollectiveFlow:
 
 
 class Folder:
-    """Folds collectives; alike ones once. alone: carries one out, message by message."""
+    """Folds collectives; alike ones once. tuning: the plan's. alone: carries one out, message by message."""
 
     def __init__(
         self,
         network: Network,
         itemsize: int,
+        tuning: TuningTable,
         alone: Callable[[GroupCollective, Members, int], Alone],
     ) -> None:
-        self.network, self.itemsize, self.alone = network, itemsize, alone
+        self.network, self.itemsize, self.tuning, self.alone = network, itemsize, tuning, alone
         self._known: dict[object, CollectiveFlow | None] = {}
 
     def flow(
@@ -71,7 +73,7 @@ class Folder:
     def _fold(
         self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
     ) -> CollectiveFlow | None:
-        pairs = group_traffic(operation, members, self.itemsize, buildings)
+        pairs = group_traffic(operation, members, self.itemsize, buildings, self.tuning)
         if not any(pairs.values()):
             return None
         loads: Counter[str] = Counter()

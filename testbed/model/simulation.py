@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from testbed.collectives.catalogue import AUTO, Ask, automatic, pieces_for, plan_of
+from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
 from testbed.collectives.exchanging import CONCURRENCY
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
@@ -115,7 +115,7 @@ class _Simulation:
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.boxes: dict[Key, Mailbox] = {}
         self.sequence: dict[tuple[int, int], int] = {}
-        self.folder = Folder(network, itemsize, self._alone) if folded else None
+        self.folder = Folder(network, itemsize, plan.tuning, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
 
     def again(self, arrival_s: Callable[[Sequence[Path], float], float]) -> _Simulation:
@@ -293,7 +293,9 @@ class _Simulation:
         alone = replace(operation, group=0, after=(), stream="")
         ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
         dscps, buildings = {operation.kind: dscp}, self.plan.buildings
-        plan = JobPlan(ranks, (("alone", members),), dscps=dscps, buildings=buildings)
+        plan = JobPlan(
+            ranks, (("alone", members),), dscps=dscps, buildings=buildings, tuning=self.plan.tuning
+        )
         costs = self.message_s, self.byte_s
         made = _Simulation(plan, self.network, self.itemsize, *costs, False)
         return Alone(made.run().step_time_s, made.worked_s, made.burst_bytes)
@@ -318,7 +320,7 @@ class _Simulation:
         groups = self.plan.buildings_of(operation.group)
         size_bytes = numel * self.itemsize
         if algorithm == AUTO:
-            algorithm = automatic(collective, size_bytes, groups)
+            algorithm = self.plan.tuning.choose(collective, size_bytes, groups)
         pieces = pieces_for(collective, algorithm, size_bytes, size)
         plan = plan_of(collective, algorithm, Ask(call.own, groups, 0, pieces))
         # an all-to-all's blocks are those of all ranks

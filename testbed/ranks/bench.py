@@ -6,7 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.collectives import (
@@ -16,7 +16,6 @@ from testbed.collectives import (
     TuningTable,
 )
 from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
-from testbed.collectives.tuning import Entry
 from testbed.job.wiring import Wiring, join
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.workload import uneven_rows
@@ -50,11 +49,12 @@ class BenchSpec:
     op: str
     iterations: int
     warmup: int
-    tuning: tuple[Entry, ...] = ()
+    tuning: TuningTable = field(default_factory=TuningTable)
 
     def to_json(self) -> str:
         """One line of JSON."""
-        return json.dumps({"task": "bench", **dataclasses.asdict(self)})
+        document = {**dataclasses.asdict(self), "tuning": self.tuning.to_document()}
+        return json.dumps({"task": "bench", **document})
 
     @classmethod
     def from_json(cls, text: str) -> BenchSpec:
@@ -63,7 +63,7 @@ class BenchSpec:
         del document["task"]
         document["wiring"] = Wiring.from_document(document["wiring"])
         document["cases"] = tuple(Case(**item) for item in document["cases"])
-        document["tuning"] = tuple(Entry(**item) for item in document["tuning"])
+        document["tuning"] = TuningTable.from_document(document["tuning"])
         return cls(**document)
 
 
@@ -94,8 +94,9 @@ class BenchRank:
         """Connect, go through all cases."""
         wiring = self.spec.wiring
         transport = join(wiring, self.rank).transport
-        tuning = TuningTable(self.spec.tuning)
-        self.communicator = Communicator(transport, wiring.buildings, wiring.timeout_s, tuning=tuning)
+        self.communicator = Communicator(
+            transport, wiring.buildings, wiring.timeout_s, tuning=self.spec.tuning
+        )
         try:
             self.communicator.barrier()
             for index, case in enumerate(self.spec.cases):

@@ -48,7 +48,9 @@ class Rank:
         wiring = job.wiring
         joined = join(wiring, self.rank)
         self.transport = joined.transport
-        self.communicator = Communicator(self.transport, wiring.buildings, timeout_s=wiring.timeout_s)
+        self.communicator = Communicator(
+            self.transport, wiring.buildings, timeout_s=wiring.timeout_s, tuning=job.plan.tuning
+        )
         self.posted: Posted | None = None
         try:
             self.communicator.barrier()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
 from testbed.collectives.late_counts import rows_traffic
@@ -103,6 +103,7 @@ class BenchRun:
         self.phase = phase
         self.scale = network.scale if network else Scale()
         self.topology: Topology | None = network.topology.resolve(self.scale) if network else None
+        self.tuning = replace(options.tuning, size_scale=self.scale.size_scale)
         self.itemsize = dtype_named(options.dtype).itemsize
         self.cases = [
             (Case(algorithm, self._numel(size_bytes)), size_bytes)
@@ -157,7 +158,7 @@ class BenchRun:
             options.op,
             options.iterations,
             options.warmup,
-            options.tuning.entries,
+            self.tuning,
         )
         self.phase(f"starting {self.ranks} ranks")
         found: dict[int, list[Mapping[str, float]]] = {}
@@ -203,7 +204,7 @@ class BenchRun:
             collective=options.collective,
             algorithm=case.algorithm,
             chosen=chosen,
-            choice_bytes=self._choice_bytes(case),
+            choice_bytes=round(scale.real_bytes(self._part(case) * self.itemsize)),
             size_bytes=size_bytes,
             count=size_bytes // self.itemsize,
             dtype=options.dtype,
@@ -222,12 +223,7 @@ class BenchRun:
             return case.algorithm
         if self.options.collective == "sendrecv":
             return "direct"
-        return self.options.tuning.choose(self.options.collective, self._choice_bytes(case), buildings)
-
-    def _choice_bytes(self, case: Case) -> int:
-        """The size by which `auto` goes, in bytes as ranks really have them: see `TuningTable.choose`."""
-        whole = self.options.collective == "all_to_all"
-        return (case.numel if whole else self._part(case)) * self.itemsize
+        return self.tuning.choose(self.options.collective, self._part(case) * self.itemsize, buildings)
 
     def _part(self, case: Case) -> int:
         """Elements as `collectives.traffic` counts them."""

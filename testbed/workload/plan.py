@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from testbed.collectives.tuning import TuningTable
+
 COMPUTE = "compute"
 EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traffic, which need not be made
 
@@ -113,7 +115,7 @@ class JobPlan:
 
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
-    buildings: of the ranks; () for one.
+    buildings: of the ranks; () for one. tuning: what collectives go by whose algorithm is "auto".
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -123,6 +125,7 @@ class JobPlan:
     seed: int = 0
     dscps: Mapping[str, int] = field(default_factory=dict)
     buildings: tuple[int, ...] = ()
+    tuning: TuningTable = field(default_factory=TuningTable)
 
     def using(self, algorithm: str) -> JobPlan:
         """With this one in the collectives that name none."""
@@ -157,6 +160,7 @@ class JobPlan:
             "seed": self.seed,
             "dscps": dict(self.dscps),
             "buildings": list(self.buildings),
+            "tuning": self.tuning.to_document(),
         }
 
     @classmethod
@@ -165,7 +169,8 @@ class JobPlan:
         ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
         rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
-        return cls(tuple(ranks), groups, buildings=tuple(document["buildings"]), **rest)
+        buildings, tuning = tuple(document["buildings"]), TuningTable.from_document(document["tuning"])
+        return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, **rest)
 
 
 def _nameless(operation: Operation) -> bool:

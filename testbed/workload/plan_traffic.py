@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from testbed.collectives import traffic
+from testbed.collectives import AUTO, TuningTable, traffic
 from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
@@ -26,20 +26,26 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
                     alike[operation.alike] += 1
     for operation, count in alike.items():
         members = plan.groups[operation.group][1]
-        for ends, size in group_traffic(
-            operation, members, itemsize, plan.buildings_of(operation.group)
-        ).items():
+        buildings = plan.buildings_of(operation.group)
+        for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
             found[ends] += count * size
     return found
 
 
 def group_traffic(
-    operation: GroupCollective, members: Sequence[int], itemsize: int, buildings: Sequence[int]
+    operation: GroupCollective,
+    members: Sequence[int],
+    itemsize: int,
+    buildings: Sequence[int],
+    tuning: TuningTable,
 ) -> dict[tuple[int, int], int]:
     """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
     if operation.uneven:
         found = rows_traffic(operation.sent_rows(), itemsize)
         return {(members[here], members[there]): count for (here, there), count in found.items()}
     numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
-    found = traffic(operation.collective, operation.algorithm, numel, itemsize, buildings)
+    algorithm = operation.algorithm
+    if algorithm == AUTO:
+        algorithm = tuning.choose(operation.collective, numel * itemsize, buildings)
+    found = traffic(operation.collective, algorithm, numel, itemsize, buildings)
     return {(members[here], members[there]): count for (here, there), count in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
 from dataclasses import replace
@@ -179,6 +180,31 @@ def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
     assert kendall_tau(pairs) > 0.7
     errors = sorted(abs(screened / tried - 1) for screened, tried in pairs)
     assert errors[len(errors) // 2] < 0.15
+
+
+def test_the_closed_form_knows_by_which_algorithm_shards_gather(tmp_path: Path) -> None:
+    data: Any = copy.deepcopy(SCENARIO)
+    parallelism = {"data_parallel_shard_degree": 4}
+    data["workload"]["parallelism"] = parallelism
+    algorithms = ["ring", "hierarchical", "far_first", "near_first", "direct", "auto"]
+    path = "workload.parallelism.collectives.data_parallel_shard"
+    data["explore"] = {"space": {path: algorithms}}
+    file = tmp_path / "sharded.yaml"
+    file.write_text(yaml.safe_dump(data))
+    scenario = load_scenario(file)
+    screener = Screener(scenario)
+    screened, tried = {}, {}
+    for algorithm in algorithms:
+        found = try_out(scenario, Configuration({path: algorithm}))
+        assert isinstance(found, Tried)
+        tried[algorithm] = found.step_time_s
+        (screened[algorithm],) = {
+            screener.step_s({path: algorithm}),
+            screener.step_s({path.rpartition(".")[0]: {"data_parallel_shard": algorithm}}),
+        }
+    assert screened["auto"] == screened["hierarchical"] < screened["ring"]
+    assert min(screened, key=screened.__getitem__) in (min(tried, key=tried.__getitem__), "auto")
+    assert kendall_tau([(screened[name], tried[name]) for name in algorithms]) > 0.5
 
 
 def test_a_configuration_is_shown_by_what_differs() -> None:

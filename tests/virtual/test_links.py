@@ -22,7 +22,7 @@ def test_round_trip_within_a_microsecond_and_goodput_within_a_thousandth(rate: s
         check=False,
         timeout=WALL_S,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [line for line in done.stdout.splitlines() if line.startswith(f"| {rate} ")]
     cells = [cell.strip() for cell in row.split("|")]
     small, full, goodput = cells[3], cells[5], cells[8]

@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
     """A finished run, one part after the other."""
     with ordinary_user() as person:
         done = run(person, "one", "--jobs", "1")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         assert [path.name for path in person.home.iterdir()] == ["one"]  # and no one.partial
         yield person.home / "one"
 
@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_nanoseconds_on_a_busy_machine_and_in_paral
     try:
         time.sleep(0.5)
         done = run(person, "busy", "--jobs", "2")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
     finally:
         for hog in hogs:
             hog.kill()
@@ -103,7 +103,7 @@ def test_small_messages_pay_for_software(person: Person) -> None:
     for name, cost in (("free", "0 s"), ("dear", "100 us")):
         options = ("--set", f"transport.software_cost={{per_message: {cost}, per_gigabyte: 0 s}}")
         done = run(person, name, "--set", "algorithms=[ring]", "--trials", "1", *options)
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         medians.append(load(person.home / name, "summary.json")["variants"][0]["step_time_s"]["median"])
     # a ring of 8 sends and receives 14 times, one after the other
     assert medians[1] - medians[0] > 14 * 2 * 100e-6 * 0.9
@@ -112,7 +112,7 @@ def test_small_messages_pay_for_software(person: Person) -> None:
 def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> None:
     events = "events=[{at: 20 ms, action: plane_down, target: 0, for: 30 ms}]"
     done = run(person, "cut", "--set", events, "--set", "telemetry={interval: 10 ms, capture: all}")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     folder = person.home / "cut"
     log = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert [(entry["variant"], entry["begins"]) for entry in log] == [
@@ -131,7 +131,7 @@ def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> No
 
 def test_long_series_are_cut_into_parts_and_put_together(person: Person) -> None:
     done = run(person, "long", "--set", "algorithms=[hierarchical]", "--trials", "12")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     folder = person.home / "long"
     (variant,) = load(folder, "summary.json")["variants"]
     assert variant["step_time_s"]["n"] == 12
