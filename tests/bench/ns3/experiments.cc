@@ -248,10 +248,15 @@ AsLinux()
     Config::SetDefault("ns3::TcpSocketBase::ClockGranularity", TimeValue(MilliSeconds(1)));
     Config::SetDefault("ns3::TcpSocketBase::Sack", BooleanValue(true));
     Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(true));
+    if (g_given.count("slow_start_frames"))
+    {
+        const auto bytes = static_cast<uint64_t>(Figure("slow_start_frames")) * SEGMENT;
+        Config::SetDefault("ns3::TcpSocket::InitialSlowStartThreshold", UintegerValue(bytes));
+    }
 }
 
 // rate_bps access_bps delay_s queue_frames loss extra_delays_s starts_s message_bytes congestion_control warm_up_s
-// duration_s probe_pause_s seed
+// duration_s probe_pause_s seed; slow_start_frames, if slow start is not to go on until something is lost
 void
 Flows()
 {

@@ -79,6 +79,7 @@ class Simulator:
             duration_s=cell.duration_s,
             probe_pause_s=PROBE_PAUSE_S,
             seed=cell.seed,
+            **({"slow_start_frames": cell.slow_start_frames} if cell.slow_start_frames else {}),
         )
         waits_s = found.pop("waits_s")
         return {**found, "mean_wait_s": statistics.fmean(waits_s), "peak_wait_s": max(waits_s)}

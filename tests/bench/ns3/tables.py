@@ -20,7 +20,6 @@ from tests.bench.ns3.cells import (
     Flows,
     Frames,
     round_trip_s,
-    simulated,
 )
 from tests.bench.ns3.theory import Path, Replayed, Rules, pollaczek_khinchine, replay, replay_queue
 
@@ -170,11 +169,11 @@ def _clean_row(name: str, cell: Flows, ns3: Look, ours: Look) -> list[str]:
 def _lossy_row(name: str, group: Sequence[Flows], ns3: Look, ours: Look) -> list[str]:
     goodputs, offs, newest, waits, lost = [], [], [], [], []
     cubic = group[0].congestion_control == "cubic"
-    for look, own in ((ns3, simulated(group)), (ours, group)):
-        runs = [look(cell) for cell in own]
+    for look in (ns3, ours):
+        runs = [look(cell) for cell in group]
         goodputs.append(mean(found["goodput_bps"][0] for found in runs))
-        offs.append(_off_theory(own, look, "cubic"))
-        newest.append(_off_theory(own, look, "cubic_9438"))
+        offs.append(_off_theory(group, look, "cubic"))
+        newest.append(_off_theory(group, look, "cubic_9438"))
         waits.append(mean(found["mean_wait_s"] for found in runs))
         lost.append(f"{sum(found['lost'] for found in runs)} + {sum(found['dropped'] for found in runs)}")
     of_linux = _off_theory(group, ours, "cubic_linux")
@@ -207,8 +206,8 @@ def round_trips(cells: Sequence[Flows], ns3: Look, ours: Look) -> str:
     for control in ("reno", "cubic"):
         group = [cell for cell in cells if cell.congestion_control == control]
         each = [
-            [mean(look(cell)["goodput_bps"][i] for cell in own) for i in range(len(RTTS_S))]
-            for look, own in ((ns3, simulated(group)), (ours, group))
+            [mean(look(cell)["goodput_bps"][i] for cell in group) for i in range(len(RTTS_S))]
+            for look in (ns3, ours)
         ]
         for rtt_s, there, here in zip(RTTS_S, *each, strict=True):
             rows.append([control, f"{rtt_s * 1e3:g} ms", mbit(there), mbit(here), ""])
