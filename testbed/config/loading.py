@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,9 @@ def read_document(path: Path) -> Document:
     return Document(file, data, builder.origins)
 
 
+MERGE = "tag:yaml.org,2002:merge"
+
+
 class _Builder:
     """Turns YAML's node tree into plain data, keeping lines and refusing what a plain mapping would swallow."""
 
@@ -177,7 +180,7 @@ class _Builder:
 
     def _mapping(self, loader: yaml.SafeLoader, node: yaml.MappingNode, location: Location) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for key_node, value_node in node.value:
+        for key_node, value_node in self._with_merged(node, location):
             line = key_node.start_mark.line + 1
             key = loader.construct_object(key_node, deep=True)
             where = (*location, key)
@@ -191,6 +194,27 @@ class _Builder:
                 self.origins[where] = Origin(self.file, line)
                 found[key] = self._value(loader, value_node, where)
         return found
+
+    def _with_merged(
+        self, node: yaml.MappingNode, location: Location
+    ) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+        """A mapping's keys and values; behind its own those that it lacks of what is merged into it (`<<: *anchor`)."""
+        own = [pair for pair in node.value if pair[0].tag != MERGE]
+        yield from own
+        taken = {key.value for key, _ in own}
+        for key, merged in node.value:
+            if key.tag != MERGE:
+                continue
+            for other in merged.value if isinstance(merged, yaml.SequenceNode) else [merged]:
+                if not isinstance(other, yaml.MappingNode):
+                    self._problem(
+                        key.start_mark.line + 1, location, "<<", "an alias of a mapping, or a list of them"
+                    )
+                    continue
+                for pair in self._with_merged(other, location):
+                    if pair[0].value not in taken:
+                        taken.add(pair[0].value)
+                        yield pair
 
     def _problem(self, line: int, location: Location, value: str, expected: str) -> None:
         self.problems.append(Problem(self.file, line, dotted(location), value, expected))

@@ -430,6 +430,10 @@ def test_mistakes_in_a_topology_inside_a_scenario() -> None:
             ":3: name: got this key again, expected it once; it is on line 1",
         ),
         (
+            b"name: pair\nbuildings: {<<: 3}\n",
+            ":2: buildings: got <<, expected an alias of a mapping, or a list of them",
+        ),
+        (
             b"name: [1, {a: 1,\n a: 2}]\n",
             ":2: name.1.a: got this key again, expected it once; it is on line 1",
         ),

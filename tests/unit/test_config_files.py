@@ -240,6 +240,21 @@ def test_schemas_describe_files_as_people_write_them() -> None:
     json.dumps(schema)
 
 
+def test_mappings_are_merged_as_yaml_has_it(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text(
+        f"name: merged\ntopology: {REPOSITORY}/topologies/two-buildings.yaml\n"
+        "workload: {model: gpt2-124m, accelerator: h100}\nvariants:\n"
+        "  a: &a {topology.wan.0.delay: 1 ms, policy: te}\n"
+        "  b: {<<: *a, policy: shortest}\n"
+        "  c: {<<: [{policy: wcmp}, *a]}\n"
+    )
+    variants = load_scenario(file).variants
+    assert variants is not None
+    assert variants["b"] == {"topology.wan.0.delay": "1 ms", "policy": "shortest"}
+    assert variants["c"] == {"topology.wan.0.delay": "1 ms", "policy": "wcmp"}
+
+
 def test_the_reference_in_docs_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reference"]) == 0
     said = capsys.readouterr().out

@@ -198,10 +198,10 @@ def test_the_closed_form_knows_by_which_algorithm_shards_gather(tmp_path: Path) 
         found = try_out(scenario, Configuration({path: algorithm}))
         assert isinstance(found, Tried)
         tried[algorithm] = found.step_time_s
-        (screened[algorithm],) = {
-            screener.step_s({path: algorithm}),
-            screener.step_s({path.rpartition(".")[0]: {"data_parallel_shard": algorithm}}),
-        }
+        here = screener.step_s({path: algorithm})
+        assert here is not None
+        assert here == screener.step_s({path.rpartition(".")[0]: {"data_parallel_shard": algorithm}})
+        screened[algorithm] = here
     assert screened["auto"] == screened["hierarchical"] < screened["ring"]
     assert min(screened, key=screened.__getitem__) in (min(tried, key=tried.__getitem__), "auto")
     assert kendall_tau([(screened[name], tried[name]) for name in algorithms]) > 0.5

@@ -43,7 +43,7 @@ def test_bytes_follow_the_table_bucket_by_bucket(tmp_path: Path) -> None:
 
 def test_the_model_goes_by_the_table(tmp_path: Path) -> None:
     TuningTable((Entry("all_reduce", 8, 2, None, "ring"),)).write(tmp_path / "ring.json")
-    step_s = {}
+    step_s: dict[tuple[str, str], float] = {}
     for name, changes in (("rule", []), ("table", [f"workload.tuning={tmp_path}/ring.json"])):
         asked = load_scenario(QUICKSTART, changes)
         intent = intent_of(asked, Scale(size_scale=4000))
