@@ -1,4 +1,4 @@
-"""Commands on files alone: check, schema."""
+"""Commands on files alone: check, schema, graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import expand, expand_data, json_schema
+from testbed.config import Scenario, TopologySpec, expand, expand_data, json_schema
+from testbed.config.files import load
+from testbed.report.graph import drawn
 from testbed.results.result import Result
 
 
@@ -17,6 +19,7 @@ def add_file_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(check)
     app.command()(schema)
+    app.command()(graph)
 
 
 def check(
@@ -40,3 +43,26 @@ def schema(
     """Print the JSON Schema of topology or scenario files, for editors, or of results."""
     found = Result.model_json_schema(by_alias=True) if kind == "result" else json_schema(kind)
     print(json.dumps(found, indent=1))
+
+
+def graph(
+    file: Annotated[
+        Path, typer.Argument(help="A topology or scenario: a file, or the name of one that comes along.")
+    ],
+    overrides: OverridesOption = None,
+    form: Annotated[
+        Literal["svg", "dot", "mermaid"], typer.Option("--format", "-f", help="dot: for Graphviz.")
+    ] = "svg",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; without: standard output.")
+    ] = None,
+) -> None:
+    """Draw a topology: buildings, hosts, WAN links with their rates and delays. Nothing is built."""
+    found = load(file, overrides or [])
+    assert isinstance(found, Scenario | TopologySpec)
+    spec = found.topology if isinstance(found, Scenario) else found
+    text = drawn(spec.resolve(), form)
+    if output is None:
+        print(text, end="")
+    else:
+        output.write_text(text)

@@ -16,6 +16,7 @@ from rich.console import Console
 from testbed.cli.again import add_again_commands
 from testbed.cli.bench import add_bench_command
 from testbed.cli.calibrate import add_calibrate_command
+from testbed.cli.example import add_example_command
 from testbed.cli.explore import add_explore_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
@@ -55,6 +56,7 @@ add_policy_commands(app)
 add_predict_command(app)
 add_probe_command(app)
 add_file_commands(app)
+add_example_command(app)
 add_virtual_commands(app)
 
 

@@ -10,6 +10,7 @@ from testbed.config.errors import ConfigError, Problem
 from testbed.config.loading import Document, read_document
 from testbed.config.model import Strict, validate
 from testbed.config.scenario import Scenario, read_scenario
+from testbed.config.shipped import located
 from testbed.config.topology import TopologySpec
 
 Kind = Literal["topology", "scenario"]
@@ -18,7 +19,7 @@ _MODELS: dict[Kind, type[Strict]] = {"topology": TopologySpec, "scenario": Scena
 
 def describe_kind(path: Path | str) -> Kind:
     """The kind of a file, told by its keys. ConfigError if it is neither."""
-    return _kind(read_document(Path(path)))
+    return _kind(read_document(located(path)))
 
 
 def _kind(document: Document) -> Kind:
@@ -33,7 +34,7 @@ def _kind(document: Document) -> Kind:
 
 def load(path: Path | str, overrides: Sequence[str] = ()) -> Strict:
     """A Scenario or TopologySpec, whichever the file holds, with "path=value" overrides. ConfigError."""
-    path = Path(path)
+    path = located(path)
     document = read_document(path)
     kind = _kind(document)
     if kind == "scenario":

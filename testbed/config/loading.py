@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from testbed.config.errors import ConfigError, Problem
+from testbed.config.shipped import KINDS, shipped
 
 Location = tuple[Any, ...]  # keys and list positions that lead from the top to a value
 OVERRIDES = "--set"
@@ -118,7 +119,13 @@ def read_document(path: Path) -> Document:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError([Problem(file, None, "", "no such file", "a YAML file")]) from None
+        expected = "a YAML file"
+        if not path.suffix:
+            names = [name for kind in KINDS for name in shipped(kind)]
+            close = difflib.get_close_matches(file, names, n=1)
+            expected += ", or a name that `testbed init` lists"
+            expected += f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError([Problem(file, None, "", "no such file", expected)]) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "bytes that are not UTF-8"
         raise ConfigError([Problem(file, None, "", str(reason), "a readable YAML file")]) from None

@@ -37,6 +37,7 @@ from testbed.config.loading import (
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.neighbours import NeighbourSpec
 from testbed.config.policy import Policy, PolicySpec, rooted
+from testbed.config.shipped import located
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import PLANNED, TransportSpec
 from testbed.config.units import format_duration, parse_duration
@@ -335,8 +336,9 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     source: a file, or what one would hold; files that it names are then found from the current folder.
     """
     given = isinstance(source, Mapping)
-    document = Document.of(source) if isinstance(source, Mapping) else read_document(Path(source))
-    folder = Path() if isinstance(source, Mapping) else Path(source).parent
+    path = Path() if isinstance(source, Mapping) else located(source)
+    document = Document.of(source) if isinstance(source, Mapping) else read_document(path)
+    folder = path.parent
     if "buildings" in document.data and "topology" not in document.data:
         raise ConfigError(
             [document.problem(("buildings",), "a topology file", "a scenario file, with topology")]
@@ -349,7 +351,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     topology = document.data.get("topology")
     if isinstance(topology, str):
         from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
-        file = (Path() if from_command_line else folder) / topology
+        file = located(topology, ("topologies",)) if from_command_line else folder / topology
         if not file.is_file():
             expected = f"a topology file; there is no {file}"
             raise ConfigError([document.problem(("topology",), show(topology), expected)])

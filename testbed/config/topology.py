@@ -15,6 +15,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.forms import BuildingName, Name, whole
 from testbed.config.loading import Document, Location, did_you_mean, read_document, show
 from testbed.config.model import Finding, Strict, look, validate
+from testbed.config.shipped import located
 from testbed.config.units import format_size
 from testbed.config.wan import WanLink, WanSpec, first
 from testbed.scale import UNSCALED, Scale
@@ -196,4 +197,4 @@ def read_topology(path: Path) -> Document:
 
 def load_topology(path: Path | str) -> TopologySpec:
     """Read a topology file. ConfigError with all its problems."""
-    return validate(TopologySpec, read_topology(Path(path)))
+    return validate(TopologySpec, read_topology(located(path, ("topologies",))))

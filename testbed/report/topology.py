@@ -16,6 +16,7 @@ from markupsafe import Markup
 from testbed.report.data import JsonObject, LinkKey, RunData
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten, text_width
+from testbed.scale import Scale
 
 _LABEL_FONT = 12
 _LABEL_LINE = 16
@@ -116,20 +117,36 @@ def load_class(utilisation: float | None) -> str:
 
 def topology_drawing(data: RunData, variant: JsonObject) -> Markup:
     """The network of `data`, its WAN links coloured by their use in `variant`."""
+    fabric = data.manifest["fabric"]
+    used = {LinkKey.of(record): record for record in variant["wan_links"]}
+    title = f"Buildings and WAN links, coloured by use in {variant['name']}"
+    return network_drawing(fabric["hosts"], fabric["wan"], data.scale, used, title).markup()
+
+
+def network_drawing(
+    all_hosts: list[JsonObject],
+    wan: list[JsonObject],
+    scale: Scale,
+    used: dict[LinkKey, JsonObject],
+    title: str,
+) -> Drawing:
+    """Hosts (name, building, ip, rank) and links (a, b, plane, both directions' figures), as a manifest has them.
+
+    used: of a step; without any nothing is said of use.
+    """
     hosts: dict[str, list[JsonObject]] = defaultdict(list)
-    for host in data.manifest["fabric"]["hosts"]:
+    for host in all_hosts:
         hosts[host["building"]].append(host)
     pairs: dict[frozenset[str], list[JsonObject]] = defaultdict(list)
-    for link in data.manifest["fabric"]["wan"]:
+    for link in wan:
         pairs[frozenset((link["a"], link["b"]))].append(link)
-    used = {LinkKey.of(record): record for record in variant["wan_links"]}
 
     widest_bundle = max((len(links) for links in pairs.values()), default=1)
     one_label_each = len(hosts) <= 2 and widest_bundle <= _LABELLED_PLANES
     boxes, height = _place_buildings(hosts, widest_bundle if one_label_each else 1)
     spacing = _APART if one_label_each else _CLOSE
     routes = [route for links in pairs.values() for route in _routes(links, boxes, spacing)]
-    drawing = Drawing(CHART_WIDTH, height, f"Buildings and WAN links, coloured by use in {variant['name']}")
+    drawing = Drawing(CHART_WIDTH, height, title)
     for route in routes:
         _draw_direction(drawing, route.visible(_LANE_OFFSET), used.get(_key(route.link, "a_to_b")))
         _draw_direction(
@@ -138,11 +155,11 @@ def topology_drawing(data: RunData, variant: JsonObject) -> Markup:
     for name, box in boxes.items():
         _draw_building(drawing, name, box, hosts[name])
     taken = list(boxes.values())
-    for bundle in [[route] for route in routes] if one_label_each else _alike(data, routes):
+    for bundle in [[route] for route in routes] if one_label_each else _alike(scale, routes):
         link = bundle[0].link
         siblings = len(pairs[frozenset((link["a"], link["b"]))]) > len(bundle)
-        taken.append(_draw_label(drawing, data, bundle, used, taken, name_planes=siblings))
-    return drawing.markup()
+        taken.append(_draw_label(drawing, scale, bundle, used, taken, name_planes=siblings))
+    return drawing
 
 
 def _key(link: JsonObject, direction: str) -> LinkKey:
@@ -162,7 +179,9 @@ def _pill_width(hosts: list[JsonObject]) -> float:
 
 
 def _role(host: JsonObject) -> str:
-    return "no rank" if host.get("rank") is None else f"rank {host['rank']}"
+    if "rank" not in host:
+        return ""
+    return "no rank" if host["rank"] is None else f"rank {host['rank']}"
 
 
 def _box_size(hosts: list[JsonObject]) -> tuple[float, float]:
@@ -218,8 +237,10 @@ def _draw_building(drawing: Drawing, name: str, box: _Box, hosts: list[JsonObjec
     drawing.text(left + box.width - _MARGIN - 2, top + 20, count, "host-rank", anchor="end", parent=group)
     pill = _pill_width(hosts)
     for index, host in enumerate(hosts):
-        css = "host idle" if host.get("rank") is None else "host"
-        one = drawing.group(css, f"{host['name']}, {_role(host)}, {host['ip']}", group)
+        css = "host idle" if host.get("rank", 0) is None else "host"
+        one = drawing.group(
+            css, ", ".join(filter(None, (str(host["name"]), _role(host), str(host["ip"])))), group
+        )
         if len(hosts) > _LISTED_HOSTS:
             row, column = divmod(index, _DOTS_PER_ROW)
             x, y = left + _MARGIN + column * _DOT, top + _HEADER + row * _DOT
@@ -252,12 +273,12 @@ def _routes(links: list[JsonObject], boxes: dict[str, _Box], spacing: float) -> 
     return routes
 
 
-def _alike(data: RunData, routes: list[_Route]) -> list[list[_Route]]:
+def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
     """Routes between the same buildings and with the same figures, to be labelled together."""
     bundles: dict[tuple[str, str, str, str], list[_Route]] = defaultdict(list)
     for route in routes:
         link = route.link
-        forth, back = _figures(data, link["a_to_b"]), _figures(data, link["b_to_a"])
+        forth, back = _figures(scale, link["a_to_b"]), _figures(scale, link["b_to_a"])
         bundles[link["a"], link["b"], forth, back].append(route)
     return list(bundles.values())
 
@@ -294,7 +315,7 @@ def _draw_direction(drawing: Drawing, lane: _Line, use: JsonObject | None) -> No
 
 def _draw_label(
     drawing: Drawing,
-    data: RunData,
+    scale: Scale,
     bundle: list[_Route],
     used: dict[LinkKey, JsonObject],
     taken: list[_Box],
@@ -304,12 +325,12 @@ def _draw_label(
     """Puts the figures of a bundle of like links on it, where they cover least; returns the place taken."""
     middle = sum(route.shift for route in bundle) / len(bundle)
     line = bundle[0].visible(middle - bundle[0].shift)
-    lines = _label_lines(data, bundle, line, used, name_planes)
+    lines = _label_lines(scale, bundle, line, used, name_planes)
     width = max(text_width(content, _LABEL_FONT) for content in lines) + 14
     height = len(lines) * _LABEL_LINE + 6
     box = _label_place(line, width, height, taken)
     tooltip = "\n".join(
-        _tooltip(data, route.link, direction, used) for route in bundle for direction in ("a_to_b", "b_to_a")
+        _tooltip(scale, route.link, direction, used) for route in bundle for direction in ("a_to_b", "b_to_a")
     )
     group = drawing.group("wan-label", tooltip)
     left, top = box.x - width / 2, box.y - height / 2
@@ -331,13 +352,13 @@ def _label_place(line: _Line, width: float, height: float, taken: list[_Box]) ->
 
 
 def _label_lines(
-    data: RunData, bundle: list[_Route], line: _Line, used: dict[LinkKey, JsonObject], name_planes: bool
+    scale: Scale, bundle: list[_Route], line: _Line, used: dict[LinkKey, JsonObject], name_planes: bool
 ) -> list[str]:
     link = bundle[0].link
     dx, dy = line.direction
     eighth = round(math.atan2(dy, dx) / (math.pi / 4)) % 8
     arrows = {"a_to_b": _ARROWS[eighth], "b_to_a": _ARROWS[(eighth + 4) % 8]}
-    figures = {direction: _figures(data, link[direction]) for direction in arrows}
+    figures = {direction: _figures(scale, link[direction]) for direction in arrows}
     shares = {
         direction: _shares_text([used.get(_key(route.link, direction)) for route in bundle])
         for direction in arrows
@@ -345,6 +366,10 @@ def _label_lines(
     which = (
         f"{len(bundle)} planes of " if len(bundle) > 1 else f"plane {link['plane']} · " if name_planes else ""
     )
+    if not used:
+        alike = figures["a_to_b"] == figures["b_to_a"]
+        lines = [f"{arrow} {figures[direction]}" for direction, arrow in arrows.items()]
+        return [which + figures["a_to_b"]] if alike else [*filter(None, [which.removesuffix(" of ")]), *lines]
     if figures["a_to_b"] == figures["b_to_a"]:
         return [
             which + figures["a_to_b"],
@@ -363,25 +388,25 @@ def _shares_text(uses: list[JsonObject | None]) -> str:
     return f"{most} used" if least == most else f"{least} to {most} used"
 
 
-def _figures(data: RunData, direction: JsonObject) -> str:
+def _figures(scale: Scale, direction: JsonObject) -> str:
     """Rate and delay of one direction, jitter and loss when there are any; real units."""
     parts = [
-        rate_text(data.scale.real_bps(direction["rate_bps"])),
-        time_text(data.scale.real_s(direction["delay_s"])),
+        rate_text(scale.real_bps(direction["rate_bps"])),
+        time_text(scale.real_s(direction["delay_s"])),
     ]
     if direction["jitter_s"]:
-        parts[-1] += f" ± {time_text(data.scale.real_s(direction['jitter_s']))}"
+        parts[-1] += f" ± {time_text(scale.real_s(direction['jitter_s']))}"
     if direction["loss"]:
         parts.append(f"{percent_text(direction['loss'])} loss")
     return " · ".join(parts)
 
 
-def _tooltip(data: RunData, link: JsonObject, direction: str, used: dict[LinkKey, JsonObject]) -> str:
+def _tooltip(scale: Scale, link: JsonObject, direction: str, used: dict[LinkKey, JsonObject]) -> str:
     key, figures = _key(link, direction), link[direction]
     queue = figures["queue_bytes"]
     sentence = (
-        f"{key.source} → {key.target}, plane {key.plane}: {_figures(data, figures)} one way; "
-        f"queue {size_text(data.scale.real_bytes(queue))}. "
+        f"{key.source} → {key.target}, plane {key.plane}: {_figures(scale, figures)} one way; "
+        f"queue {size_text(scale.real_bytes(queue))}. "
         f"Emulated: {rate_text(figures['rate_bps'])}, {time_text(figures['delay_s'])}, "
         f"queue {size_text(queue)}."
     )

@@ -211,15 +211,22 @@ class Probes:
     def _run(self) -> None:
         with udp_pair(self._network.prober, self._network.sink) as (sender, receiver):
             receiver.setblocking(False)
-            while (now_ns := time.time_ns()) < self._until_ns:
+            for number in itertools.count():
+                if (now_ns := time.time_ns()) >= self._until_ns:
+                    break
                 sender.send(PROBE.pack(now_ns))
                 time.sleep(self._drawn.expovariate(1 / PROBE_PAUSE_S))
+                if number % DRAIN_EVERY == 0:
+                    self._drain(receiver)
             time.sleep(1.0)
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    packet, arrived_ns = receive_stamped(receiver)
-                    (sent_ns,) = PROBE.unpack(packet)
-                    self.found.append((sent_ns, arrived_ns - sent_ns))
+            self._drain(receiver)
+
+    def _drain(self, receiver: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                packet, arrived_ns = receive_stamped(receiver)
+                (sent_ns,) = PROBE.unpack(packet)
+                self.found.append((sent_ns, arrived_ns - sent_ns))
 
     def waits_s(self, began_ns: int, from_ns: int) -> list[float]:
         """Beyond what the quickest of those before `began_ns` took, of those sent after `from_ns`."""

@@ -1,0 +1,72 @@
+"""Commands on files alone: what comes along by name, drawings of topologies, examples to edit."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from testbed.cli.main import app
+from testbed.config import ConfigError, load_scenario, load_topology
+from testbed.config.shipped import located, shipped
+
+
+def said(*arguments: str) -> str:
+    done = CliRunner().invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_what_comes_along_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario("controller/windows").name == "windows"
+    assert load_scenario("quickstart", ["topology=four-buildings"]).topology.name == "four-buildings"
+    assert load_topology("two-buildings").name == "two-buildings"
+    # a file or a folder here comes first
+    (tmp_path / "quickstart").write_text("name: mine\n")
+    assert located("quickstart") == Path("quickstart")
+
+
+def test_a_name_that_is_none_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean quickstart"):
+        load_scenario("quickstrat")
+    with pytest.raises(ConfigError, match="no such file, expected a YAML file"):
+        load_scenario(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", shipped("topologies"))
+def test_every_topology_can_be_drawn(name: str) -> None:
+    topology = load_topology(name).resolve()
+    names = {host.name for host in topology.hosts}
+    root = ET.fromstring(said("graph", name))
+    assert root.tag.endswith("svg")
+    listed = {element.text for element in root.iter() if element.get("class") == "host-name"}
+    assert not listed or listed == names or len(names) > 16
+    dot, mermaid = said("graph", name, "-f", "dot"), said("graph", name, "--format", "mermaid")
+    assert dot.count(" -- ") == len(names) + len(topology.wan)
+    assert mermaid.count("-->") == len(topology.wan)
+    assert all(f'"{host}"' in dot and f'"{host}"' in mermaid for host in names)
+
+
+def test_links_that_differ_by_direction_say_both(tmp_path: Path) -> None:
+    (file := tmp_path / "uneven.yaml").write_text(
+        "name: uneven\nbuildings: {a: {hosts: 1, nic: {rate: 1 Gbit/s}}, b: {hosts: 1, nic: {rate: 1 Gbit/s}}}\n"
+        "wan: [{a: a, b: b, rate: 1 Gbit/s, delay: 1 ms, b_to_a: {rate: 2 Gbit/s}}]\n"
+    )
+    assert 'label="1 Gbit/s, 1 ms / 2 Gbit/s, 1 ms"' in said("graph", str(file), "-f", "dot")
+    assert "1 Gbit/s · 1 ms" in said("graph", str(file))
+
+
+def test_an_example_is_copied_whole_and_over_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    assert f"testbed run {folder}/windows.yaml" in said(
+        "init", str(folder), "--scenario", "controller/windows"
+    )
+    assert load_scenario(folder / "windows.yaml").to_data() == load_scenario("controller/windows").to_data()
+    before = {path: path.read_text() for path in folder.iterdir()}
+    again = CliRunner().invoke(app, ["init", str(folder), "--scenario", "controller/windows"])
+    assert isinstance(again.exception, ConfigError)
+    assert {path: path.read_text() for path in folder.iterdir()} == before
+    assert "  controller/windows\n" in said("init")
