@@ -17,6 +17,7 @@ from rich.table import Table
 from testbed import doctor
 from testbed.cli.options import POLICY_HELP, JsonOption
 from testbed.config import LossBursts, Topology, load_topology
+from testbed.config.shipped import located
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find, start_background, take_down
@@ -79,7 +80,9 @@ def up(
         "datapath": stack.datapath,
         "scale": dataclasses.asdict(scale),
     }
-    fabric_id = start_background(topology.resolve(), options, lambda line: console.print(f"  {line}"))
+    fabric_id = start_background(
+        located(topology, ("topologies",)).resolve(), options, lambda line: console.print(f"  {line}")
+    )
     resolved: Topology = spec.resolve(scale)
     console.print(
         f"{spec.name} is up as fabric {fabric_id}: {len(resolved.hosts)} hosts, {len(resolved.wan)} WAN links"
