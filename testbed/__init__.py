@@ -12,10 +12,34 @@ from typing import TYPE_CHECKING, Any
 from testbed.version import VERSION
 
 if TYPE_CHECKING:
-    from testbed.api import ConfigError, Prediction, Result, Scenario, load, predict, run
+    from testbed.api import (
+        ConfigError,
+        Exploration,
+        Prediction,
+        Result,
+        Scenario,
+        Standing,
+        explore,
+        load,
+        predict,
+        run,
+        up,
+    )
 
 __version__ = VERSION
-__all__ = ["ConfigError", "Prediction", "Result", "Scenario", "load", "predict", "run"]
+__all__ = [
+    "ConfigError",
+    "Exploration",
+    "Prediction",
+    "Result",
+    "Scenario",
+    "Standing",
+    "explore",
+    "load",
+    "predict",
+    "run",
+    "up",
+]
 
 
 def __getattr__(name: str) -> Any:

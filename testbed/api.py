@@ -1,25 +1,43 @@
 """What a notebook or a script needs: load a scenario, predict its steps, run it, look at what came out.
 
-`import testbed` has all of it: `testbed.load`, `testbed.predict`, `testbed.run`, `testbed.Result`.
+`import testbed` has all of it: `testbed.load`, `predict`, `run`, `explore`, `up`, `Result`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config import ConfigError, Problem, Scenario, TopologySpec, load_scenario, load_topology
+from testbed.explorer import Exploration, Search
+from testbed.fabric.network import Fabric
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import Prediction, predict_all
 from testbed.report import write_report
 from testbed.results.directory import default_path, hand_over
 from testbed.results.result import Result
+from testbed.running.choosing import choose_policy, choose_scale, choose_stack
+from testbed.running.networks import Network
 from testbed.running.request import Request, prepare
 from testbed.running.run import Progress
 
-__all__ = ["ConfigError", "Prediction", "Result", "Scenario", "load", "predict", "run"]
+__all__ = [
+    "ConfigError",
+    "Exploration",
+    "Prediction",
+    "Result",
+    "Scenario",
+    "Standing",
+    "explore",
+    "load",
+    "predict",
+    "run",
+    "up",
+]
 
 Source = str | Path | Mapping[str, Any]
 
@@ -28,8 +46,8 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     """Read and check a scenario.
 
     Args:
-        source: A scenario file, or the mapping that one would hold; files named in a mapping are found from the
-            current folder.
+        source: A scenario file, the name of one that comes with the testbed, or the mapping that one would hold;
+            files named in a mapping are found from the current folder.
         set: Values to change, by path, as `--set` has them: `{"topology.wan.0.delay": "10 ms", "trials": 3}`.
 
     Returns:
@@ -102,6 +120,102 @@ def run(
     write_report(target)
     hand_over(target)
     return Result.open(target)
+
+
+def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:
+    """Search a scenario's configurations, which its `explore` names, for the quickest step, by the model.
+
+    Args:
+        scenario: From `load`, or what `load` takes.
+        progress: Called with a line whenever there is something to tell; None: nothing is told.
+
+    Returns:
+        `.fitting`: what was tried and fits, the quickest first; `.baselines`: what people run today, beside it.
+
+    Raises:
+        ConfigError: For a scenario without `explore`, or one that does not fit.
+        NothingFits: Where no configuration does; it says why.
+
+    Example:
+        >>> found = testbed.explore("explore/dense-70b-campus")
+        >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
+    """
+    loaded, tell = _scenario(scenario), progress or (lambda line: None)
+    if loaded.explore is None:
+        raise ConfigError(
+            [Problem(loaded.name, None, "explore", "nothing", "a scenario that says what to search")]
+        )
+    return Search(loaded, lambda done, total: tell(f"{done} of {total}")).run()
+
+
+class Standing:
+    """A network that is up. `fabric.net` is Mininet's own object."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(host.name for host in self.fabric.topology.hosts)
+
+    def exec(self, host: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a program inside a host, to its end.
+
+        Args:
+            host: Its name, such as "east1"; hosts know each other by name.
+            command: The program and its arguments.
+            check: Whether another exit status than 0 raises CalledProcessError.
+
+        Raises:
+            ValueError: For a host that there is not.
+        """
+        if host not in self.hosts:
+            raise ValueError(f"host: got {host!r}, expected one of {', '.join(self.hosts)}")
+        inside = self.fabric.command(host, list(command))
+        return subprocess.run(inside, capture_output=True, text=True, check=check)
+
+
+@contextlib.contextmanager
+def up(
+    topology: str | Path | Mapping[str, Any],
+    *,
+    policy: str = "ecmp",
+    size_scale: float | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Standing]:
+    """Build a network on this machine, as root; it goes when the block ends, however it ends.
+
+    Args:
+        topology: A topology file, the name of one that comes with the testbed, or the mapping that one would hold.
+        policy: How it treats traffic: a transport policy's name.
+        size_scale: Divides all rates; None: the smallest that this machine carries.
+        progress: Called with a line whenever there is something to tell; None: nothing is told.
+
+    Raises:
+        ConfigError: For a topology that does not fit, or that this machine does not carry.
+        FabricError: When it could not be built; nothing is left behind.
+
+    Example:
+        >>> with testbed.up("two-buildings") as network:
+        ...     print(network.exec("east1", "ping", "-c", "3", "west1").stdout)
+    """
+    if isinstance(topology, Mapping):
+        spec: TopologySpec = load_scenario(
+            {"name": "up", "topology": topology, "workload": _NOTHING}
+        ).topology
+    else:
+        spec = load_topology(topology)
+    stack = choose_stack(None, None)
+    scale = choose_scale(
+        spec.resolve, "auto" if size_scale is None else f"{size_scale:g}", 1.0, stack, ranks=0
+    )
+    network = Network(spec, stack, scale, choose_policy(policy, "policy"))
+    with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
+        yield Standing(fabric)
+
+
+_NOTHING: Mapping[str, Any] = {"collectives": [{"collective": "all_reduce", "size": "1 MB"}]}
 
 
 def _scenario(given: Scenario | Source) -> Scenario:

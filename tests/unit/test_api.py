@@ -59,3 +59,23 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = "import sys, testbed; print([n for n in sys.modules if n.startswith(('testbed.', 'pydantic'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['testbed.version']"
+
+
+def test_a_search_gives_the_quickest_first() -> None:
+    names = ("data_parallel_replicate", "pipeline_parallel")
+    degrees = {f"workload.parallelism.{name}_degree": [1, 2, 4] for name in names}
+    model = {"dim": 1024, "n_layers": 8, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 4096, "vocab_size": 1024}
+    own = {
+        **{key: PAIR[key] for key in ("name", "topology")},
+        "workload": {
+            "model": model,
+            "accelerator": "h100",
+            "parallelism": {"data_parallel_replicate_degree": 4},
+        },
+        "explore": {"space": degrees},
+    }
+    found = testbed.explore(own)
+    assert len(found.fitting) == 3
+    assert found.fitting[0].tried.step_time_s == min(other.tried.step_time_s for other in found.fitting)
+    with pytest.raises(testbed.ConfigError, match="expected a scenario that says what to search"):
+        testbed.explore(PAIR)
