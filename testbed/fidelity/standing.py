@@ -102,17 +102,23 @@ def ranks_awake(
 
 
 def network_as_before(
-    before: Sequence[Attempt], after: Sequence[Attempt], exact: bool, why_not: str = ""
+    before: Sequence[Attempt],
+    after: Sequence[Attempt],
+    exact: bool,
+    why_not: str = "",
+    order_s: float = 0.0,
 ) -> Invariant:
     """Whether the collective that was alone on the network before the first step takes the same after the last one.
 
-    why_not: why it was not done again, as a sentence.
+    why_not: why it was not done again, as a sentence. order_s: what it may take longer where ranks pay for
+    messages that come at the same moment in another order.
     """
     quiet = [[attempt.took_s for attempt in series if not attempt.resent] for series in (before, after)]
     # what TCP sends again, and when, goes by what it remembers of the traffic before
     steady = exact and all(quiet)
     share, absolute_s = (CHANGED, CHANGED_S) if steady else (CHANGED_ROUGHLY, CHANGED_ROUGHLY_S)
-    name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:g} ms"
+    absolute_s = max(absolute_s, order_s)
+    name, bound = "network_as_before", f"within {share:.0%}, or {absolute_s * 1e3:.3g} ms"
     if not before or not after:
         return Invariant(name, bound, "not applicable", None, why_not or "There is one rank only.")
     early, late = quiet if all(quiet) else [[attempt.took_s for attempt in part] for part in (before, after)]

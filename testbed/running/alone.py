@@ -63,6 +63,11 @@ class Alone:
         """What each message costs on top of its time on the network, but for its bytes."""
         return self.message_cost_s if self.exact else MESSAGE_S
 
+    @property
+    def order_s(self) -> float:
+        """What it may take longer in another order of messages that are there at once: one's cost, in each round."""
+        return 2 * max(0, len(self._ring) - 1) * self.message_cost_s if self.exact else 0.0
+
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
         return model_agreement(

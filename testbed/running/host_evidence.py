@@ -32,7 +32,7 @@ class HostEvidence:
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
     hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
     the lone collective took each time before the steps, and after them where it was done again; settles: whether the
-    ranks' transport then does all as before.
+    ranks' transport then does all as before; order_s: what the order of messages that come at once may make of it.
     """
 
     topology: Topology
@@ -47,6 +47,7 @@ class HostEvidence:
     again: tuple[Sequence[Attempt], Sequence[Attempt]]
     exact: bool
     settles: bool
+    order_s: float
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
@@ -68,6 +69,7 @@ class HostEvidence:
                 *self.again,
                 self.exact and self.settles,
                 why_not_again(self.events, self.neighbours, self.topology),
+                self.order_s,
             ),
         ]
 

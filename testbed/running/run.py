@@ -310,6 +310,7 @@ class Run:
             self.alone.attempts(records.calibrations),
             exact=self.alone.exact,
             settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
+            order_s=self.alone.order_s,
         )
 
     def _monitor_files(self, folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:

@@ -338,6 +338,15 @@ def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok:
     assert found.severity == ("untrusted" if exact else "caution")
 
 
+def test_the_order_of_messages_that_come_at_once_is_nobodys() -> None:
+    # 8 ranks that pay 0.1 ms for each message: 13.55 and 14.35 ms were seen on a network that nobody touched
+    before, after = attempts(0.01355), attempts(0.01435)
+    assert network_as_before(before, after, exact=True).ok is False
+    assert network_as_before(before, after, exact=True, order_s=0.0014).ok is True
+    assert network_as_before(before, attempts(0.0151), exact=True, order_s=0.0014).ok is False
+    assert network_as_before(before, after, exact=True, order_s=0.0014).bound == "within 2%, or 1.4 ms"
+
+
 def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
     restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
     found = network_as_before(attempts(0.1), restless, exact=True)
