@@ -29,7 +29,7 @@ from testbed.job.tuning import tuning_of
 from testbed.ranks.bench import COLLECTIVES, algorithms_of
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.running.choosing import choose_network, guest_settings
-from testbed.virtual import Guest, find_image
+from testbed.virtual import Guest, clock_here, find_image
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 HEADINGS = (
@@ -101,7 +101,7 @@ def bench(
         raise ConfigError([Problem("command line", None, "--tune", collective, expected)])
     algorithms = _algorithms(collective, algorithm, tune is not None)
     sizes = _sizes(least, most, factor)
-    if clock == "virtual":
+    if clock == "virtual" and not clock_here():
         hosts = len(load_topology(topology).resolve().hosts) if topology else 4
         needed = _guest_bytes(sizes[-1], ranks or hosts, size_scale)
         _in_guest(memory, needed, stall_timeout, seed, [path for path in (json_file, tune) if path])
@@ -167,19 +167,13 @@ def _guest_bytes(size_bytes: int, ranks: int, size_scale: str) -> int:
 def _in_guest(
     memory: str | None, needed_bytes: int, stall_timeout: str, seed: int, files: list[Path]
 ) -> None:
-    """The same command in a guest, whose clock is virtual; does not return."""
-    arguments = list(sys.argv[1:])
-    for number, word in enumerate(arguments):
-        if word == "--clock":
-            arguments[number + 1] = "real"
-        elif word == "--clock=virtual":
-            arguments[number] = "--clock=real"
+    """The same command in a guest, where it finds the clock that it wants; does not return."""
     folders = sorted({file.resolve().parent for file in files})
     settings = guest_settings(
         memory, "free", seed, stall_timeout, None, folders, default_memory_bytes=needed_bytes
     )
     guest = Guest(find_image(), settings)
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *arguments]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
     ended = guest.run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
     raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
