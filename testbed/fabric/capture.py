@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from testbed.fabric.pcapng import merge
 from testbed.links import LinkError, LinkWire
 from testbed.links.command import inside
 from testbed.links.process import close_pipes, wait_or_kill
+from testbed.links.ready import ready
 
 SNAP_BYTES = 128  # Ethernet, IPv4, TCP with all its options, and the beginning of the payload
 BUFFER_KIB = 16_384
@@ -104,7 +104,7 @@ class Capture:
         assert point.process.stderr is not None
         said = ""
         while "listening on" not in said:
-            readable, _, _ = select.select([point.process.stderr], [], [], START_TIMEOUT_S)
+            readable = ready([point.process.stderr], START_TIMEOUT_S)
             line = point.process.stderr.readline() if readable else ""
             if not line:
                 raise LinkError(f"cannot capture link {point.link}: {said.strip() or 'no word from tcpdump'}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import select
 import shlex
 import socket
 import subprocess
@@ -30,6 +29,7 @@ from testbed.fabric.verify import Place
 from testbed.links import LinkError
 from testbed.links.counts import NodeCounts
 from testbed.links.process import close_pipes, wait_or_kill
+from testbed.links.ready import ready
 from testbed.links.setup import Setup
 
 STOP_TIMEOUT_S, ANSWER_TIMEOUT_S = 5.0, 60.0
@@ -141,7 +141,7 @@ class Machine(Ground):
         assert process is not None
         assert process.stdout is not None
         if b"\n" not in self._pending:
-            if not select.select([process.stdout], [], [], max(0.0, timeout_s))[0]:
+            if not ready([process.stdout], timeout_s):
                 return None
             data = os.read(process.stdout.fileno(), 1 << 16)
             if not data:
@@ -192,7 +192,7 @@ class Machine(Ground):
 
     def lines(self, pid: int) -> list[str]:
         """What a program that was started there has printed since the last call."""
-        while b"\n" in self._pending or select.select([self], [], [], 0)[0]:
+        while b"\n" in self._pending or ready([self], 0.0):
             self._read(0)
         return self._lines.pop(pid, [])
 

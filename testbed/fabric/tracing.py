@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import select
 import socket
 import struct
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from testbed.fabric.state import FabricState
 from testbed.links.netns import network_namespace
 from testbed.links.packets import packet_socket, receive_stamped
+from testbed.links.ready import ready
 
 PAUSE_S = 0.02
 LAST_WAIT_S = 1.0  # beyond any delay on Earth
@@ -104,9 +104,9 @@ class _Watch:
         """Note what passes within the time, or until so many have arrived."""
         deadline = time.monotonic() + wait_s
         while self.trace.arrived != enough and (left_s := deadline - time.monotonic()) > 0:
-            readable, _, _ = select.select([*self._links, self._end], [], [], left_s)
+            found = ready([*self._links, self._end], left_s)
             # links before the host, which sees a packet last
-            for one in sorted(readable, key=lambda ready: ready is self._end):
+            for one in sorted(found, key=lambda one: one is self._end):
                 with contextlib.suppress(BlockingIOError):
                     while True:
                         self._note(one, *receive_stamped(one))

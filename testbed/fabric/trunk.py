@@ -6,7 +6,6 @@ One end asks, the other (`answer`) does as it is asked: sends small frames back,
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import statistics
 import struct
@@ -14,6 +13,7 @@ import time
 from dataclasses import dataclass
 
 from testbed.links.packets import PACKET_IGNORE_OUTGOING, SOL_PACKET
+from testbed.links.ready import ready
 from testbed.links.timing import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 ETHERTYPE = 0x88B5  # for local experiments (IEEE 802)
@@ -63,7 +63,7 @@ class TrunkSocket:
 
     def receive(self, timeout_s: float) -> tuple[bytes, int, float, int] | None:
         """(what, number, figure, bytes) of the next frame; None if there is none in this time."""
-        if not select.select([self._socket], [], [], timeout_s)[0]:
+        if not ready([self._socket], timeout_s):
             return None
         frame = self._socket.recv(1 << 16)
         *_, what, number, figure = HEADER.unpack(frame[: HEADER.size])

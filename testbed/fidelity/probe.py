@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import select
 import socket
 import statistics
 import time
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from testbed.config import Direction, Topology, probe_address
 from testbed.links.packets import receive_stamped
+from testbed.links.ready import ready
 from testbed.links.shaping import burst_bytes
 from testbed.links.timing import End, one_way_times, probe_s, udp_pair
 
@@ -182,8 +182,7 @@ def _rate(here: End, there: End, asked: Direction, mtu: int) -> tuple[float, boo
 
 def _collect(receiver: socket.socket, stamps: list[int], wait_s: float) -> bool:
     """Take in what has arrived, waiting at most `wait_s` for it; whether anything had."""
-    readable, _, _ = select.select([receiver], [], [], wait_s)
-    if not readable:
+    if not ready([receiver], wait_s):
         return False
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -123,6 +123,7 @@ class Rank:
             self.communicator.all_reduce(array, algorithm="ring")
             times = {"start_s": start_s, "end_s": time.monotonic(), "resent": resent_here() - resent}
             head = {"rank": self.rank, "operation": "calibration", "attempt": attempt, "again": again}
+            head["resent_before"] = resent
             records.append({**head, **times})
         return records
 

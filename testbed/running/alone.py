@@ -10,7 +10,7 @@ from testbed.collectives import pieces_for
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
-from testbed.fidelity.standing import Attempt
+from testbed.fidelity.standing import Attempt, Lone
 from testbed.job.wiring import Wiring, software_cost
 from testbed.paths.alpha_beta import (
     Step,
@@ -63,11 +63,6 @@ class Alone:
         """What each message costs on top of its time on the network, but for its bytes."""
         return self.message_cost_s if self.exact else MESSAGE_S
 
-    @property
-    def order_s(self) -> float:
-        """What it may take longer in another order of messages that are there at once: one's cost, in each round."""
-        return 2 * max(0, len(self._ring) - 1) * self.message_cost_s if self.exact else 0.0
-
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
         return model_agreement(
@@ -84,6 +79,16 @@ class Alone:
             [entry for entry in calibrations if entry["again"] is again] for again in (False, True)
         )
         return _attempts(before), _attempts(after)
+
+    def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> Lone:
+        """What the ranks measured before and after the steps, with what may make a difference."""
+        rounds = 2 * max(0, len(self._ring) - 1)
+        return Lone(
+            *self.attempts(calibrations),
+            order_s=rounds * self.message_cost_s if self.exact else 0.0,
+            path_s=self._model_s(self._ring),
+            resent=_resent_between(calibrations),
+        )
 
     def _model_s(self, ring: Sequence[Step]) -> float:
         if not ring:
@@ -107,6 +112,19 @@ class Alone:
             slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
             found.append(replace(step, beta_s=max(step.beta_s, slowest_s / lanes)))
         return found
+
+
+def _resent_between(calibrations: Iterable[Mapping[str, Any]]) -> int:
+    """Segments that hosts sent again from the last attempt before the steps to the first one after them."""
+    last: dict[int, int] = {}
+    first: dict[int, int] = {}
+    for entry in calibrations:
+        rank, before = entry["rank"], entry["resent_before"]
+        if entry["again"]:
+            first[rank] = min(before, first.get(rank, before))
+        else:
+            last[rank] = max(before + entry["resent"], last.get(rank, 0))
+    return sum(count - last.get(rank, 0) for rank, count in first.items())
 
 
 def _attempts(calibrations: Iterable[Mapping[str, Any]]) -> list[Attempt]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from testbed.fabric.network import Fabric
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.job.errors import RunError
 from testbed.job.spec import JobSpec
+from testbed.links.ready import ready
 from testbed.running.launching import LauncherProcess, launcher_environment
 
 LAUNCHER, WATCHER = "testbed.ranks.launcher", "testbed.fidelity.watcher"
@@ -53,7 +53,7 @@ class FarLauncher:
 
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What it has said within this time; None at its end. FabricError when its machine is gone."""
-        select.select([self], [], [], timeout_s)
+        ready([self], timeout_s)
         lines = self.machine.lines(self.pid)
         if not lines and self.pid in self.machine.ended:
             return None
@@ -63,7 +63,7 @@ class FarLauncher:
         """How it ended, in words, unless it ended well."""
         deadline = time.monotonic() + timeout_s
         while self.pid not in self.machine.ended and time.monotonic() < deadline:
-            select.select([self], [], [], 0.1)
+            ready([self], 0.1)
             self.machine.lines(self.pid)
         status = self.machine.ended.get(self.pid)
         if status == 0:
@@ -109,7 +109,7 @@ class Launchers:
     def events(self, timeout_s: float) -> list[dict[str, Any]] | None:
         """What any of them has said within this time; None when all have ended."""
         if self._live:
-            select.select(self._live, [], [], timeout_s)
+            ready(self._live, timeout_s)
         found = []
         for part in list(self._live):
             said = part.events(0.0)

@@ -16,7 +16,7 @@ from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.ledgers import building_of, grown, ledgers, timed_cables
-from testbed.fidelity.standing import Attempt, network_as_before, ranks_awake, standstills
+from testbed.fidelity.standing import Lone, network_as_before, ranks_awake, standstills
 from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.ranks.witness import REAL_LATE_S, REAL_WAIT_S
@@ -31,8 +31,8 @@ class HostEvidence:
 
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
     hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
-    the lone collective took each time before the steps, and after them where it was done again; settles: whether the
-    ranks' transport then does all as before; order_s: what the order of messages that come at once may make of it.
+    the lone collective took before the steps, and after them where it was done again; settles: whether the ranks'
+    transport then does all as before.
     """
 
     topology: Topology
@@ -44,10 +44,9 @@ class HostEvidence:
     samples: Sequence[Record]
     events: Sequence[EventSpec]
     event_log: Sequence[Record]
-    again: tuple[Sequence[Attempt], Sequence[Attempt]]
+    again: Lone
     exact: bool
     settles: bool
-    order_s: float
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
@@ -66,10 +65,9 @@ class HostEvidence:
             self._foreign(own, sum(step.step_time_s for step in steps)),
             self._awake(own, variant),
             network_as_before(
-                *self.again,
+                self.again,
                 self.exact and self.settles,
                 why_not_again(self.events, self.neighbours, self.topology),
-                self.order_s,
             ),
         ]
 

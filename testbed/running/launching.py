@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from testbed.links.process import close_pipes, wait_or_kill
+from testbed.links.ready import ready
 
 STOP_TIMEOUT_S = 2.0
 
@@ -59,8 +59,7 @@ class LauncherProcess:
         """What it has said within this time; None at its end."""
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
-        readable, _, _ = select.select([output], [], [], timeout_s)
-        if not readable:
+        if not ready([output], timeout_s):
             return []
         data = os.read(output, 1 << 16)
         if not data:

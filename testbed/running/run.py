@@ -307,10 +307,9 @@ class Run:
             records.samples,
             self.scenario.events,
             log,
-            self.alone.attempts(records.calibrations),
+            self.alone.lone(records.calibrations),
             exact=self.alone.exact,
             settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
-            order_s=self.alone.order_s,
         )
 
     def _monitor_files(self, folder: Path, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
