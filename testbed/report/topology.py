@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from testbed.report.data import JsonObject, LinkKey, RunData
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
+from testbed.report.geometry import Box, Line, between_walls
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten, text_width
 from testbed.scale import Scale
 
@@ -43,69 +44,18 @@ LOAD_CLASSES = (("load-idle", 0.01), ("load-low", 0.5), ("load-medium", 0.8), ("
 
 
 @dataclass(frozen=True)
-class _Box:
-    """A rectangle by its centre."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-
-    def overlap(self, other: _Box) -> float:
-        """Common area with `other`, in square units."""
-        across = (self.width + other.width) / 2 - abs(self.x - other.x)
-        down = (self.height + other.height) / 2 - abs(self.y - other.y)
-        return max(across, 0.0) * max(down, 0.0)
-
-
-@dataclass(frozen=True)
-class _Line:
-    """A straight line; y grows downwards, as on the page."""
-
-    start: tuple[float, float]
-    end: tuple[float, float]
-
-    @property
-    def direction(self) -> tuple[float, float]:
-        """Unit vector from start to end."""
-        dx, dy = self.end[0] - self.start[0], self.end[1] - self.start[1]
-        length = math.hypot(dx, dy) or 1.0
-        return dx / length, dy / length
-
-    def at(self, share: float) -> tuple[float, float]:
-        """The point `share` of the way along."""
-        return (
-            self.start[0] + share * (self.end[0] - self.start[0]),
-            self.start[1] + share * (self.end[1] - self.start[1]),
-        )
-
-    def shifted(self, distance: float) -> _Line:
-        """The parallel line `distance` to the right of the direction of travel."""
-        dx, dy = self.direction
-        across = (-dy * distance, dx * distance)
-        return _Line(
-            (self.start[0] + across[0], self.start[1] + across[1]),
-            (self.end[0] + across[0], self.end[1] + across[1]),
-        )
-
-    def reversed(self) -> _Line:
-        """The same line travelled the other way."""
-        return _Line(self.end, self.start)
-
-
-@dataclass(frozen=True)
 class _Route:
     """Where one WAN link is drawn: beside the line between two buildings' centres, `shift` to its right."""
 
     link: JsonObject
-    a: _Box
-    b: _Box
+    a: Box
+    b: Box
     shift: float
 
-    def visible(self, more: float = 0.0) -> _Line:
+    def visible(self, more: float = 0.0) -> Line:
         """The part between the two buildings' walls of the link's line, or of one `more` to its right."""
-        line = _Line((self.a.x, self.a.y), (self.b.x, self.b.y)).shifted(self.shift + more)
-        return _between_walls(line, self.a, self.b)
+        line = Line((self.a.x, self.a.y), (self.b.x, self.b.y)).shifted(self.shift + more)
+        return between_walls(line, self.a, self.b)
 
 
 def load_class(utilisation: float | None) -> str:
@@ -194,7 +144,7 @@ def _box_size(hosts: list[JsonObject]) -> tuple[float, float]:
     return width, _HEADER + rows * (_PILL_HEIGHT + _GAP) - _GAP + _MARGIN
 
 
-def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[dict[str, _Box], float]:
+def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[dict[str, Box], float]:
     """Buildings on an ellipse that fills the drawing, and the drawing's height.
 
     Walls get long enough for `bundle` parallel links with a label each.
@@ -223,11 +173,11 @@ def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[d
             # Buildings on one level share a centre line, so that links between them are horizontal.
             row = max(own[1] for own, its in zip(sizes.values(), levels, strict=True) if its == level)
             y = 8 + row / 2 + (level - top) / (bottom - top) * (height - row - 16)
-        boxes[name] = _Box(x, y, *size)
+        boxes[name] = Box(x, y, *size)
     return boxes, height
 
 
-def _draw_building(drawing: Drawing, name: str, box: _Box, hosts: list[JsonObject]) -> None:
+def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject]) -> None:
     left, top = box.x - box.width / 2, box.y - box.height / 2
     group = drawing.group("building")
     drawing.rect(left, top, box.width, box.height, "building-wall", radius=8, parent=group)
@@ -258,7 +208,7 @@ def _draw_building(drawing: Drawing, name: str, box: _Box, hosts: list[JsonObjec
 # --- links
 
 
-def _routes(links: list[JsonObject], boxes: dict[str, _Box], spacing: float) -> list[_Route]:
+def _routes(links: list[JsonObject], boxes: dict[str, Box], spacing: float) -> list[_Route]:
     """The links of one pair of buildings side by side, `spacing` apart or closer where walls are short."""
     first, second = boxes[links[0]["a"]], boxes[links[0]["b"]]
     if spacing < _APART:
@@ -283,25 +233,7 @@ def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
     return list(bundles.values())
 
 
-def _between_walls(line: _Line, a: _Box, b: _Box) -> _Line:
-    """The part of a line between two boxes' centres (or beside them) that lies outside both."""
-    leaves, arrives = 1.0, 0.0
-    for axis in (0, 1):
-        origin, travel = line.start[axis], line.end[axis] - line.start[axis]
-        if abs(travel) < 1e-9:
-            continue
-        for box, is_start in ((a, True), (b, False)):
-            middle = (box.x, box.y)[axis]
-            half = (box.width, box.height)[axis] / 2
-            shares = sorted(((middle - half - origin) / travel, (middle + half - origin) / travel))
-            if is_start:
-                leaves = min(leaves, shares[1])
-            else:
-                arrives = max(arrives, shares[0])
-    return _Line(line.at(max(leaves, 0.0)), line.at(min(arrives, 1.0)))
-
-
-def _draw_direction(drawing: Drawing, lane: _Line, use: JsonObject | None) -> None:
+def _draw_direction(drawing: Drawing, lane: Line, use: JsonObject | None) -> None:
     """One direction of a link: a line with an arrow head at its end."""
     utilisation = None if use is None else float(use["utilisation"])
     css = load_class(utilisation)
@@ -318,10 +250,10 @@ def _draw_label(
     scale: Scale,
     bundle: list[_Route],
     used: dict[LinkKey, JsonObject],
-    taken: list[_Box],
+    taken: list[Box],
     *,
     name_planes: bool,
-) -> _Box:
+) -> Box:
     """Puts the figures of a bundle of like links on it, where they cover least; returns the place taken."""
     middle = sum(route.shift for route in bundle) / len(bundle)
     line = bundle[0].visible(middle - bundle[0].shift)
@@ -341,18 +273,18 @@ def _draw_label(
     return box
 
 
-def _label_place(line: _Line, width: float, height: float, taken: list[_Box]) -> _Box:
+def _label_place(line: Line, width: float, height: float, taken: list[Box]) -> Box:
     candidates = []
     for distance in (0.0, 0.06, 0.12, 0.18, 0.24, 0.3, 0.36):
         for share in (0.5 - distance, 0.5 + distance):
             x, y = line.at(share)
             x = min(max(x, width / 2 + 2), CHART_WIDTH - width / 2 - 2)
-            candidates.append(_Box(x, y, width, height))
+            candidates.append(Box(x, y, width, height))
     return min(candidates, key=lambda box: sum(box.overlap(other) for other in taken))
 
 
 def _label_lines(
-    scale: Scale, bundle: list[_Route], line: _Line, used: dict[LinkKey, JsonObject], name_planes: bool
+    scale: Scale, bundle: list[_Route], line: Line, used: dict[LinkKey, JsonObject], name_planes: bool
 ) -> list[str]:
     link = bundle[0].link
     dx, dy = line.direction
@@ -406,10 +338,13 @@ def _tooltip(scale: Scale, link: JsonObject, direction: str, used: dict[LinkKey,
     queue = figures["queue_bytes"]
     sentence = (
         f"{key.source} → {key.target}, plane {key.plane}: {_figures(scale, figures)} one way; "
-        f"queue {size_text(scale.real_bytes(queue))}. "
-        f"Emulated: {rate_text(figures['rate_bps'])}, {time_text(figures['delay_s'])}, "
-        f"queue {size_text(queue)}."
+        f"queue {size_text(scale.real_bytes(queue))}."
     )
+    if used:
+        emulated = (
+            f"{rate_text(figures['rate_bps'])}, {time_text(figures['delay_s'])}, queue {size_text(queue)}"
+        )
+        sentence += f" Emulated: {emulated}."
     use = used.get(key)
     if use is not None:
         sentence += (
