@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import ConfigError, Problem, Scenario, TopologySpec, load_scenario, load_topology
+from testbed.config import ConfigError, Problem, Scenario, load_scenario, load_topology
 from testbed.explorer import Exploration, Search
 from testbed.fabric.network import Fabric
 from testbed.model.calibration import find_calibration
@@ -200,12 +200,7 @@ def up(
         >>> with testbed.up("two-buildings") as network:
         ...     print(network.exec("east1", "ping", "-c", "3", "west1").stdout)
     """
-    if isinstance(topology, Mapping):
-        spec: TopologySpec = load_scenario(
-            {"name": "up", "topology": topology, "workload": _NOTHING}
-        ).topology
-    else:
-        spec = load_topology(topology)
+    spec = load_topology(topology)
     stack = choose_stack(None, None)
     scale = choose_scale(
         spec.resolve, "auto" if size_scale is None else f"{size_scale:g}", 1.0, stack, ranks=0
@@ -213,9 +208,6 @@ def up(
     network = Network(spec, stack, scale, choose_policy(policy, "policy"))
     with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
         yield Standing(fabric)
-
-
-_NOTHING: Mapping[str, Any] = {"collectives": [{"collective": "all_reduce", "size": "1 MB"}]}
 
 
 def _scenario(given: Scenario | Source) -> Scenario:

@@ -195,6 +195,8 @@ def read_topology(path: Path) -> Document:
     return document
 
 
-def load_topology(path: Path | str) -> TopologySpec:
-    """Read a topology file. ConfigError with all its problems."""
-    return validate(TopologySpec, read_topology(located(path, ("topologies",))))
+def load_topology(source: Path | str | Mapping[str, Any]) -> TopologySpec:
+    """Read a topology file, the name of one that comes along, or what one would hold. ConfigError with all problems."""
+    if isinstance(source, Mapping):
+        return validate(TopologySpec, Document.of(source))
+    return validate(TopologySpec, read_topology(located(source, ("topologies",))))
