@@ -12,19 +12,11 @@ from typing import TYPE_CHECKING, Any
 from testbed.version import VERSION
 
 if TYPE_CHECKING:
-    from testbed.api import (
-        ConfigError,
-        Exploration,
-        Prediction,
-        Result,
-        Scenario,
-        Standing,
-        explore,
-        load,
-        predict,
-        run,
-        up,
-    )
+    from testbed.api import Standing, explore, load, predict, run, up
+    from testbed.config import ConfigError, Scenario
+    from testbed.explorer import Exploration
+    from testbed.model.predictions import Prediction
+    from testbed.results.result import Result
 
 __version__ = VERSION
 __all__ = [

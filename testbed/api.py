@@ -25,20 +25,6 @@ from testbed.running.networks import Network
 from testbed.running.request import Request, prepare
 from testbed.running.run import Progress
 
-__all__ = [
-    "ConfigError",
-    "Exploration",
-    "Prediction",
-    "Result",
-    "Scenario",
-    "Standing",
-    "explore",
-    "load",
-    "predict",
-    "run",
-    "up",
-]
-
 Source = str | Path | Mapping[str, Any]
 
 

@@ -11,7 +11,7 @@ import typer
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, TopologySpec, expand, expand_data, json_schema
 from testbed.config.files import load
-from testbed.report.graph import drawn
+from testbed.report.graph import Form, drawn
 from testbed.results.result import Result
 
 
@@ -50,9 +50,7 @@ def graph(
         Path, typer.Argument(help="A topology or scenario: a file, or the name of one that comes along.")
     ],
     overrides: OverridesOption = None,
-    form: Annotated[
-        Literal["svg", "dot", "mermaid"], typer.Option("--format", "-f", help="dot: for Graphviz.")
-    ] = "svg",
+    form: Annotated[Form, typer.Option("--format", "-f", help="dot: for Graphviz.")] = "svg",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; without: standard output.")
     ] = None,

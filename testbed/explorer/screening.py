@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from testbed.catalogue import placements
-from testbed.collectives import ALGORITHMS, AUTO, automatic, traffic
+from testbed.collectives import ALGORITHMS, AUTO, automatic
 from testbed.collectives.catalogue import Ask, plan_of
+from testbed.collectives.plan import Plan, Round
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
 from testbed.explorer.trying import Changes, sequences
@@ -186,11 +187,9 @@ class Screener:
 
     def _algorithms(self, changes: Changes) -> dict[str, str]:
         """By kind of traffic."""
-        path = COLLECTIVES
-        named = dict(changes.get(path, self._base[path]))
-        named |= {
-            name.removeprefix(path + "."): how for name, how in changes.items() if name.startswith(path + ".")
-        }
+        one = COLLECTIVES + "."
+        named = dict(changes.get(COLLECTIVES, self._base[COLLECTIVES]))
+        named |= {path.removeprefix(one): how for path, how in changes.items() if path.startswith(one)}
         usual = {REPLICATE: changes.get("algorithms", self._scenario.algorithms)[0]}
         return {
             kind: named.get(dimension, usual.get(kind, otherwise))
@@ -257,27 +256,27 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
         algorithm = automatic(collective, LARGE, buildings)
     if algorithm not in ALGORITHMS[collective]:  # of tokens whose counts differ: they go directly
         algorithm = "direct"
-    sends: dict[tuple[int, ...], set[tuple[int, int, int]]] = {}
+    blocks = {"all_reduce": 1, "all_to_all": size * size}.get(collective, size)
+    loads: Counter[tuple[int, int]] = Counter()
+    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # lanes and strands go on side by side
     for own in range(size):
         plan = plan_of(collective, algorithm, Ask(own, buildings))
-        bounds = plan.bounds(numel * (1 if collective == "all_reduce" else size))
-        for lane, stages in enumerate(plan.lanes):
-            for stage, strands in enumerate(stages):
-                for number, step in (
-                    (number, step) for strand in strands for number, step in enumerate(strand)
-                ):
-                    sends.setdefault((lane, stage, number), set()).update(
-                        (own, peer, sum(bounds[end] - bounds[start] for start, end in runs))
-                        for peer, runs in step.sends
-                    )
-    lanes = {lane for lane, *_ in sends}
-    rounds = [
-        Counter(frozenset(ends) for (own, *_), ends in sends.items() if own == lane and ends)
-        for lane in lanes
-    ]
-    # lanes go on at once: one of those with the most rounds
-    longest = max(rounds, key=lambda found: found.total(), default=Counter())
-    return _Pattern(traffic(collective, algorithm, numel, 1, buildings), longest)
+        bounds = plan.bounds(numel * blocks)
+        for place, step in _rounds(plan):
+            for peer, runs in step.sends:
+                count = sum(bounds[end] - bounds[start] for start, end in runs)
+                loads[own, peer] += count
+                at_once.setdefault(place, set()).add((own, peer, count))
+    return _Pattern(loads, Counter(map(frozenset, at_once.values())))
+
+
+def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
+    """Each with (stage, its number there)."""
+    for stages in plan.lanes:
+        for stage, strands in enumerate(stages):
+            for strand in strands:
+                for number, step in enumerate(strand):
+                    yield (stage, number), step
 
 
 def _of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from html import escape
+from typing import Literal
 
 from testbed.config import Topology
 from testbed.report.figures import rate_text, time_text
 from testbed.report.topology import network_drawing
 from testbed.scale import UNSCALED
 
-FORMATS = ("svg", "dot", "mermaid")
+Form = Literal["svg", "dot", "mermaid"]
 STYLE = """
 text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1b1f24; }
 .building-wall { fill: #f5f6f8; stroke: #aab2bd; stroke-width: 1.5; }
@@ -20,8 +21,8 @@ text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
 """
 
 
-def drawn(topology: Topology, form: str) -> str:
-    """The text of a drawing. form: one of `FORMATS`. Figures are those of the topology as it was resolved."""
+def drawn(topology: Topology, form: Form) -> str:
+    """The text of a drawing. Figures are those of the topology as it was resolved."""
     return {"svg": _svg, "dot": _dot, "mermaid": _mermaid}[form](topology)
 
 

@@ -291,23 +291,20 @@ def _label_lines(
     eighth = round(math.atan2(dy, dx) / (math.pi / 4)) % 8
     arrows = {"a_to_b": _ARROWS[eighth], "b_to_a": _ARROWS[(eighth + 4) % 8]}
     figures = {direction: _figures(scale, link[direction]) for direction in arrows}
-    shares = {
-        direction: _shares_text([used.get(_key(route.link, direction)) for route in bundle])
-        for direction in arrows
-    }
     which = (
         f"{len(bundle)} planes of " if len(bundle) > 1 else f"plane {link['plane']} · " if name_planes else ""
     )
-    if not used:
-        alike = figures["a_to_b"] == figures["b_to_a"]
-        lines = [f"{arrow} {figures[direction]}" for direction, arrow in arrows.items()]
-        return [which + figures["a_to_b"]] if alike else [*filter(None, [which.removesuffix(" of ")]), *lines]
+    shares = {
+        direction: _shares_text([used.get(_key(route.link, direction)) for route in bundle])
+        for direction in (arrows if used else ())
+    }
     if figures["a_to_b"] == figures["b_to_a"]:
-        return [
-            which + figures["a_to_b"],
-            " · ".join(f"{arrow} {shares[direction]}" for direction, arrow in arrows.items()),
-        ]
-    lines = [f"{arrow} {figures[direction]} · {shares[direction]}" for direction, arrow in arrows.items()]
+        said = " · ".join(f"{arrows[direction]} {share}" for direction, share in shares.items())
+        return [which + figures["a_to_b"], *([said] if said else [])]
+    lines = [
+        " · ".join([f"{arrow} {figures[direction]}", *([shares[direction]] if used else [])])
+        for direction, arrow in arrows.items()
+    ]
     return [which.removesuffix(" of ").rstrip(" ·"), *lines] if which else lines
 
 

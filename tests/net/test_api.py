@@ -21,9 +21,8 @@ def test_a_network_stands_for_a_block_and_goes_with_it_even_by_an_exception() ->
     before = set(psutil.net_if_addrs())
     with pytest.raises(subprocess.CalledProcessError):
         look_round()
-    assert set(psutil.net_if_addrs()) - before <= {
-        "ovs-netdev"
-    }  # Open vSwitch's own, from its first datapath on
+    # that one is Open vSwitch's own, from its first datapath on
+    assert set(psutil.net_if_addrs()) - before <= {"ovs-netdev"}
 
 
 def look_round() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import itertools
 import json
 from dataclasses import replace
@@ -183,15 +182,10 @@ def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
 
 
 def test_the_closed_form_knows_by_which_algorithm_shards_gather(tmp_path: Path) -> None:
-    data: Any = copy.deepcopy(SCENARIO)
-    parallelism = {"data_parallel_shard_degree": 4}
-    data["workload"]["parallelism"] = parallelism
     algorithms = ["ring", "hierarchical", "far_first", "near_first", "direct", "auto"]
     path = "workload.parallelism.collectives.data_parallel_shard"
-    data["explore"] = {"space": {path: algorithms}}
-    file = tmp_path / "sharded.yaml"
-    file.write_text(yaml.safe_dump(data))
-    scenario = load_scenario(file)
+    sharded = "workload.parallelism={data_parallel_shard_degree: 4}"
+    scenario = load_scenario(written(tmp_path, space={path: algorithms}), [sharded])
     screener = Screener(scenario)
     screened, tried = {}, {}
     for algorithm in algorithms:

@@ -23,9 +23,9 @@ TABLE = TuningTable(
 COARSE = Scale(size_scale=1000)
 
 
-def scenario(tmp_path: Path, *changes: str) -> Scenario:
+def scenario(tmp_path: Path) -> Scenario:
     TABLE.write(tmp_path / "table.json")
-    return load_scenario(QUICKSTART, [f"workload.tuning={tmp_path}/table.json", *changes])
+    return load_scenario(QUICKSTART, [f"workload.tuning={tmp_path}/table.json"])
 
 
 def test_bytes_follow_the_table_bucket_by_bucket(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -199,6 +199,13 @@ def sleep_until(at_ns: int) -> None:
         time.sleep(left_ns / 1e9)
 
 
+def drained(receiver: socket.socket) -> Iterator[tuple[bytes, int]]:
+    """What has arrived at a socket that does not block, with when, ns."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield receive_stamped(receiver)
+
+
 class Probes:
     """Small datagrams at times drawn from a Poisson process, each with its wait in the link's queue."""
 
@@ -217,16 +224,14 @@ class Probes:
                 sender.send(PROBE.pack(now_ns))
                 time.sleep(self._drawn.expovariate(1 / PROBE_PAUSE_S))
                 if number % DRAIN_EVERY == 0:
-                    self._drain(receiver)
+                    self._note(receiver)
             time.sleep(1.0)
-            self._drain(receiver)
+            self._note(receiver)
 
-    def _drain(self, receiver: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                packet, arrived_ns = receive_stamped(receiver)
-                (sent_ns,) = PROBE.unpack(packet)
-                self.found.append((sent_ns, arrived_ns - sent_ns))
+    def _note(self, receiver: socket.socket) -> None:
+        for packet, arrived_ns in drained(receiver):
+            (sent_ns,) = PROBE.unpack(packet)
+            self.found.append((sent_ns, arrived_ns - sent_ns))
 
     def waits_s(self, began_ns: int, from_ns: int) -> list[float]:
         """Beyond what the quickest of those before `began_ns` took, of those sent after `from_ns`."""
@@ -296,10 +301,7 @@ def run_frames(network: Network, cell: Frames) -> dict[str, Any]:
         receiver.setblocking(False)
 
         def drain() -> None:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    packet, arrived_ns = receive_stamped(receiver)
-                    found.append((FRAME.unpack(packet)[0], arrived_ns))
+            found.extend((FRAME.unpack(packet)[0], arrived_ns) for packet, arrived_ns in drained(receiver))
 
         time.sleep(1.0)
         began_ns = time.time_ns()
