@@ -6,7 +6,6 @@ Exit status: 0 done (and a run not untrusted), 1 failure, 2 bad input, 3 a run w
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import NoReturn
 
@@ -20,6 +19,7 @@ from testbed.cli.example import add_example_command
 from testbed.cli.explore import add_explore_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
+from testbed.cli.interrupts import raise_on_signals
 from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
 from testbed.cli.plan import add_plan_command
@@ -62,8 +62,7 @@ add_virtual_commands(app)
 
 def main() -> NoReturn:
     """Run the command line; errors of ours become one message on standard error and an exit status."""
-    signal.signal(signal.SIGTERM, _terminated)
-    signal.signal(signal.SIGHUP, _terminated)
+    raise_on_signals()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     status = 0
     try:
@@ -83,7 +82,3 @@ def main() -> NoReturn:
         console.print("interrupted; everything this command made has been removed", markup=False)
         status = 130
     sys.exit(status)
-
-
-def _terminated(number: int, frame: object) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -71,6 +71,14 @@ def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, time
         time.sleep(0.02)
 
 
+def status_at_end(run: subprocess.Popen[str], said: list[str], timeout_s: float = 20) -> int:
+    """Its exit status; what it said, where it does not end."""
+    try:
+        return run.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        raise AssertionError(f"the run goes on after {timeout_s} s; it said:\n{''.join(said)}") from None
+
+
 def end(run: subprocess.Popen[str]) -> None:
     """Make sure that a run is over and, where it could not do so itself, cleaned up after."""
     if run.poll() is None:

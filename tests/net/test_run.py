@@ -15,7 +15,16 @@ import psutil
 import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
-from tests.net.runs import ROOT, end, owned, run_testbed, start, wait_for_words, write_scenario
+from tests.net.runs import (
+    ROOT,
+    end,
+    owned,
+    run_testbed,
+    start,
+    status_at_end,
+    wait_for_words,
+    write_scenario,
+)
 
 pytestmark = pytest.mark.net
 
@@ -157,7 +166,7 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
         processes = sorted(owned(run, words), key=lambda process: (process.create_time(), process.pid))
         processes[which].kill()
         start_s = time.monotonic()
-        assert run.wait(20) == 1
+        assert status_at_end(run, said) == 1
         assert time.monotonic() - start_s < 10
         time.sleep(0.1)
         assert re.search(message, "".join(said)), "".join(said)
@@ -178,7 +187,7 @@ def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_
         fabric_id = next((state.id for state in load_all() if state.owner_pid == run.pid), "none")
         time.sleep(0.15)
         run.send_signal(number)
-        assert run.wait(20) == 128 + number
+        assert status_at_end(run, said) == 128 + number
         assert_nothing_left(run, tmp_path, fabric_id)
         assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     finally:

@@ -1,0 +1,49 @@
+"""Ctrl-C, SIGTERM and SIGHUP as exceptions that are not lost.
+
+A signal's handler runs wherever the main thread happens to be. In a finaliser or in the callback of a weak reference
+(the import system has such callbacks) the interpreter prints what is raised, and goes on as if nothing had been: a run
+told to end would go on to its own end. Such a signal is delivered again a moment later.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+AGAIN_S = 0.05
+
+
+def raise_on_signals() -> None:
+    """From now on SIGINT raises KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
+
+    To be called in the main thread. Where the exception cannot leave (see `sys.unraisablehook`) the signal comes again.
+    """
+    last: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        last[:] = [number]
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+    sys.unraisablehook = _again(last, sys.unraisablehook)
+
+
+def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) -> Callable[..., None]:
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
+            # not from here: what the handler raised in this hook would be lost, too
+            timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), last[0]))
+            timer.daemon = True
+            timer.start()
+        else:
+            others(unraisable)
+
+    return hook

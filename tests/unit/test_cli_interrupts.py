@@ -1,0 +1,55 @@
+"""Signals end a command wherever they find it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# the signal comes where an exception cannot leave; then the program goes on, for ten seconds at most
+LOST = """
+import signal, sys, time, weakref
+from testbed.cli.interrupts import raise_on_signals
+
+class Thing:
+    def __del__(self):
+        if {finaliser}:
+            signal.raise_signal({number})
+
+raise_on_signals()
+thing = Thing()
+callback = weakref.ref(thing, lambda reference: {finaliser} or signal.raise_signal({number}))
+try:
+    del thing
+    print("goes on", flush=True)
+    time.sleep(10)
+finally:
+    print("cleaned", flush=True)
+"""
+
+
+def ended(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=9, check=False
+    )
+
+
+@pytest.mark.parametrize("finaliser", [True, False], ids=["finaliser", "weak reference"])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_a_signal_is_not_lost_where_nothing_can_be_raised(number: int, status: int, finaliser: bool) -> None:
+    code = LOST.format(number=int(number), finaliser=finaliser)
+    done = ended(code)
+    assert (done.returncode, done.stdout) == (status, "goes on\ncleaned\n")
+
+
+def test_other_errors_that_cannot_be_raised_are_told_as_ever() -> None:
+    code = "class Thing:\n    def __del__(self): raise ValueError('told')\nThing()"
+    code = f"from testbed.cli.interrupts import raise_on_signals\nraise_on_signals()\n{code}"
+    done = ended(code)
+    assert done.returncode == 0
+    assert "ValueError: told" in done.stderr
