@@ -65,17 +65,18 @@ def _run_missing(name: str, folder: Path, jobs: str | None) -> None:
     _, quickest, _ = told = _told(compared)
     near = [one for one in compared if one.kind == "baseline" and one.step_s <= NEAR * quickest.step_s]
     repeat = load_scenario(folder / "confirm.yaml", [])
-    assert repeat.variants is not None
+    confirmed = repeat.variants
+    assert confirmed is not None
 
     def again(chosen: set[str], done: int, trials: int, output: str) -> None:
-        variants = {own: changes for own, changes in repeat.variants.items() if own in chosen}
+        variants = {own: changes for own, changes in confirmed.items() if own in chosen}
         changes = {"variants": variants, "seed": repeat.seed + done * SEED_STEP}
         (folder / f"{output}.yaml").write_text(repeat.model_copy(update=changes).to_yaml())
         measure(folder / f"{output}.yaml", trials, output)
 
     chosen = {measured.variant for measured in (*told, *near)}
     if repeat.topology.resolve().lossy or len(chosen) < 2:  # as many as a scenario with variants needs
-        chosen = set(repeat.variants)
+        chosen = set(confirmed)
     again(chosen, 1, 2, REPEATED)
     _, base, best = _told(_compared(folder))
     interval = _interval(best, base)
@@ -143,7 +144,8 @@ def _told(compared: Sequence[Measured]) -> tuple[Measured, Measured, Measured]:
     Once some were repeated the quickest is one of these.
     """
     bases, best = ([one for one in compared if one.kind == kind] for kind in ("baseline", "best"))
-    return bases[0], *(min(some, key=lambda one: (-len(one.samples), one.step_s)) for some in (bases, best))
+    quickest, joint = (min(some, key=lambda one: (-len(one.samples), one.step_s)) for some in (bases, best))
+    return bases[0], quickest, joint
 
 
 def _table(points: Sequence[tuple[str, Sequence[Measured]]]) -> Iterator[str]:

@@ -74,7 +74,7 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     times: dict[str, Times] = {library: {size: [] for size in SIZES} for library in libraries}
     fabric = Fabric(topology, policy="ecmp", link_engine=choice.link_engine, datapath=choice.datapath, seed=1)
     with fabric:
-        places = places_on(topology, 8, fabric.state.pids)
+        places = places_on(topology, topology.hosts, fabric.state.pids)
         buildings = [place.building for place in places]
         environment = {ENVIRONMENT_MARK: fabric.state.id, "PYTHONPATH": str(HERE.parents[1])}
         for trial in range(options.trials):

@@ -33,7 +33,7 @@ from testbed.controller import ControllerError, PolicyError
 from testbed.fabric.errors import FabricError
 from testbed.job.errors import RunError
 from testbed.links import LinkError
-from testbed.results.result import BadResult
+from testbed.results.errors import BadResult
 from testbed.virtual import VirtualClockError
 
 app = typer.Typer(

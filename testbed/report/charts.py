@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from testbed.report.data import COMMUNICATION, WHOLE_STEP, JsonObject, RunData, Sample
+from testbed.report.data import COMMUNICATION, WHOLE_STEP, RunData
 from testbed.report.figures import percent_text, time_text
 from testbed.report.lanes import pack_lanes
 from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
+from testbed.results.records import JsonObject, Sample
 
 SERIES_COLOURS = 6
 """How many variants the style sheet tells apart by colour; after that colours repeat, names do not."""

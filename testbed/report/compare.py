@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from testbed.report.data import JsonObject
 from testbed.report.figures import percent_text
+from testbed.results.records import JsonObject
 
 # A median closer than this is called equal: well below what a handful of trials can tell apart.
 _SAME_WITHIN = 0.005

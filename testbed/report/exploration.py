@@ -11,10 +11,10 @@ from markupsafe import Markup
 
 from testbed.report.charts import draw_time_axis, series_class
 from testbed.report.compare import speedup_interval
-from testbed.report.data import JsonObject
 from testbed.report.figures import percent_text, size_text, time_text
 from testbed.report.pages import render_page
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
+from testbed.results.records import JsonObject
 
 PAGE = "exploration.html"
 # of what is compared, in the order of their colours

@@ -16,12 +16,13 @@ from testbed.report.charts import (
     timeline_chart,
 )
 from testbed.report.compare import comparisons, deviation, failing
-from testbed.report.data import JsonObject, LinkKey, RunData, load_run
+from testbed.report.data import RunData, load_run
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
+from testbed.results.records import JsonObject, LinkKey
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
@@ -32,7 +33,7 @@ TIERS = {"wan": "between buildings", "building": "inside buildings"}
 def write_report(run_dir: Path) -> Path:
     """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
 
-    Reads summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl. Raises `ReportError`
+    Reads summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult`
     (naming file and line) when one of them is missing or broken.
     """
     data = load_run(run_dir)

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 
 from testbed.report.compare import student_975
-from testbed.results.result import BadResult, Result, StepTimes
+from testbed.results.errors import BadResult
+from testbed.results.result import Result, StepTimes
 
 MANIFEST, SCENARIO = "manifest.json", "scenario.yaml"
 # what of a manifest may make figures differ; the rest is figures, or where and when

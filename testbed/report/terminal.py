@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.report.compare import comparisons, deviation, deviation_text, failing
-from testbed.report.data import JsonObject
 from testbed.report.figures import size_text, time_text
+from testbed.results.records import JsonObject
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
 # From this width on, the sentence on what limited a variant has a column of its own.

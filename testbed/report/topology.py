@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from testbed.report.data import JsonObject, LinkKey, RunData
+from testbed.report.data import RunData
 from testbed.report.figures import percent_text, rate_text, size_text, time_text
 from testbed.report.geometry import Box, Line, between_walls
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten, text_width
+from testbed.results.records import JsonObject, LinkKey
 from testbed.scale import Scale
 
 _LABEL_FONT = 12

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.report.data import COMMUNICATION, WHOLE_STEP, JsonObject, Sample
+from testbed.report.data import COMMUNICATION, WHOLE_STEP
 from testbed.report.lanes import pack_lanes
+from testbed.results.records import JsonObject, Sample
 
 STEP_STREAM = 0
 COMPUTE_STREAM = 1

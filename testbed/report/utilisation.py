@@ -8,9 +8,10 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from testbed.report.charts import draw_time_axis, series_class, steps_of, variant_css
-from testbed.report.data import JsonObject, LinkCounters, LinkKey, RunData
+from testbed.report.data import LinkCounters, RunData
 from testbed.report.figures import percent_text, rate_text, size_text
 from testbed.report.svg import CHART_WIDTH, Axis, Drawing
+from testbed.results.records import JsonObject, LinkKey
 
 _MOST_POINTS = 600
 _LABEL_ROOM = 190

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from testbed.results.frames import OPERATIONS, READINGS, STEPS
 from testbed.results.result import Result
 
 HEAD = """# Results
@@ -28,10 +30,20 @@ Beside it: `scenario.yaml`, fully expanded; `manifest.json`, where and with what
 rank's every operation; `links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run;
 `trace.json` for Perfetto.
 
+As pandas frames: `result.steps()`, `result.operations()`, `result.links()`; their columns are at the end of this page.
+Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `parquet`):
+`result.operations().to_parquet("operations.parquet")`.
+
     testbed compare RUN RUN     # step times, verdicts, and what was different: scenario, versions, kernel, calibration
     testbed reproduce RUN       # once more, by its clock and scale; exit status 4 where that does not agree
     testbed report RUN          # its page, rendered once more
 """
+
+FRAMES = (
+    ("steps", "A row per measured step.", STEPS),
+    ("operations", "A row per operation of a rank in a measured step.", OPERATIONS),
+    ("links", "A row per reading of one direction of a WAN link, along the run.", READINGS),
+)
 
 
 def page() -> str:
@@ -42,7 +54,14 @@ def page() -> str:
         words = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
         table = "\n".join(("| field | type | |", "|---|---|---|", *rows))
         sections.append(f"## {model.__name__}\n\n{words}\n\n{table}\n")
+    sections += [_columns(*frame) for frame in FRAMES]
     return "\n".join(sections)
+
+
+def _columns(method: str, words: str, columns: Mapping[str, str]) -> str:
+    rows = (f"| `{name}` | {meaning} |" for name, meaning in columns.items())
+    table = "\n".join(("| column | |", "|---|---|", *rows))
+    return f"## Result.{method}()\n\n{words}\n\n{table}\n"
 
 
 def models(root: type[BaseModel]) -> list[type[BaseModel]]:

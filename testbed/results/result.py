@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from testbed.fidelity.verdict import Status
+from testbed.results.errors import BadResult
+from testbed.scale import Scale
+
+if TYPE_CHECKING:
+    import pandas
 
 SUMMARY = "summary.json"
-
-
-class BadResult(ValueError):
-    """A folder holds no run, or one of another version; names file, field, value and what was expected."""
 
 
 class _Part(BaseModel):
@@ -228,13 +229,14 @@ class Result(_Part):
     dimensionless: tuple[Number, ...]
     status: Status = Field(description="The worst of the variants'.")
     variants: tuple[Variant, ...]
+    _folder: Path | None = PrivateAttr(None)
 
     @classmethod
     def open(cls, folder: Path) -> Result:
         """Of a run's folder. BadResult."""
         file = folder / SUMMARY
         try:
-            return cls.of(json.loads(file.read_text()))
+            result = cls.of(json.loads(file.read_text()))
         except OSError as error:
             raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
         except ValidationError as error:
@@ -245,6 +247,8 @@ class Result(_Part):
             raise BadResult(f"{file}: {place}: got {got}, expected {expected}") from None
         except ValueError as error:
             raise BadResult(f"{file}: expected JSON ({error})") from None
+        result._folder = folder.resolve()
+        return result
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
@@ -258,3 +262,46 @@ class Result(_Part):
     def variant(self, name: str) -> Variant:
         """By name. KeyError."""
         return {entry.name: entry for entry in self.variants}[name]
+
+    def steps(self) -> pandas.DataFrame:
+        """A row per measured step: variant, algorithm, policy, verdict, trial, step_time_s (seconds).
+
+        Example:
+            >>> result.steps().groupby("variant").step_time_s.describe()
+        """
+        from testbed.results.frames import STEPS, frame  # noqa: PLC0415
+
+        rows = [
+            (one.name, one.algorithm, one.policy, one.verdict.status, trial, step_time_s)
+            for one in self.variants
+            for trial, step_time_s in enumerate(one.step_time_s.samples)
+        ]
+        return frame(rows, STEPS)
+
+    def operations(self) -> pandas.DataFrame:
+        """A row per operation of a rank, with begin and end in seconds; docs/results.md has the columns. BadResult.
+
+        Example:
+            >>> result.operations().to_parquet("operations.parquet")
+        """
+        from testbed.results.frames import operations_frame  # noqa: PLC0415
+
+        return operations_frame(self.folder, self._scale())
+
+    def links(self) -> pandas.DataFrame:
+        """A row per reading of one direction of a WAN link; docs/results.md has the columns. BadResult.
+
+        Example:
+            >>> result.links().pivot_table(index="time_s", columns=["source", "target", "plane"], values="queue_bytes")
+        """
+        from testbed.results.frames import links_frame  # noqa: PLC0415
+
+        return links_frame(self.folder, self._scale())
+
+    @property
+    def folder(self) -> Path:
+        """Where it was opened; else where the run was made."""
+        return self._folder or Path(self.run_dir)
+
+    def _scale(self) -> Scale:
+        return Scale(**self.scale.model_dump())

@@ -124,7 +124,7 @@ class SyntheticRun:
                     size = int(sent * uneven / SIZE_SCALE)
                     lines.append(
                         {"time_s": now, "a": link.a, "b": link.b, "plane": link.plane, "direction": direction,
-                         "bytes": size, "packets": size // 9000, "drops": 0}
+                         "bytes": size, "packets": size // 9000, "drops": 0, "marks": 0, "queue_bytes": 0}
                     )  # fmt: skip
         return lines
 

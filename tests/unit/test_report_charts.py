@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.report.charts import median_step, step_time_chart, steps_of, time_split_chart, timeline_chart
-from testbed.report.data import RunData, Sample, load_run
+from testbed.report.data import RunData, load_run
 from testbed.report.svg import Axis, padded_range, shorten
 from testbed.report.topology import load_class, topology_drawing
 from testbed.report.utilisation import utilisation_over_time_chart
+from testbed.results.records import Sample
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 Rectangle = tuple[float, float, float, float]
@@ -147,7 +148,16 @@ def test_utilisation_along_the_run_comes_from_counter_differences(tmp_path: Path
     # 71.425 Mbit/s emulated: half a second at 50 %, another one idle.
     half = 71.425e6 / 8 * 0.5 * 0.5
     counters = [(0.0, 0), (0.5, half), (1.0, half)]
-    record = {"a": "east", "b": "west", "plane": 0, "direction": "a_to_b", "packets": 1, "drops": 0}
+    record = {
+        "a": "east",
+        "b": "west",
+        "plane": 0,
+        "direction": "a_to_b",
+        "packets": 1,
+        "drops": 0,
+        "marks": 0,
+        "queue_bytes": 0,
+    }
     (run_dir / "links.jsonl").write_text(
         "".join(json.dumps({**record, "time_s": time, "bytes": size}) + "\n" for time, size in counters)
     )

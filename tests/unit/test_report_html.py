@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.report import ReportError, write_report
+from testbed.report import write_report
+from testbed.results.errors import BadResult
 from tests.unit.report_run import Link, SyntheticRun, four_buildings, many_buildings, three_buildings
 
 VOID_ELEMENTS = {"meta", "input", "br"}
@@ -203,7 +204,7 @@ def test_bytes_that_differ_from_the_formula_are_marked(tmp_path: Path) -> None:
 def test_missing_file_is_named(missing: str, tmp_path: Path) -> None:
     run_dir = SyntheticRun(trials=1).write(tmp_path)
     (run_dir / missing).unlink()
-    with pytest.raises(ReportError, match=re.escape(str(run_dir / missing))):
+    with pytest.raises(BadResult, match=re.escape(str(run_dir / missing))):
         write_report(run_dir)
 
 
@@ -212,8 +213,8 @@ def test_broken_line_is_named(tmp_path: Path) -> None:
     with (run_dir / "samples.jsonl").open("a") as file:
         file.write('{"variant": "ring"\n')
     lines = len((run_dir / "samples.jsonl").read_text().splitlines())
-    with pytest.raises(ReportError, match=rf"samples\.jsonl:{lines}: not JSON"):
+    with pytest.raises(BadResult, match=rf"samples\.jsonl:{lines}: not JSON"):
         write_report(run_dir)
     (run_dir / "samples.jsonl").write_text('{"variant": "ring"}\n')
-    with pytest.raises(ReportError, match=r"samples\.jsonl:1: not a sample"):
+    with pytest.raises(BadResult, match=r"samples\.jsonl:1: not a sample"):
         write_report(run_dir)

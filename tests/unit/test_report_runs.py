@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.report.runs import Difference, compare_runs, ratio_interval
-from testbed.results.result import BadResult, StepTimes
+from testbed.results.errors import BadResult
+from testbed.results.result import StepTimes
 from tests.unit.report_run import SyntheticRun
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.report.data import Sample, read_samples
 from testbed.report.lanes import pack_lanes
 from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, trace_events, write_trace
+from testbed.results.records import Sample, read_samples
 from testbed.scale import Scale
 from tests.unit.report_run import BUCKETS, SyntheticRun
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from testbed.results.errors import BadResult
+from testbed.results.frames import OPERATIONS, READINGS, STEPS
 from testbed.results.reference import models, page
-from testbed.results.result import BadResult, Result
-from tests.unit.report_run import SyntheticRun
+from testbed.results.result import Result
+from tests.unit.report_run import GRADIENT_BYTES, SyntheticRun
 
 
 def test_a_result_goes_to_its_file_and_back_unchanged(tmp_path: Path) -> None:
@@ -23,6 +25,35 @@ def test_a_result_goes_to_its_file_and_back_unchanged(tmp_path: Path) -> None:
     )
     assert ring.training is None
     assert "training" not in result.document()["variants"][0]
+
+
+def test_frames_hold_what_the_files_do_in_real_units(tmp_path: Path) -> None:
+    run = SyntheticRun(trials=3)
+    result = Result.open(run.write(tmp_path / "run"))
+    steps = result.steps()
+    assert list(steps.columns) == list(STEPS)
+    assert steps.groupby("variant").step_time_s.median().to_dict() == {
+        variant.name: variant.step_time_s.median for variant in result.variants
+    }
+    operations = result.operations()
+    assert list(operations.columns) == list(OPERATIONS)
+    assert len(operations) == sum(1 for _ in (tmp_path / "run/samples.jsonl").open())
+    reduced = operations[(operations.operation == "all_reduce") & (operations["rank"] == 0)]
+    for _, sizes in reduced.groupby(["variant", "trial"]).size_bytes:
+        assert sizes.sum() == pytest.approx(GRADIENT_BYTES, rel=1e-3)
+    links = result.links()
+    assert list(links.columns) == list(READINGS)
+    sent = links.groupby(["source", "target", "plane"]).bytes.max()
+    carried = sum(share / 2 * GRADIENT_BYTES * 1.008 * run.trials for share in run.wan_share.values())
+    assert sent.sum() == pytest.approx(carried * (1 + 0.97), rel=0.01)
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    run = SyntheticRun().write(tmp_path / "run")
+    with (run / "links.jsonl").open("a") as file:
+        file.write('{"time_s": 1}\n')
+    with pytest.raises(BadResult, match=r"links\.jsonl:\d+: not a link counter"):
+        Result.open(run).links()
 
 
 @pytest.mark.parametrize(

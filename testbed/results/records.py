@@ -1,0 +1,174 @@
+"""The records along a run, from its files, in real units: ranks' operations, links' counters, events.
+
+A run is measured on a scale model (see `Scale`): the files hold emulated figures, a reader wants the real ones. The
+translation happens here, once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from testbed.results.errors import BadResult
+from testbed.scale import Scale
+
+JsonObject = dict[str, Any]
+SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
+
+
+class Sample(NamedTuple):
+    """One operation of one rank, as `samples.jsonl` has it. Times in seconds since the run's origin.
+
+    message: of both ends of a message the same, such as "3>4/17": from rank to rank, and its tag. stream: on which the
+    operations of a rank come one after the other, where its plan has such.
+    """
+
+    variant: str
+    trial: int
+    step: int
+    rank: int
+    operation: str
+    name: str
+    start_s: float
+    end_s: float
+    size_bytes: float
+    message: str = ""
+    stream: str = ""
+
+    @property
+    def duration_s(self) -> float:
+        """How long the operation took, in seconds."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class LinkKey:
+    """One direction of one WAN link."""
+
+    a: str
+    b: str
+    plane: int
+    direction: str
+
+    @property
+    def source(self) -> str:
+        """The building that sends in this direction."""
+        return self.a if self.direction == "a_to_b" else self.b
+
+    @property
+    def target(self) -> str:
+        """The building that receives in this direction."""
+        return self.b if self.direction == "a_to_b" else self.a
+
+    @classmethod
+    def of(cls, record: JsonObject) -> LinkKey:
+        """The key of a record that has `a`, `b`, `plane` and `direction`."""
+        return cls(str(record["a"]), str(record["b"]), int(record["plane"]), str(record["direction"]))
+
+
+class LinkReading(NamedTuple):
+    """What one direction of a WAN link had carried by a time, and what waited there, as `links.jsonl` has it.
+
+    time_s: seconds since the run's origin. All but queue_bytes, the queue as it was then, count from the run's begin;
+    bytes as on the wire.
+    """
+
+    time_s: float
+    link: LinkKey
+    bytes: float
+    packets: int
+    drops: int
+    marks: int
+    queue_bytes: float
+
+
+def read_samples(path: Path, scale: Scale) -> list[Sample]:
+    """The samples of `samples.jsonl`, times and sizes in real units, in the file's order. BadResult."""
+    samples = []
+    for number, record in _read_lines(path):
+        try:
+            samples.append(
+                Sample(
+                    variant=str(record["variant"]),
+                    trial=int(record["trial"]),
+                    step=int(record["step"]),
+                    rank=int(record["rank"]),
+                    operation=str(record["operation"]),
+                    name=str(record["name"]),
+                    start_s=scale.real_s(float(record["start_s"])),
+                    end_s=scale.real_s(float(record["end_s"])),
+                    size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
+                    message=str(record.get("message", "")),
+                    stream=str(record.get("stream", "")),
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadResult(f"{path}:{number}: not a sample: {error!r}") from error
+    return samples
+
+
+def read_links(path: Path, scale: Scale) -> list[LinkReading]:
+    """The readings of `links.jsonl`, times and sizes in real units, in the file's order. BadResult."""
+    readings = []
+    for number, record in _read_lines(path):
+        try:
+            readings.append(
+                LinkReading(
+                    time_s=scale.real_s(float(record["time_s"])),
+                    link=LinkKey.of(record),
+                    bytes=scale.real_bytes(float(record["bytes"])),
+                    packets=int(record["packets"]),
+                    drops=int(record["drops"]),
+                    marks=int(record["marks"]),
+                    queue_bytes=scale.real_bytes(float(record["queue_bytes"])),
+                )
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadResult(f"{path}:{number}: not a link counter: {error!r}") from error
+    return readings
+
+
+def read_events(path: Path, scale: Scale) -> list[JsonObject]:
+    """The scenario's events as they came, in their order; `time_s` in real seconds of the run, None if never."""
+    if not path.exists():
+        return []
+    events = []
+    for number, record in _read_lines(path):
+        try:
+            time_s = record["time_s"]
+            events.append({**record, "time_s": None if time_s is None else scale.real_s(float(time_s))})
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadResult(f"{path}:{number}: not an event: {error!r}") from error
+    return events
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadResult(f"{path}:{number}: not JSON: {error}") from error
+
+
+def read_json(path: Path) -> JsonObject:
+    """The object that a file holds. BadResult."""
+    try:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise BadResult(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+    if not isinstance(content, dict):
+        raise BadResult(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """What a file holds. BadResult."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadResult(f"{path}: {error.strerror}") from error
