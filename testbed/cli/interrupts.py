@@ -21,7 +21,8 @@ AGAIN_S = 0.05
 def raise_on_signals() -> None:
     """From now on SIGINT raises KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
 
-    To be called in the main thread. Where the exception cannot leave (see `sys.unraisablehook`) the signal comes again.
+    To be called in the main thread. A signal that whoever started this process had ignored (nohup does, and a shell in
+    the background) stays ignored. Where the exception cannot leave (`sys.unraisablehook`) the signal comes again.
     """
     last: list[int] = []
 
@@ -32,7 +33,8 @@ def raise_on_signals() -> None:
         raise SystemExit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
     sys.unraisablehook = _again(last, sys.unraisablehook)
 
 

@@ -1,6 +1,6 @@
 """A run's records as pandas frames, for notebooks: a row per step, per rank's operation, per reading of a link.
 
-pandas comes with OR-Tools, which the explorer and the policy `te` need; it is imported when a frame is asked for.
+pandas takes a while to import: that waits until a frame is asked for.
 """
 
 from __future__ import annotations

@@ -7,15 +7,16 @@ translation happens here, once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from testbed.results.errors import BadResult
 from testbed.scale import Scale
 
 JsonObject = dict[str, Any]
+Record = TypeVar("Record")
 SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
 
 
@@ -87,62 +88,61 @@ class LinkReading(NamedTuple):
 
 def read_samples(path: Path, scale: Scale) -> list[Sample]:
     """The samples of `samples.jsonl`, times and sizes in real units, in the file's order. BadResult."""
-    samples = []
-    for number, record in _read_lines(path):
-        try:
-            samples.append(
-                Sample(
-                    variant=str(record["variant"]),
-                    trial=int(record["trial"]),
-                    step=int(record["step"]),
-                    rank=int(record["rank"]),
-                    operation=str(record["operation"]),
-                    name=str(record["name"]),
-                    start_s=scale.real_s(float(record["start_s"])),
-                    end_s=scale.real_s(float(record["end_s"])),
-                    size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
-                    message=str(record.get("message", "")),
-                    stream=str(record.get("stream", "")),
-                )
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadResult(f"{path}:{number}: not a sample: {error!r}") from error
-    return samples
+
+    def sample(record: JsonObject) -> Sample:
+        return Sample(
+            variant=str(record["variant"]),
+            trial=int(record["trial"]),
+            step=int(record["step"]),
+            rank=int(record["rank"]),
+            operation=str(record["operation"]),
+            name=str(record["name"]),
+            start_s=scale.real_s(float(record["start_s"])),
+            end_s=scale.real_s(float(record["end_s"])),
+            size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
+            message=str(record.get("message", "")),
+            stream=str(record.get("stream", "")),
+        )
+
+    return _read(path, sample, "a sample")
 
 
 def read_links(path: Path, scale: Scale) -> list[LinkReading]:
     """The readings of `links.jsonl`, times and sizes in real units, in the file's order. BadResult."""
-    readings = []
-    for number, record in _read_lines(path):
-        try:
-            readings.append(
-                LinkReading(
-                    time_s=scale.real_s(float(record["time_s"])),
-                    link=LinkKey.of(record),
-                    bytes=scale.real_bytes(float(record["bytes"])),
-                    packets=int(record["packets"]),
-                    drops=int(record["drops"]),
-                    marks=int(record["marks"]),
-                    queue_bytes=scale.real_bytes(float(record["queue_bytes"])),
-                )
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadResult(f"{path}:{number}: not a link counter: {error!r}") from error
-    return readings
+
+    def reading(record: JsonObject) -> LinkReading:
+        return LinkReading(
+            time_s=scale.real_s(float(record["time_s"])),
+            link=LinkKey.of(record),
+            bytes=scale.real_bytes(float(record["bytes"])),
+            packets=int(record["packets"]),
+            drops=int(record["drops"]),
+            marks=int(record["marks"]),
+            queue_bytes=scale.real_bytes(float(record["queue_bytes"])),
+        )
+
+    return _read(path, reading, "a link counter")
 
 
 def read_events(path: Path, scale: Scale) -> list[JsonObject]:
     """The scenario's events as they came, in their order; `time_s` in real seconds of the run, None if never."""
-    if not path.exists():
-        return []
-    events = []
+
+    def event(record: JsonObject) -> JsonObject:
+        time_s = record["time_s"]
+        return {**record, "time_s": None if time_s is None else scale.real_s(float(time_s))}
+
+    return _read(path, event, "an event") if path.exists() else []
+
+
+def _read(path: Path, make: Callable[[JsonObject], Record], what: str) -> list[Record]:
+    """One of each line of a file."""
+    found = []
     for number, record in _read_lines(path):
         try:
-            time_s = record["time_s"]
-            events.append({**record, "time_s": None if time_s is None else scale.real_s(float(time_s))})
+            found.append(make(record))
         except (KeyError, TypeError, ValueError) as error:
-            raise BadResult(f"{path}:{number}: not an event: {error!r}") from error
-    return events
+            raise BadResult(f"{path}:{number}: not {what}: {error!r}") from error
+    return found
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, JsonObject]]:

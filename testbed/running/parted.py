@@ -14,6 +14,7 @@ from testbed.fidelity import worst
 from testbed.fidelity.capacity import Stack
 from testbed.results.directory import RunDirectory, surroundings
 from testbed.results.parts import Part, PartResult, cut, merge_records, merge_summaries
+from testbed.results.records import EVENTS, LINKS, SAMPLES
 from testbed.results.result import SUMMARY, Result
 from testbed.running.run import CAPTURES, CONTROLLER, RULES, SOCKETS, Progress, Run
 from testbed.scale import Scale
@@ -145,11 +146,11 @@ def put_together(
     directory.write_text("scenario.yaml", scenario.to_yaml())
     directory.write_json("manifest.json", manifest)
     directory.write_json(SUMMARY, Result.of(summary).document())
-    directory.write_lines("samples.jsonl", records.samples)
-    directory.write_lines("links.jsonl", records.links)
+    directory.write_lines(SAMPLES, records.samples)
+    directory.write_lines(LINKS, records.links)
     directory.write_lines(SOCKETS, records.sockets)
     if records.events:
-        directory.write_lines("events.jsonl", records.events)
+        directory.write_lines(EVENTS, records.events)
     return summary
 
 
@@ -168,6 +169,6 @@ def read_part(part: Part, directory: RunDirectory) -> PartResult:
         return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
     summary, manifest = (json.loads((run / name).read_text()) for name in ("summary.json", "manifest.json"))
-    events = lines("events.jsonl") if (run / "events.jsonl").exists() else []
-    measured = lines("samples.jsonl"), lines("links.jsonl")
+    events = lines(EVENTS) if (run / EVENTS).exists() else []
+    measured = lines(SAMPLES), lines(LINKS)
     return PartResult(part, summary, manifest, *measured, events, lines(SOCKETS))

@@ -32,6 +32,7 @@ from testbed.job.wiring import (
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
 from testbed.results.directory import RunDirectory, surroundings
+from testbed.results.records import EVENTS, LINKS, SAMPLES
 from testbed.results.result import SUMMARY, Result
 from testbed.results.socket_use import socket_use
 from testbed.results.summary import (
@@ -286,13 +287,13 @@ class Run:
         directory.write_text("scenario.yaml", self.scenario.to_yaml())
         directory.write_json("manifest.json", manifest)
         directory.write_json(SUMMARY, Result.of(summary).document())
-        directory.write_lines("samples.jsonl", shifted(samples, origin_s))
-        directory.write_lines("links.jsonl", link_lines(job.samples, origin_s))
+        directory.write_lines(SAMPLES, shifted(samples, origin_s))
+        directory.write_lines(LINKS, link_lines(job.samples, origin_s))
         directory.write_lines(SOCKETS, shifted(records.tcp, origin_s))
         directory.write_lines(CONTROLLER, shifted(network.events, origin_s))
         directory.write_lines(RULES, network.rule_lines())
         if self.scenario.events:
-            directory.write_lines("events.jsonl", shifted(log, origin_s))
+            directory.write_lines(EVENTS, shifted(log, origin_s))
         return summary
 
     def _inside(self, job: Job, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:

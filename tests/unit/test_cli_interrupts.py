@@ -47,6 +47,17 @@ def test_a_signal_is_not_lost_where_nothing_can_be_raised(number: int, status: i
     assert (done.returncode, done.stdout) == (status, "goes on\ncleaned\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_what_was_ignored_at_the_start_stays_ignored(number: int) -> None:
+    code = (
+        f"import signal\nsignal.signal({int(number)}, signal.SIG_IGN)\n"
+        "from testbed.cli.interrupts import raise_on_signals\nraise_on_signals()\n"
+        f"signal.raise_signal({int(number)})\nprint('goes on')"
+    )
+    done = ended(code)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+
+
 def test_other_errors_that_cannot_be_raised_are_told_as_ever() -> None:
     code = "class Thing:\n    def __del__(self): raise ValueError('told')\nThing()"
     code = f"from testbed.cli.interrupts import raise_on_signals\nraise_on_signals()\n{code}"
