@@ -69,7 +69,9 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     topology = TopologySpec.model_validate(SETTINGS[name]).resolve()
     choice = doctor.choose(doctor.probe_all())
     if choice.link_engine is None or choice.datapath is None:
-        raise SystemExit("this machine carries no emulated network yet: `testbed doctor` says what is missing")
+        raise SystemExit(
+            "this machine carries no emulated network yet: `testbed doctor` says what is missing"
+        )
     libraries = options.libraries.split(",")
     times: dict[str, Times] = {library: {size: [] for size in SIZES} for library in libraries}
     fabric = Fabric(topology, policy="ecmp", link_engine=choice.link_engine, datapath=choice.datapath, seed=1)
