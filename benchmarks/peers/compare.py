@@ -19,15 +19,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testbed import doctor
 from testbed.collectives import automatic, traffic
 from testbed.config import TopologySpec
+from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.wiring import places_on
 from testbed.ranks.programs import Programs
 from testbed.running.bench_run import bus_factor
+from testbed.running.choosing import choose_stack
 
 HERE = Path(__file__).parent
 PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"
@@ -67,14 +68,10 @@ def run_one(
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All libraries in turns on one network; a row per size."""
     topology = TopologySpec.model_validate(SETTINGS[name]).resolve()
-    choice = doctor.choose(doctor.probe_all())
-    if choice.link_engine is None or choice.datapath is None:
-        raise SystemExit(
-            "this machine carries no emulated network yet: `testbed doctor` says what is missing"
-        )
+    stack = choose_stack(None, None)
     libraries = options.libraries.split(",")
     times: dict[str, Times] = {library: {size: [] for size in SIZES} for library in libraries}
-    fabric = Fabric(topology, policy="ecmp", link_engine=choice.link_engine, datapath=choice.datapath, seed=1)
+    fabric = Fabric(topology, policy="ecmp", link_engine=stack.link_engine, datapath=stack.datapath, seed=1)
     with fabric:
         places = places_on(topology, topology.hosts, fabric.state.pids)
         buildings = [place.building for place in places]
@@ -152,4 +149,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except FabricError as error:
+        sys.exit(f"error: {error}")
