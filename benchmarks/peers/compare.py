@@ -25,7 +25,7 @@ from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.job.wiring import places_on
+from testbed.job.resolving import places_on
 from testbed.ranks.programs import Programs
 from testbed.running.bench_run import bus_factor
 from testbed.running.choosing import choose_stack

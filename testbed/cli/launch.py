@@ -14,7 +14,7 @@ from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import POLICY_HELP
 from testbed.config import ConfigError, Problem
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.job.wiring import loopback_places, places_on
+from testbed.job.resolving import loopback_places, places_on
 from testbed.ranks.programs import Programs
 from testbed.running.choosing import choose_network
 

@@ -17,10 +17,8 @@ from testbed.config.topology import (
     probe_address,
 )
 from testbed.config.transport import (
-    BDP,
     DISTANCES,
     MAX_SUBFLOWS,
-    PLANNED,
     SocketsSpec,
     TransportSpec,
     distance,
@@ -30,10 +28,8 @@ from testbed.config.workload import ModelSpec, WorkloadSpec
 from testbed.directions import Direction, LossBursts
 
 __all__ = [
-    "BDP",
     "DISTANCES",
     "MAX_SUBFLOWS",
-    "PLANNED",
     "Building",
     "Clos",
     "ConfigError",

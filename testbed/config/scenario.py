@@ -39,9 +39,10 @@ from testbed.config.neighbours import NeighbourSpec
 from testbed.config.policy import Policy, PolicySpec, rooted
 from testbed.config.shipped import located
 from testbed.config.topology import Topology, TopologySpec, read_topology
-from testbed.config.transport import PLANNED, TransportSpec
+from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import WorkloadSpec
+from testbed.words import PLANNED
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 FIXED_IN_VARIANTS = ("name", "variants", "explore", "trials", "warmup", "seed", "scale", "ranks", "hosts")

@@ -12,14 +12,13 @@ from testbed.config.buildings import Host
 from testbed.config.forms import DscpsOrNone, Duration, Size, Timeout, choice, pattern, whole
 from testbed.config.model import Finding, Strict
 from testbed.config.topology import Topology
+from testbed.words import BDP, PLANNED
 
 KINDS = ("tcp", "striped", "mptcp")
 PROTOCOLS = ("eager", "rendezvous", "staged")
 BOOTSTRAPS = ("static", "star", "ring_hybrid")
 STRIPE_MODES = ("dqplb", "spray")
 MAX_SUBFLOWS = 8  # the kernel's own limit
-BDP, PLANNED = "bdp", "planned"
-"""Words in place of a buffer's size and of a pacing rate."""
 
 
 class SoftwareCostSpec(Strict):

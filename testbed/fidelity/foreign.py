@@ -8,7 +8,8 @@ from typing import Any
 
 from testbed.fabric.bridges import CARD
 from testbed.fidelity.verdict import Invariant, graded
-from testbed.links.counts import ETHERNET_BYTES, NodeCounts
+from testbed.links.counts import NodeCounts
+from testbed.links.protocols import ETHERNET_BYTES
 
 HEADERS_BYTES = 52  # of IPv4 and TCP with time stamps, in each of the ranks' packets
 LEAST_BYTES = 20  # an IP header

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from testbed.config import Topology
 from testbed.fabric.bridges import CARD, Bridge, Cable, bridges, cables
-from testbed.links.counts import NodeCounts, PortCounts, ProtocolCounts
+from testbed.links.counts import NodeCounts, PortCounts
+from testbed.links.protocols import ProtocolCounts
 
 Counts = Mapping[str, NodeCounts]
 """By node: a host or a switch inside a building."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from testbed.config import BDP, Host, SocketsSpec, Topology
+from testbed.config import Host, SocketsSpec, Topology
 from testbed.controller import Flow, View
 from testbed.controller.policies.explicit import Te
 from testbed.job.socket_rules import Planned, SocketRule, SocketRules
@@ -17,6 +17,7 @@ from testbed.paths.alpha_beta import bdp_bytes
 from testbed.paths.hops import NETEM, Paths
 from testbed.scale import Scale
 from testbed.transport import BEST_EFFORT, TrafficClass
+from testbed.words import BDP
 
 Pairs = Mapping[tuple[int, int], float]
 

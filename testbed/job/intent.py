@@ -7,15 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from testbed.collectives import between_groups
-from testbed.config import PLANNED, Host, Scenario, Topology
+from testbed.config import Host, Scenario, Topology
 from testbed.controller import Flow
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
 from testbed.job.loads import Load, load_of
+from testbed.job.resolving import places_on, wiring_of
 from testbed.job.socket_rules import Planned
-from testbed.job.wiring import THIS_NAMESPACE, Wiring, places_on, wiring_of
+from testbed.job.wiring import THIS_NAMESPACE, Wiring
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import TrafficClass
+from testbed.words import PLANNED
 
 
 @dataclass(frozen=True)

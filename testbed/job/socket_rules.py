@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from testbed.config import BDP, PLANNED
 from testbed.transport import SocketSettings
 from testbed.transport.wire import ConnectionKey
+from testbed.words import BDP, PLANNED
 
 Planned = tuple[int, int, int, int, float]
 """Rank, peer, DSCP, connection of the pair, and the bit/s that the network's policy has in mind for what it sends."""

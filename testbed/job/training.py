@@ -9,8 +9,8 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
 from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
+from testbed.job.resolving import modelled_cost
 from testbed.job.tuning import tuning_of
-from testbed.job.wiring import modelled_cost
 from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale

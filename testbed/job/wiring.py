@@ -1,21 +1,18 @@
-"""How the ranks of a job are joined: where each is, and the transport between them. Ready for JSON."""
+"""How the ranks of a job are joined: where each is, and the transport between them. Ready for JSON.
+
+What every rank's process needs of it, and no more: files' models and plans of networks would take longer to import than
+all the rest. `testbed.job.resolving` makes one from a scenario.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import random
-import secrets
-import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from testbed.config import Host, Topology, TransportSpec, distance
-from testbed.fabric.plan import Multipath
 from testbed.job.socket_rules import SocketRules
-from testbed.paths.alpha_beta import Step
-from testbed.scale import Scale
 from testbed.transport import (
     CostedTransport,
     MeshSettings,
@@ -28,9 +25,10 @@ from testbed.transport import (
     with_protocol,
 )
 from testbed.transport.bootstrap import BootstrapReport, bootstrap
-from testbed.transport.lanes import LEAST_SEGMENT_BYTES
 from testbed.transport.wire import ConnectionKey
-from testbed.virtual import clock_here
+
+if TYPE_CHECKING:
+    from testbed.paths.alpha_beta import Step
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
@@ -139,105 +137,6 @@ class Wiring:
         document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
         return cls(**document)
-
-
-def places_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankPlace]:
-    """One rank on each of these hosts; `pids`: a process in the namespace of each host."""
-    index = {building.name: building.index for building in topology.buildings}
-    return [
-        RankPlace(rank, host.name, index[host.building], host.ip, pids[host.name])
-        for rank, host in enumerate(hosts)
-    ]
-
-
-@contextlib.contextmanager
-def loopback_places(ranks: int) -> Iterator[list[RankPlace]]:
-    """Places of ranks on this machine, at ports that are free."""
-    with contextlib.ExitStack() as stack:
-        places = []
-        for rank in range(ranks):
-            probe = stack.enter_context(socket.socket())
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-            places.append(RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, port))
-        stack.close()
-        yield places
-
-
-def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
-    """The striped transport's settings by distance; segments shrink as messages do."""
-    found = {}
-    for name in type(spec.stripes).model_fields:
-        stripe = getattr(spec.stripes, name)
-        segment_bytes = max(LEAST_SEGMENT_BYTES, round(scale.emulated_bytes(stripe.segment_bytes)))
-        fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
-        found[name] = asdict(
-            StripeSettings(stripe.connections, segment_bytes, stripe.outstanding, stripe.mode, fast_bytes)
-        )
-    return found
-
-
-def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
-    """MPTCP's other ways between the ranks on these hosts, of which the later ones dial; None where there are none."""
-    if spec.kind != "mptcp" or spec.subflows == 1:
-        return None
-    ports = tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + spec.subflows - 1))
-    return Multipath(ports, tuple(host.name for host in hosts))
-
-
-def wiring_of(
-    spec: TransportSpec,
-    scale: Scale,
-    topology: Topology | None,
-    places: Sequence[RankPlace],
-    seed: int,
-    timeout_s: float | None = None,
-    congestion_control: str | None = None,
-    sockets: SocketRules | None = None,
-) -> Wiring:
-    """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
-
-    timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
-    """
-    message_s, byte_s = software_cost(spec, scale)
-    ranks = len(places)
-    hosts = {host.name: host for host in topology.hosts} if topology else {}
-    return Wiring(
-        token=secrets.token_hex(8),
-        ranks=tuple(places),
-        seed=seed,
-        timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
-        kind=spec.kind,
-        protocol=spec.protocol,
-        bootstrap=spec.bootstrap,
-        congestion_control=congestion_control,
-        subflows=spec.subflows if spec.kind == "mptcp" else 1,
-        sockets=sockets or SocketRules(),
-        stripes=stripes_of(spec, scale),
-        distances=distances_of(topology, [hosts[place.host] for place in places])
-        if topology
-        else (("same_rack",) * ranks,) * ranks,
-        per_message_s=message_s,
-        per_byte_s=byte_s,
-    )
-
-
-def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
-    """What a message and a byte cost, emulated: where software takes no time of its own, else nothing on top."""
-    return modelled_cost(spec, scale) if clock_here() == "free" else (0.0, 0.0)
-
-
-def modelled_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
-    """What a message and a byte cost the software of real hosts, as the scenario has it; emulated."""
-    cost = spec.software_cost
-    per_byte_s = scale.real_bytes(cost.per_gigabyte_s / 1e9)
-    return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)
-
-
-def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
-    """Per rank, how far every rank is."""
-    return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from testbed.config import TransportSpec
 from testbed.job.errors import RunError
-from testbed.job.wiring import modelled_cost
+from testbed.job.resolving import modelled_cost
 from testbed.paths.hops import NETEM
 from testbed.paths.losses import LossResponse
 from testbed.scale import Scale

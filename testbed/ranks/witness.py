@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.links.counts import ProtocolCounts, read_protocols
+from testbed.links.protocols import ProtocolCounts, read_protocols
 from testbed.transport import StripedTransport, TcpTransport
 from testbed.transport.carried import Carried
 from testbed.transport.loop import Pulse

@@ -11,7 +11,8 @@ from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
 from testbed.fidelity.standing import Attempt, Lone
-from testbed.job.wiring import Wiring, software_cost
+from testbed.job.resolving import software_cost
+from testbed.job.wiring import Wiring
 from testbed.paths.alpha_beta import (
     Step,
     all_planes,

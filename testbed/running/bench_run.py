@@ -13,15 +13,9 @@ from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.declared import socket_rules_of
 from testbed.job.errors import RunError
+from testbed.job.resolving import loopback_places, multipath_of, places_on, wiring_of
 from testbed.job.socket_rules import SocketRules
-from testbed.job.wiring import (
-    RankPlace,
-    Wiring,
-    loopback_places,
-    multipath_of,
-    places_on,
-    wiring_of,
-)
+from testbed.job.wiring import RankPlace, Wiring
 from testbed.paths.hops import NETEM
 from testbed.ranks.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.running.launching import LauncherProcess

@@ -23,12 +23,9 @@ from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.job.intent import intent_of
-from testbed.job.neighbours import NeighbourPlace, neighbour_places
+from testbed.job.neighbours import NeighbourPlace
+from testbed.job.resolving import multipath_of, neighbour_places, places_on
 from testbed.job.spec import JobSpec, plan_steps
-from testbed.job.wiring import (
-    multipath_of,
-    places_on,
-)
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
 from testbed.results.directory import RunDirectory, surroundings

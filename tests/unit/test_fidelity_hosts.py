@@ -16,7 +16,8 @@ from testbed.fidelity.foreign import Foreign, in_steps, no_foreign_traffic, outs
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.ledgers import building_of, grown, ledgers
 from testbed.fidelity.standing import Attempt, Lone, network_as_before, ranks_awake, standstills
-from testbed.links.counts import NodeCounts, PortCounts, ProtocolCounts, parse_protocols, read_protocols
+from testbed.links.counts import NodeCounts, PortCounts
+from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
 from testbed.ranks.witness import Glimpse, traffic
 from testbed.running.host_evidence import pauses_of, why_not_again
 from testbed.transport.carried import Carried

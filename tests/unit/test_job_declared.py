@@ -9,7 +9,8 @@ import pytest
 from testbed.config import Scenario, TransportSpec, WorkloadSpec, load_topology
 from testbed.controller import PolicyChoice, View, compute
 from testbed.job.declared import flows_of, total
-from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE, places_on, wiring_of
+from testbed.job.resolving import places_on, wiring_of
+from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.results.parts import cut
 from testbed.scale import UNSCALED

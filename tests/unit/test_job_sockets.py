@@ -22,16 +22,9 @@ from testbed.controller.policies.explicit import Te
 from testbed.fabric.plan import Multipath, make_plan
 from testbed.fabric.setups import host_setup
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
+from testbed.job.resolving import multipath_of, places_on, wiring_of
 from testbed.job.socket_rules import SocketRules
-from testbed.job.wiring import (
-    LISTEN_PORT,
-    SUBFLOW_PORT,
-    THIS_NAMESPACE,
-    Wiring,
-    multipath_of,
-    places_on,
-    wiring_of,
-)
+from testbed.job.wiring import LISTEN_PORT, SUBFLOW_PORT, THIS_NAMESPACE, Wiring
 from testbed.paths.alpha_beta import bdp_bytes
 from testbed.paths.hops import Paths
 from testbed.ranks.socket_sampler import SocketSampler

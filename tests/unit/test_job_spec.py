@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from testbed.config import TransportSpec, load_topology
+from testbed.job.resolving import distances_of, stripes_of
 from testbed.job.spec import JobSpec, plan_steps
-from testbed.job.wiring import RankPlace, Wiring, distances_of, stripes_of
+from testbed.job.wiring import RankPlace, Wiring
 from testbed.scale import Scale
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 
@@ -101,3 +104,12 @@ wan:
     )  # fmt: skip
     assert far[4][5] == "same_building"  # without tiers there are no racks
     assert all(far[a][b] == far[b][a] for a in range(7) for b in range(7))
+
+
+def test_what_every_rank_imports_is_neither_files_models_nor_netlink() -> None:
+    code = "import sys, testbed.ranks.launcher; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "numpy" in loaded
+    # a guest pays for each page that an import touches: these took half of the launcher's start
+    assert not {"pydantic", "pyroute2", "testbed.config", "testbed.fabric"} & set(loaded)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, load_scenario, load_topology
-from testbed.job.neighbours import NeighbourPlace, neighbour_places
+from testbed.job.neighbours import NeighbourPlace
+from testbed.job.resolving import neighbour_places
 from testbed.ranks.neighbour import Neighbour, end
 
 REPOSITORY = Path(__file__).parents[2]

@@ -1,0 +1,154 @@
+"""From what a scenario says to how the ranks of a job, and the hosts of others, are joined."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from testbed.config import Host, NeighbourSpec, Topology, TransportSpec, distance
+from testbed.fabric.plan import Multipath
+from testbed.job.neighbours import NeighbourPlace
+from testbed.job.socket_rules import SocketRules
+from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankPlace, Wiring
+from testbed.scale import Scale
+from testbed.transport import StripeSettings
+from testbed.transport.lanes import LEAST_SEGMENT_BYTES
+from testbed.virtual import clock_here
+
+# above those of ranks; the same in every run with the same seed, as hashes go by ports
+NEIGHBOUR_PORT_BASE = 54_000
+NEIGHBOUR_PORTS = 5_000
+
+
+def places_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankPlace]:
+    """One rank on each of these hosts; `pids`: a process in the namespace of each host."""
+    index = {building.name: building.index for building in topology.buildings}
+    return [
+        RankPlace(rank, host.name, index[host.building], host.ip, pids[host.name])
+        for rank, host in enumerate(hosts)
+    ]
+
+
+@contextlib.contextmanager
+def loopback_places(ranks: int) -> Iterator[list[RankPlace]]:
+    """Places of ranks on this machine, at ports that are free."""
+    with contextlib.ExitStack() as stack:
+        places = []
+        for rank in range(ranks):
+            probe = stack.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+            places.append(RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, port))
+        stack.close()
+        yield places
+
+
+def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
+    """The striped transport's settings by distance; segments shrink as messages do."""
+    found = {}
+    for name in type(spec.stripes).model_fields:
+        stripe = getattr(spec.stripes, name)
+        segment_bytes = max(LEAST_SEGMENT_BYTES, round(scale.emulated_bytes(stripe.segment_bytes)))
+        fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
+        found[name] = asdict(
+            StripeSettings(stripe.connections, segment_bytes, stripe.outstanding, stripe.mode, fast_bytes)
+        )
+    return found
+
+
+def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
+    """MPTCP's other ways between the ranks on these hosts, of which the later ones dial; None where there are none."""
+    if spec.kind != "mptcp" or spec.subflows == 1:
+        return None
+    ports = tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + spec.subflows - 1))
+    return Multipath(ports, tuple(host.name for host in hosts))
+
+
+def wiring_of(
+    spec: TransportSpec,
+    scale: Scale,
+    topology: Topology | None,
+    places: Sequence[RankPlace],
+    seed: int,
+    timeout_s: float | None = None,
+    congestion_control: str | None = None,
+    sockets: SocketRules | None = None,
+) -> Wiring:
+    """From what a scenario says, in real figures. topology: emulated; None for ranks on this machine's loopback.
+
+    timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
+    """
+    message_s, byte_s = software_cost(spec, scale)
+    ranks = len(places)
+    hosts = {host.name: host for host in topology.hosts} if topology else {}
+    return Wiring(
+        token=secrets.token_hex(8),
+        ranks=tuple(places),
+        seed=seed,
+        timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
+        kind=spec.kind,
+        protocol=spec.protocol,
+        bootstrap=spec.bootstrap,
+        congestion_control=congestion_control,
+        subflows=spec.subflows if spec.kind == "mptcp" else 1,
+        sockets=sockets or SocketRules(),
+        stripes=stripes_of(spec, scale),
+        distances=distances_of(topology, [hosts[place.host] for place in places])
+        if topology
+        else (("same_rack",) * ranks,) * ranks,
+        per_message_s=message_s,
+        per_byte_s=byte_s,
+    )
+
+
+def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
+    """What a message and a byte cost, emulated: where software takes no time of its own, else nothing on top."""
+    return modelled_cost(spec, scale) if clock_here() == "free" else (0.0, 0.0)
+
+
+def modelled_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
+    """What a message and a byte cost the software of real hosts, as the scenario has it; emulated."""
+    cost = spec.software_cost
+    per_byte_s = scale.real_bytes(cost.per_gigabyte_s / 1e9)
+    return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)
+
+
+def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
+    """Per rank, how far every rank is."""
+    return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
+
+
+def neighbour_places(
+    specs: Sequence[NeighbourSpec],
+    topology: Topology,
+    pid_of: Callable[[str], int],
+    congestion_control: str | None,
+    seed: int,
+) -> list[NeighbourPlace]:
+    """Everybody's place; pid_of: a process in a host's network namespace."""
+    hosts: dict[str, Host] = {host.name: host for host in topology.hosts}
+    places = []
+    for spec in specs:
+        for name in spec.hosts:
+            here = hosts[name]
+            there = [hosts[other] for other in spec.hosts if hosts[other].building != here.building]
+            first = (seed * 7919 + here.index * 64) % NEIGHBOUR_PORTS
+            places.append(
+                NeighbourPlace(
+                    spec.name,
+                    name,
+                    here.ip,
+                    pid_of(name),
+                    tuple(host.ip for host in there),
+                    spec.connections,
+                    spec.dscp,
+                    congestion_control,
+                    NEIGHBOUR_PORT_BASE + first,
+                )
+            )
+    return places
