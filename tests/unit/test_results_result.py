@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from pyarrow import parquet, types
 
 from testbed.results.errors import BadResult
 from testbed.results.frames import OPERATIONS, READINGS, STEPS
@@ -46,6 +47,31 @@ def test_frames_hold_what_the_files_do_in_real_units(tmp_path: Path) -> None:
     sent = links.groupby(["source", "target", "plane"]).bytes.max()
     carried = sum(share / 2 * GRADIENT_BYTES * 1.008 * run.trials for share in run.wan_share.values())
     assert sent.sum() == pytest.approx(carried * (1 + 0.97), rel=0.01)
+
+
+def test_frames_as_parquet_have_the_documented_columns_and_every_row(tmp_path: Path) -> None:
+    result = Result.open(SyntheticRun(trials=2).write(tmp_path / "run"))
+    tables = {}
+    for name, columns in (("steps", STEPS), ("operations", OPERATIONS), ("links", READINGS)):
+        frame = getattr(result, name)()
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+        tables[name] = table = parquet.read_table(tmp_path / f"{name}.parquet")
+        assert table.column_names == list(columns)
+        assert table.to_pylist() == frame.to_dict("records")
+    for (
+        table
+    ) in tables.values():  # a column of nothing or of bytes would be one that other programs cannot use
+        text = {
+            field.name
+            for field in table.schema
+            if types.is_string(field.type) or types.is_large_string(field.type)
+        }
+        figures = {
+            field.name for field in table.schema if types.is_int64(field.type) or types.is_float64(field.type)
+        }
+        assert text | figures == set(table.column_names)
+        assert {name for name in table.column_names if name.endswith("_s")} <= figures
+    assert len(tables["operations"]) == sum(1 for _ in (tmp_path / "run/samples.jsonl").open())
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
