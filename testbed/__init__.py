@@ -14,6 +14,7 @@ from testbed.version import VERSION
 if TYPE_CHECKING:
     from testbed.api import Standing, explore, load, predict, run, up
     from testbed.config import ConfigError, Scenario
+    from testbed.errors import TestbedError
     from testbed.explorer import Exploration
     from testbed.model.predictions import Prediction
     from testbed.results.result import Result
@@ -26,6 +27,7 @@ __all__ = [
     "Result",
     "Scenario",
     "Standing",
+    "TestbedError",
     "explore",
     "load",
     "predict",

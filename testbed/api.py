@@ -90,7 +90,7 @@ def run(
 
     Raises:
         ConfigError: For what does not fit, or cannot be run here.
-        FileExistsError: Where `output` is there already.
+        RunExists: Where `output` is there already; a FileExistsError.
         RunError, FabricError, VirtualClockError: When it could not be brought to its end; nothing is left behind.
 
     Example:

@@ -28,13 +28,7 @@ from testbed.cli.predict import add_predict_command
 from testbed.cli.probe import add_probe_command
 from testbed.cli.run import add_run_commands
 from testbed.cli.virtual import add_virtual_commands
-from testbed.config import ConfigError
-from testbed.controller import ControllerError, PolicyError
-from testbed.fabric.errors import FabricError
-from testbed.job.errors import RunError
-from testbed.links import LinkError
-from testbed.results.errors import BadResult
-from testbed.virtual import VirtualClockError
+from testbed.errors import TestbedError
 
 app = typer.Typer(
     name="testbed",
@@ -69,15 +63,9 @@ def main() -> NoReturn:
         app(standalone_mode=True)
     except SystemExit as leave:
         status = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
-    except ConfigError as error:
+    except TestbedError as error:
         console.print(f"error: {error}", style="red", markup=False)
-        status = 2
-    except (PolicyError, BadResult) as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        status = 2
-    except (ControllerError, FabricError, LinkError, RunError, VirtualClockError, FileExistsError) as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        status = 1
+        status = error.status
     except KeyboardInterrupt:
         console.print("interrupted; everything this command made has been removed", markup=False)
         status = 130

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from testbed.errors import BadInput
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -16,15 +18,28 @@ class Problem:
     value: str
     expected: str
 
-    def __str__(self) -> str:
+    @property
+    def where(self) -> str:
+        """File, line and field, as far as they are known."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
-        field = f"{self.field}: " if self.field else ""
-        return f"{place}: {field}got {self.value}, expected {self.expected}"
+        return f"{place}: {self.field}" if self.field else place
+
+    def __str__(self) -> str:
+        return f"{self.where}: got {self.value}, expected {self.expected}"
 
 
-class ConfigError(Exception):
-    """Input that cannot be used, with every problem found in it; as text, one problem per line."""
+class ConfigError(BadInput):
+    """Input that cannot be used, with every problem found in it; as text, one problem per line.
+
+    Its parts are those of the first.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(problems)
-        super().__init__("\n".join(map(str, self.problems)))
+        first = next(iter(self.problems), None)
+        super().__init__(
+            "\n".join(map(str, self.problems)),
+            where=first.where if first else "",
+            got=first.value if first else "",
+            expected=first.expected if first else "",
+        )

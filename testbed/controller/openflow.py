@@ -210,7 +210,7 @@ class FlowEntry:
 
     @property
     def key(self) -> bytes:
-        """The same as `rule_key` gives for a rule that this entry is."""
+        """What tells one entry from another: where it stands, when it ends, what it matches and does."""
         head = _KEY.pack(self.table_id, self.priority, self.idle_timeout, self.hard_timeout)
         return head + self.raw[_FLOW_STATS.size :]
 

@@ -15,12 +15,13 @@ from testbed.config.topology import Topology
 from testbed.controller.edges import EdgePorts
 from testbed.controller.hashing import chosen
 from testbed.controller.rules import Ecmp, FastFailover, Goto, Output, Packet, Rule, SetDscp
+from testbed.errors import TestbedError
 
 Port = tuple[int, int]
 """A port of a switch: (datapath id, port number)."""
 
 
-class AmbiguousRulesError(Exception):
+class AmbiguousRulesError(TestbedError):
     """Two rules of the same priority match one packet; a switch would take either."""
 
 

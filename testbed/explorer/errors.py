@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from testbed.errors import BadInput
 
-class NothingFits(ValueError):
+
+class NothingFits(BadInput):
     """No configuration of a search fits; the message says which constraint keeps most of them out."""

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from testbed.config import Scenario
+from testbed.errors import BadInput
 from testbed.explorer.trying import Configuration, Misfit, Tried
 
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
 
-class OtherSearch(ValueError):
+class OtherSearch(BadInput):
     """The folder holds the search of another scenario."""
 
 

@@ -209,7 +209,7 @@ class Screener:
         sizes = replace(Sizes.of(workload, ITEMSIZES[workload.gradient_dtype]), microbatch_size=local)
         try:
             stages = model_stages(workload.model, mesh.outside[PIPELINE] * chunks, mesh, sizes)
-        except ValueError:
+        except ParallelismError:
             return None
         works = [_stage_work(stage, shape) for stage in stages]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)

@@ -132,7 +132,7 @@ def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
     try:
         check_product(degrees, scenario.ranks, per_rank)
     except ParallelismError as error:
-        return Misfit(DEGREES, *str(error).split(", expected ", 1))
+        return Misfit(DEGREES, error.found, error.expected)
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from testbed.errors import TestbedError
 
-class FabricError(Exception):
+
+class FabricError(TestbedError):
     """The network could not be built as asked, or it broke."""

@@ -151,7 +151,7 @@ def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
     try:
         mesh = make_mesh(spec.degrees, ranks, spec.accelerators_per_rank, spec.order, mapping)
     except ParallelismError as error:
-        raise wrong_workload("parallelism", *str(error).split(", expected ", 1)) from None
+        raise wrong_workload("parallelism", error.found, error.expected) from None
     if mesh.inside[PIPELINE] > 1:
         found = f"{mesh.inside[PIPELINE]} stages in one rank"
         raise wrong_workload("parallelism", found, "stages of ranks of their own")
@@ -170,10 +170,12 @@ def _from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
     try:
         orders = read_csv(file.read_text())
         if len(orders) != ranks:
-            raise ScheduleError(f"{len(orders)} lines: expected {ranks}, one per rank of the pipeline")
+            raise ScheduleError(got=f"{len(orders)} lines", expected=f"{ranks}, one per rank of the pipeline")
         return schedule_of(file.stem, orders, microbatches)
-    except (OSError, ScheduleError) as error:
-        raise wrong_workload("schedule.file", str(file), f"a schedule; {error}") from None
+    except ScheduleError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error.found}", error.expected) from None
+    except OSError as error:
+        raise wrong_workload("schedule.file", f"{file}: {error.strerror}", "a schedule") from None
 
 
 def _by_name(
@@ -202,7 +204,7 @@ def _by_name(
     try:
         return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)
     except ScheduleError as error:
-        raise wrong_workload("schedule", *str(error).split(": expected ", 1)) from None
+        raise wrong_workload("schedule", error.found, error.expected) from None
 
 
 def _seconds(stage: Stage) -> tuple[float, float, float]:
@@ -226,8 +228,8 @@ def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[S
         raise wrong_workload("parallelism.expert_parallel_degree", str(shared_by), expected)
     try:
         return model_stages(workload.model, count, mesh, Sizes.of(workload, itemsize))
-    except ValueError as error:
-        raise wrong_workload("schedule", *str(error).split(": expected ", 1)) from None
+    except ParallelismError as error:
+        raise wrong_workload("schedule", error.found, error.expected) from None
 
 
 def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:

@@ -18,6 +18,7 @@ from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
 from testbed.collectives.exchanging import CONCURRENCY
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
+from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
 from testbed.model.folding import Alone, Folder, software_of
 from testbed.model.waiting import Event, Mailbox
@@ -28,7 +29,7 @@ Key = tuple[object, ...]
 Events = Generator[list[Event], None, None]
 
 
-class Stuck(ValueError):
+class Stuck(TestbedError, ValueError):
     """A plan that never comes to its end; the message says who waits for what."""
 
 

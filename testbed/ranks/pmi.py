@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from testbed.errors import TestbedError
+
 VALUE_MAX, KEY_MAX, NAME_MAX = 4096, 256, 256
 SPACE = "testbed"
 _MOST_KEYS = 1_000_000
 
 
-class PmiError(Exception):
+class PmiError(TestbedError):
     """A rank said what makes no sense, or gave up."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from testbed.results.errors import RunExists
 from testbed.version import VERSION
 
 PACKAGES = ("mininet", "numpy", "os-ken", "pydantic", "pyroute2", "scapy", "psutil")
@@ -38,7 +39,7 @@ class RunDirectory:
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
         if path.exists():
-            raise FileExistsError(f"{path}: exists already; choose another --output")
+            raise RunExists(f"{path}: exists already; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True)
 

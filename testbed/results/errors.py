@@ -1,5 +1,13 @@
 """What can be wrong with a run's files."""
 
+from __future__ import annotations
 
-class BadResult(ValueError):
+from testbed.errors import BadInput, TestbedError
+
+
+class BadResult(BadInput, ValueError):
     """A folder holds no run, or one of another version; names file, field or line, value and what was expected."""
+
+
+class RunExists(TestbedError, FileExistsError):
+    """A run was to be made where something is already; nothing was touched."""

@@ -9,11 +9,9 @@ import json
 import sys
 from pathlib import Path
 
-from testbed.config import ConfigError, load_scenario
-from testbed.fabric.errors import FabricError
+from testbed.config import load_scenario
+from testbed.errors import TestbedError
 from testbed.fidelity.capacity import Stack
-from testbed.job.errors import RunError
-from testbed.links import LinkError
 from testbed.running.run import Progress, Run
 from testbed.scale import Scale
 
@@ -28,7 +26,7 @@ def main() -> int:
         scenario = load_scenario(task["scenario"])
         stack = Stack(task["link_engine"], task["datapath"])
         Run(scenario, stack, Scale(**task["scale"]), Path(task["output"]), progress).execute()
-    except (ConfigError, FabricError, LinkError, RunError) as error:
+    except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

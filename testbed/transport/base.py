@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from testbed.errors import TestbedError
+
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
 MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
 
 
-class TransportError(Exception):
+class TransportError(TestbedError):
     """Something that a transport cannot do, or a peer did against the rules.
 
     `during` names what was under way, such as "all_reduce #12 (all-gather, round 2 of 7)".

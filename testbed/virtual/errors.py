@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from testbed.errors import TestbedError
 
-class VirtualClockError(Exception):
+
+class VirtualClockError(TestbedError):
     """The kernel cannot be built, or a guest did not do what it should; the message is meant for people."""
 
 
@@ -12,6 +14,6 @@ class NoKernelError(VirtualClockError):
 
     def __init__(self, looked: str) -> None:
         super().__init__(
-            f"the virtual clock needs its kernel, which is not built yet (looked in {looked})\n"
-            "build it once, in about four minutes: make virtual"
+            f"the virtual clock needs its kernel, which is not built yet (looked in {looked})",
+            hint="build it once, in about four minutes: make virtual",
         )

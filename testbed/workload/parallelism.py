@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from testbed.errors import BadInput
+
 REPLICATE, SHARD = "data_parallel_replicate", "data_parallel_shard"
 CONTEXT, TENSOR, PIPELINE, EXPERT = (
     "context_parallel",
@@ -26,7 +28,7 @@ _TRAFFIC = {
 }
 
 
-class ParallelismError(ValueError):
+class ParallelismError(BadInput, ValueError):
     """Degrees that do not fit; the message says which."""
 
 
@@ -107,7 +109,8 @@ def check_product(
     if world != ranks * per_rank:
         product = " x ".join(f"{name} {degrees[name]}" for name in order if degrees[name] > 1) or "1"
         raise ParallelismError(
-            f"{product} = {world} accelerators, expected {ranks * per_rank}: {ranks} ranks of {per_rank}"
+            got=f"{product} = {world} accelerators",
+            expected=f"{ranks * per_rank}: {ranks} ranks of {per_rank}",
         )
 
 
@@ -128,11 +131,13 @@ def make_mesh(
         inside[name] = math.gcd(degrees[name], left)
         if inside[name] < min(degrees[name], left):
             raise ParallelismError(
-                f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}, "
-                "expected one to divide the other"
+                got=f"a rank has {per_rank} accelerators, of which {left} are left for {name} {degrees[name]}",
+                expected="one to divide the other",
             )
         left //= inside[name]
     numbers = tuple(mapping) or tuple(range(ranks))
     if sorted(numbers) != list(range(ranks)):
-        raise ParallelismError(f"ranks of places {list(numbers)}, expected each of 0 to {ranks - 1} once")
+        raise ParallelismError(
+            got=f"ranks of places {list(numbers)}", expected=f"each of 0 to {ranks - 1} once"
+        )
     return Mesh(tuple(order), dict(degrees), per_rank, inside, numbers)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from testbed.workload.models import Parameter, dimensions, experts_per_token, key_value_dim, parameters
-from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh
+from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh, ParallelismError
 
 if TYPE_CHECKING:
     from testbed.config import ModelSpec, WorkloadSpec
@@ -96,10 +96,12 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
 
 
 def split_layers(model: str | ModelSpec, stages: int) -> list[tuple[Layer, ...]]:
-    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ValueError."""
+    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ParallelismError."""
     blocks, before, after = layers_of(model)
     if len(blocks) % stages:
-        raise ValueError(f"{len(blocks)} layers on {stages} stages: expected stages to divide layers")
+        raise ParallelismError(
+            got=f"{len(blocks)} layers on {stages} stages", expected="stages to divide layers"
+        )
     each = len(blocks) // stages
     parts = [tuple(blocks[number * each : (number + 1) * each]) for number in range(stages)]
     parts[0] = (before, *parts[0])
@@ -139,7 +141,7 @@ class Sizes:
 
 
 def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) -> list[Stage]:
-    """All stages of a model. ValueError where layers, heads or sequence do not divide.
+    """All stages of a model. ParallelismError where layers, heads or sequence do not divide.
 
     What several accelerators of one rank share goes over the network once; what each has of its own is added up.
     """

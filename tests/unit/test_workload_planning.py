@@ -538,7 +538,7 @@ def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"got mine, expected one that comes to its end; this one never"):
         dry_run(endless)
     (tmp_path / "mine.csv").write_text("0F0,0B0\n")
-    with pytest.raises(ConfigError, match="1 lines: expected 2"):
+    with pytest.raises(ConfigError, match=r"mine.csv: 1 lines, expected 2, one per rank"):
         load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
 
 

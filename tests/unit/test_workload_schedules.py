@@ -163,13 +163,13 @@ def test_who_plays_keeps_to_its_memory(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("0F0,0B0\n1F0,1X0\n", "line 2: '1X0': expected a stage, one of F, B, I, W"),
-        ("0F0,0B0,0B0\n", "rank 0: 0B0 comes twice"),
-        ("0F0,0B0\n0F1,0B1\n", "rank 1: 0F1, but stage 0 is rank 0's"),
-        ("0F0,0I0\n", "rank 0: stage 0 does F, I of microbatch 0; expected F and B, or F, I and W"),
-        ("0F0,0B0\n2F0,2B0\n", "stages [0, 2]: expected 0, 1, 2 and so on"),
-        ("0F0,0B0,0F1,0B1\n", "0B1: expected microbatches 0 to 0"),
-        ("0F0,0I0,0W0.2/2\n", "line 1: '0W0.2/2': expected a part from 0 to 1"),
+        ("0F0,0B0\n1F0,1X0\n", "line 2: got '1X0', expected a stage, one of F, B, I, W"),
+        ("0F0,0B0,0B0\n", "rank 0: got 0B0 twice, expected each action once"),
+        ("0F0,0B0\n0F1,0B1\n", "rank 1: got 0F1, expected it of rank 0, which has stage 0"),
+        ("0F0,0I0\n", "rank 0, stage 0, microbatch 0: got F, I, expected F and B, or F, I and W"),
+        ("0F0,0B0\n2F0,2B0\n", "got stages [0, 2], expected 0, 1, 2 and so on"),
+        ("0F0,0B0,0F1,0B1\n", "got 0B1, expected microbatches 0 to 0"),
+        ("0F0,0I0,0W0.2/2\n", "line 1: got '0W0.2/2', expected a part from 0 to 1"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said(text: str, said: str) -> None:
@@ -194,10 +194,10 @@ def test_an_order_that_never_ends_is_found_before_anything_is_sent() -> None:
 
 def test_microbatches_that_interleaving_cannot_share_out_are_refused() -> None:
     with pytest.raises(
-        ScheduleError, match="Interleaved1F1B: 9 microbatches on 4 ranks: expected a multiple of 2"
+        ScheduleError, match="Interleaved1F1B: got 9 microbatches on 4 ranks, expected a multiple of 2"
     ):
         make_schedule("Interleaved1F1B", 4, 9, Costs(1.0, 1.0, 1.0), 2)
-    with pytest.raises(ScheduleError, match="ZBVZeroBubble: 3 chunks: expected 2"):
+    with pytest.raises(ScheduleError, match="ZBVZeroBubble: got 3 chunks, expected 2"):
         make_schedule("ZBVZeroBubble", 4, 8, Costs(1.0, 1.0, 1.0), 3)
 
 

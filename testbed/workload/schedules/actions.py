@@ -1,7 +1,7 @@
 """What a rank does for one microbatch, under PyTorch's names (torch.distributed.pipelining.schedules).
 
 A schedule is a list of actions per rank. It says in which order a rank computes; which messages follow from that is
-`messages`' to say, and when each action happens is up to times, links and memory.
+`testbed.workload.planning`'s to say, and when each action happens is up to times, links and memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from testbed.errors import BadInput
 
 
 class Kind(Enum):
@@ -35,7 +37,7 @@ _TEXT = re.compile(
 )
 
 
-class ScheduleError(ValueError):
+class ScheduleError(BadInput, ValueError):
     """A schedule that cannot be carried out; the message says which rank and action."""
 
 
@@ -63,13 +65,13 @@ def parse_action(text: str) -> Action | None:
     found = _TEXT.fullmatch(text.strip())
     if found is None or (found[2] not in IMPLIED and not found[3]):
         raise ScheduleError(
-            f"{text.strip()!r}: expected a stage, one of F, B, I, W, and a microbatch, such as 0F3"
+            got=repr(text.strip()), expected="a stage, one of F, B, I, W, and a microbatch, such as 0F3"
         )
     if found[2] in IMPLIED:
         return None
     part, parts = (int(found[4]), int(found[5])) if found[4] else (0, 1)
     if part >= parts:
-        raise ScheduleError(f"{text.strip()!r}: expected a part from 0 to {parts - 1}")
+        raise ScheduleError(got=repr(text.strip()), expected=f"a part from 0 to {parts - 1}")
     return Action(int(found[1]), Kind(found[2]), int(found[3]), part, parts)
 
 
@@ -80,7 +82,7 @@ def read_csv(text: str) -> tuple[Order, ...]:
         try:
             actions = [parse_action(cell) for cell in row if cell.strip()]
         except ScheduleError as error:
-            raise ScheduleError(f"line {number}: {error}") from None
+            raise ScheduleError(where=f"line {number}", got=error.got, expected=error.expected) from None
         orders.append(tuple(action for action in actions if action is not None))
     return tuple(orders)
 
@@ -100,14 +102,16 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
         for action in order:
             if owner.setdefault(action.stage, rank) != rank:
                 raise ScheduleError(
-                    f"rank {rank}: {action}, but stage {action.stage} is rank {owner[action.stage]}'s"
+                    where=f"rank {rank}",
+                    got=str(action),
+                    expected=f"it of rank {owner[action.stage]}, which has stage {action.stage}",
                 )
             if action in seen:
-                raise ScheduleError(f"rank {rank}: {action} comes twice")
+                raise ScheduleError(where=f"rank {rank}", got=f"{action} twice", expected="each action once")
             seen[action] = rank
     stages = len(owner)
     if not stages or sorted(owner) != list(range(stages)):
-        raise ScheduleError(f"stages {sorted(owner)}: expected 0, 1, 2 and so on without a gap")
+        raise ScheduleError(got=f"stages {sorted(owner)}", expected="0, 1, 2 and so on without a gap")
     shares: dict[tuple[int, int], dict[Kind, float]] = {}
     for action in seen:
         share = shares.setdefault((action.stage, action.microbatch), dict.fromkeys(Kind, 0.0))
@@ -117,7 +121,7 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
             _check_whole(rank, stage, microbatch, shares.get((stage, microbatch), {}))
     extra = sorted(str(action) for action in seen if action.microbatch >= microbatches)
     if extra:
-        raise ScheduleError(f"{extra[0]}: expected microbatches 0 to {microbatches - 1}")
+        raise ScheduleError(got=extra[0], expected=f"microbatches 0 to {microbatches - 1}")
     return tuple(owner[stage] for stage in range(stages))
 
 
@@ -129,5 +133,7 @@ def _check_whole(rank: int, stage: int, microbatch: int, shares: Mapping[Kind, f
     if done != some or done not in ({Kind.FORWARD, Kind.FULL_BACKWARD}, split):
         got = ", ".join(kind.value for kind in Kind if kind in some) or "nothing"
         raise ScheduleError(
-            f"rank {rank}: stage {stage} does {got} of microbatch {microbatch}; expected F and B, or F, I and W, whole"
+            where=f"rank {rank}, stage {stage}, microbatch {microbatch}",
+            got=got,
+            expected="F and B, or F, I and W, whole",
         )

@@ -99,7 +99,7 @@ def make_schedule(
     """One of SCHEDULES. ScheduleError. costs: of a stage; chunks: stages per rank where the schedule leaves it open."""
     kept = SCHEDULES[name]
     if not kept.takes(chunks):
-        raise ScheduleError(f"{name}: {chunks} chunks: expected {kept.chunks}")
+        raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(kept.chunks))
     ask = Ask(ranks, microbatches, kept.chunks or chunks, memory, costs)
     return schedule_of(name, kept.make(ask), microbatches)
 

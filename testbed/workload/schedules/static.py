@@ -55,8 +55,9 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order,
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ScheduleError(
-            f"Interleaved1F1B: {microbatches} microbatches on {ranks} ranks: expected a multiple of {rounds}, "
-            "the number of rounds"
+            where="Interleaved1F1B",
+            got=f"{microbatches} microbatches on {ranks} ranks",
+            expected=f"a multiple of {rounds}, the number of rounds",
         )
     together = microbatches // rounds
     orders = []

@@ -1,0 +1,33 @@
+"""What goes wrong in ways that people are told: one tree, so that whoever calls catches one class."""
+
+from __future__ import annotations
+
+
+class TestbedError(Exception):
+    """One message for people. status: with which a command ends that met it.
+
+    Where the message has these parts, they stand apart as well. where: a file, field or thing. got: what was found
+    there. expected: what would do. hint: what to do about it.
+    """
+
+    __test__ = False  # for pytest, which takes it for a test by its name
+    status = 1
+
+    def __init__(
+        self, message: str = "", *, where: str = "", got: str = "", expected: str = "", hint: str = ""
+    ) -> None:
+        self.where, self.got, self.expected, self.hint = where, got, expected, hint
+        place = f"{where}: " if where else ""
+        text = message or f"{place}got {got}, expected {expected}"
+        super().__init__(f"{text}\n{hint}" if hint else text)
+
+    @property
+    def found(self) -> str:
+        """What was got, and where."""
+        return f"{self.where}: {self.got}" if self.where else self.got
+
+
+class BadInput(TestbedError):
+    """What somebody gave cannot be used."""
+
+    status = 2
