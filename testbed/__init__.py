@@ -9,12 +9,12 @@ result = testbed.run(scenario)
 
 from typing import TYPE_CHECKING, Any
 
+from testbed.errors import TestbedError
 from testbed.version import VERSION
 
 if TYPE_CHECKING:
     from testbed.api import Standing, explore, load, predict, run, up
     from testbed.config import ConfigError, Scenario
-    from testbed.errors import TestbedError
     from testbed.explorer import Exploration
     from testbed.model.predictions import Prediction
     from testbed.results.result import Result

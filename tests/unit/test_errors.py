@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,11 @@ def test_every_error_of_ours_is_of_one_tree() -> None:
 def test_a_commands_status_is_the_errors(error: TestbedError, status: int) -> None:
     assert error.status == status
     assert isinstance(error, BadInput) == (status == 2)
+
+
+def test_what_the_package_says_that_it_has_is_there() -> None:
+    for name in testbed.__all__:
+        assert inspect.isclass(getattr(testbed, name)) or callable(getattr(testbed, name))
 
 
 def test_parts_and_message_say_the_same() -> None:
