@@ -37,7 +37,7 @@ def predict(
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
 
     The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
-    per message, and what each collective sends. It knows nothing of full queues, events and neighbours.
+    per message, and what each collective sends. It knows nothing of full queues, events, neighbours and protocols.
     """
     began_s = time.perf_counter()
     found = predict_all(load_scenario(scenario, overrides or []), find_calibration(clock))
@@ -55,6 +55,10 @@ def predict(
         step_s = entry.step_time_s
         table.add_row(name, time_text(step_s), f"{first_s / step_s:.2f}x", size_text(entry.wan_bytes))
     console.print(table)
+    for what in dict.fromkeys(what for entry in found.values() for what in entry.unmodelled):
+        names = [name for name, entry in found.items() if what in entry.unmodelled]
+        of = "" if len(names) == len(found) else f" (of {', '.join(names)})"
+        console.print(f"\nnot in these figures, as the model does not know it: {what}{of}", soft_wrap=True)
     console.print(
         f"\nBy the model, in {time_text(took_s)}; `testbed run {scenario}` measures.", soft_wrap=True
     )

@@ -180,7 +180,7 @@ class ParallelismSpec(Strict):
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
         default={},
         description="DSCPs of what dimensions send, such as {pipeline_parallel: 46}, for policies that tell classes of "
-        "traffic apart; 0 of those not named. The model knows of no such policy.",
+        "traffic apart; 0 of those not named.",
     )
     compute_jitter: Fraction = Field(
         default=0.0,

@@ -74,9 +74,15 @@ class Intent:
         )
 
     @property
-    def undisturbed(self) -> bool:
-        """Whether nothing but the ranks acts on the network: no events, no neighbours."""
-        return not self.scenario.events and not self.scenario.neighbours
+    def unmodelled(self) -> tuple[str, ...]:
+        """What the scenario asks for and the model knows nothing of; a step with it has no prediction."""
+        protocol = self.scenario.transport.protocol
+        asked = {
+            "events": bool(self.scenario.events),
+            "neighbours": bool(self.scenario.neighbours),
+            f"transport.protocol: {protocol}": protocol != "eager",
+        }
+        return tuple(name for name, there in asked.items() if there)
 
     def wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula."""

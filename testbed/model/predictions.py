@@ -14,10 +14,14 @@ from testbed.scale import Scale
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step."""
+    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step.
+
+    unmodelled: what the scenario asks for and the model leaves out, by name.
+    """
 
     step_time_s: float
     wan_bytes: int
+    unmodelled: tuple[str, ...] = ()
 
 
 def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Prediction]:
@@ -33,5 +37,5 @@ def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Predi
         check_memory(intent.load)
         algorithm = name if common else intent.scenario.algorithms[0]
         step_s = predict(intent, algorithm, calibration).step_time_s
-        found[name] = Prediction(step_s, intent.wan_bytes(algorithm))
+        found[name] = Prediction(step_s, intent.wan_bytes(algorithm), intent.unmodelled)
     return found

@@ -331,8 +331,8 @@ class Run:
         evidence: Evidence,
     ) -> dict[str, Any]:
         expected = self.intent.wan_bytes(algorithm)
-        training, undisturbed = self.load.training is not None, self.intent.undisturbed
-        predicted = predict(self.intent, algorithm, self._calibration) if training or undisturbed else None
+        training, modelled = self.load.training is not None, not self.intent.unmodelled
+        predicted = predict(self.intent, algorithm, self._calibration) if training or modelled else None
         missing = missing_share(self.intent, algorithm, self._calibration)
         observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
         entry = summarise_variant(
@@ -347,7 +347,7 @@ class Run:
             connections=socket_use(records.tcp, steps, [host.building for host in self.hosts], self.scale),
             expected_wan_bytes=expected,
             verdict=assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
-            predicted_s=self.scale.real_s(predicted.step_time_s) if predicted and undisturbed else None,
+            predicted_s=self.scale.real_s(predicted.step_time_s) if predicted and modelled else None,
         )
         entry["control"] = asdict(self.scenario.control.resolve())
         if training and predicted is not None:

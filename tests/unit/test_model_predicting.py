@@ -69,10 +69,15 @@ def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
     assert fifo > 1.1 * predict(variant("controller/priority", "deep-priority"), "ring").step_time_s
 
 
-def test_events_and_neighbours_are_not_the_model_s() -> None:
-    assert intent("quickstart").undisturbed
-    assert not intent("plane-failure").undisturbed
-    assert not variant("controller/noisy-neighbour", "shared").undisturbed
+def test_events_neighbours_and_protocols_are_not_the_model_s() -> None:
+    assert not intent("quickstart").unmodelled
+    assert intent("plane-failure").unmodelled == ("events",)
+    assert variant("controller/noisy-neighbour", "shared").unmodelled == ("neighbours",)
+    staged = ["transport.protocol=staged"]
+    overridden = load_scenario(SCENARIOS / "quickstart.yaml", staged)
+    assert intent_of(overridden, Scale()).unmodelled == ("transport.protocol: staged",)
+    said = CliRunner().invoke(app, ["predict", str(SCENARIOS / "quickstart.yaml"), "--set", *staged]).output
+    assert "not in these figures, as the model does not know it: transport.protocol: staged" in said
 
 
 def test_the_command_shows_every_variant() -> None:
