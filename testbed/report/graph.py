@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from html import escape
 from typing import Literal
 
 from testbed.config import Topology
 from testbed.report.figures import rate_text, time_text
+from testbed.report.svg import standalone
 from testbed.report.topology import network_drawing
 from testbed.scale import UNSCALED
 
@@ -30,11 +30,7 @@ def _svg(topology: Topology) -> str:
     hosts = [{"name": host.name, "building": host.building, "ip": host.ip} for host in topology.hosts]
     wan = [{**asdict(link), "name": link.name} for link in topology.wan]
     drawing = network_drawing(hosts, wan, UNSCALED, {}, f"Buildings and WAN links of {topology.name}")
-    drawing.root.set("xmlns", "http://www.w3.org/2000/svg")
-    style = ET.Element("style")
-    style.text = STYLE
-    drawing.root.insert(0, style)
-    return f"{drawing.markup()}\n"
+    return standalone(drawing.root, STYLE)
 
 
 def _dot(topology: Topology) -> str:

@@ -149,6 +149,15 @@ class Axis:
         return [index * step for index in range(first, last + 1)]
 
 
+def standalone(root: ET.Element, style: str) -> str:
+    """An SVG document of its own, from an image for a page: with its style inside."""
+    root.set("xmlns", "http://www.w3.org/2000/svg")
+    sheet = ET.Element("style")
+    sheet.text = style
+    root.insert(0, sheet)
+    return f"{ET.tostring(root, encoding='unicode')}\n"
+
+
 def padded_range(values: list[float], pad: float = 0.08) -> tuple[float, float]:
     """Range for an axis that shows `values` with some air on both sides, also when they are all equal."""
     low, high = min(values), max(values)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
+from testbed.errors import BadInput
 from testbed.fidelity.verdict import Status
 from testbed.results.errors import BadResult
+from testbed.results.figure import Figure, drawn
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
@@ -297,6 +299,30 @@ class Result(_Part):
         from testbed.results.frames import links_frame  # noqa: PLC0415
 
         return links_frame(self.folder, self._scale())
+
+    def figure(self, name: str = "step_times", variant: str | None = None) -> Figure:
+        """A drawing of the run's report, by itself; a notebook shows it.
+
+        Args:
+            name: "step_times", "time_split" or "utilisation", each of all variants; "utilisation_over_time", of the
+                whole run; "network" or "timeline", of one variant.
+            variant: Of which, for "network" and "timeline"; None: of the first.
+
+        Raises:
+            BadInput: For a name that is none, or where the run has no such records.
+            KeyError: For a variant that there is not.
+            BadResult: Where the run's folder is not whole.
+
+        Example:
+            >>> result.figure("network", "ring").save("ring.svg")
+        """
+        found = drawn(name)
+        if variant is not None and not found.of_variant:
+            raise BadInput(where="variant", got=repr(variant), expected=f"none: {name} is of all variants")
+        chosen = self.variants[0] if variant is None else self.variant(variant)
+        return Figure(
+            name, found.draw(self.folder, chosen.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        )
 
     @property
     def folder(self) -> Path:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from pyarrow import parquet, types
 
+import testbed
+from testbed.errors import BadInput
 from testbed.results.errors import BadResult
 from testbed.results.frames import OPERATIONS, READINGS, STEPS
 from testbed.results.reference import models, page
@@ -72,6 +76,42 @@ def test_frames_as_parquet_have_the_documented_columns_and_every_row(tmp_path: P
         assert text | figures == set(table.column_names)
         assert {name for name in table.column_names if name.endswith("_s")} <= figures
     assert len(tables["operations"]) == sum(1 for _ in (tmp_path / "run/samples.jsonl").open())
+
+
+@pytest.mark.parametrize(
+    ("name", "variant", "shown"),
+    [
+        ("step_times", None, "hierarchical"),
+        ("time_split", None, "hierarchical"),
+        ("utilisation", None, "plane 0"),
+        ("utilisation_over_time", None, "peak"),
+        ("network", "hierarchical", "coloured by use in hierarchical"),
+        ("timeline", "ring", "rank 0"),
+    ],
+)
+def test_a_figure_is_an_svg_document_of_its_own(
+    tmp_path: Path, name: str, variant: str | None, shown: str
+) -> None:
+    figure = testbed.Result.open(SyntheticRun().write(tmp_path / "run")).figure(name, variant)
+    root = ElementTree.fromstring(figure.save(tmp_path / "figure.svg").read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    said = " ".join([*root.itertext(), root.get("aria-label", "")])
+    assert shown in said
+    drawn = {css for node in root.iter() for css in node.get("class", "").split()}
+    assert drawn, "a drawing without marks"
+    assert '[class^="op-"]' in (root[0].text or "")  # operations without a colour of their own
+    # a mark whose class the document says nothing of would be black, or not there
+    assert {css for css in drawn if css.startswith(("series-", "load-"))} <= set(
+        re.findall(r"[.]([\w-]+)", root[0].text or "")
+    )
+
+
+def test_a_figure_that_is_none_is_named(tmp_path: Path) -> None:
+    result = testbed.Result.open(SyntheticRun().write(tmp_path / "run"))
+    with pytest.raises(BadInput, match="figure: got 'pie', expected one of step_times, time_split"):
+        result.figure("pie")
+    with pytest.raises(BadInput, match="variant: got 'ring', expected none: step_times is of all variants"):
+        result.figure("step_times", "ring")
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
