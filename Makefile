@@ -32,7 +32,7 @@ test: setup ## install what is missing, run all checks and tests
 	@tools/bootstrap ryu peers validate
 	@$(MAKE) --no-print-directory --keep-going lint unit net test-virtual
 
-test-all: test ## the same, and whole what unit tests try by turns, and a network over two machines; for a night
+test-all: test ## the same, all that tests try by turns, and a network over two machines; for a night
 	@$(MAKE) --no-print-directory --keep-going thorough test-machines
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
@@ -54,8 +54,9 @@ lint: environment ## ruff, mypy, the order of rooms
 unit: environment ## tests that need no root
 	$(AS_OWNER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit
 
-thorough: environment ## what unit tests try by turns, all of it; a minute
+thorough: environment ## what unit tests try by turns, all of it, and link engines in guests, too; minutes
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
+	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/virtual
 
 net: setup ## tests on real namespaces and Open vSwitch, as root
 	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 tests/net
