@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import time
@@ -27,8 +28,10 @@ OURS = re.compile(r"tb\w+|s\d+|.*-eth\d+")
 
 
 def pytest_configure() -> None:
-    """Mark what this test run starts."""
+    """Mark what this test run starts, and let it be interrupted: what a shell starts in its background ignores that."""
     os.environ[RUN_MARK] = RUN
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

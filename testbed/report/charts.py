@@ -139,8 +139,8 @@ def median_step(samples: Sequence[Sample]) -> Step | None:
     return by_duration[(len(by_duration) - 1) // 2] if by_duration else None
 
 
-def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
-    """The median step of `variant`, rank by rank, on an axis of `span_s` seconds; None without samples.
+def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> Markup | None:
+    """The median step of `variant`, rank by rank, on an axis of `span_s` seconds (None: its own); None without samples.
 
     Each rank has its compute as one row and below it what it sends and reduces, in as many lanes as were in flight,
     from the moment it was started to its completion. Receives are left out: they are posted long before.
@@ -149,7 +149,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     step = median_step(own)
     if step is None:
         return None
-    origin = steps_of(own)[step][0]
+    origin, end_s = steps_of(own)[step]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in _until_received([sample for sample in own if (sample.trial, sample.step) == step]):
         if sample.operation not in (WHOLE_STEP, "recv", "turn"):
@@ -164,7 +164,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float) -> Markup | None:
     row = _COMPUTE_HEIGHT + 2 + lane_height * most + 8
     height = row * len(ranks) + _AXIS_ROOM
     drawing = Drawing(CHART_WIDTH, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
-    axis = Axis(0.0, span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
+    axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10)
     hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
     for index, rank in enumerate(ranks):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from testbed.errors import BadInput
+from testbed.results.records import JsonObject
 
-Draw = Callable[[Path, Any], str]
+Draw = Callable[[Path, JsonObject], str]
 """A run's folder and one of its variants, as its summary has it; makes an SVG document."""
 
 
@@ -38,16 +38,6 @@ class Drawn:
 
 
 FIGURES: dict[str, Drawn] = {}
-
-
-def figure(name: str, *, of_variant: bool = False) -> Callable[[Draw], Draw]:
-    """Register what draws the figure of that name."""
-
-    def register(draw: Draw) -> Draw:
-        FIGURES[name] = Drawn(draw, of_variant)
-        return draw
-
-    return register
 
 
 def drawn(name: str) -> Drawn:

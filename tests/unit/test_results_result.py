@@ -62,9 +62,8 @@ def test_frames_as_parquet_have_the_documented_columns_and_every_row(tmp_path: P
         tables[name] = table = parquet.read_table(tmp_path / f"{name}.parquet")
         assert table.column_names == list(columns)
         assert table.to_pylist() == frame.to_dict("records")
-    for (
-        table
-    ) in tables.values():  # a column of nothing or of bytes would be one that other programs cannot use
+    # a column of nothing or of bytes would be one that other programs cannot use
+    for table in tables.values():
         text = {
             field.name
             for field in table.schema
