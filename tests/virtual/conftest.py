@@ -30,7 +30,7 @@ class Person:
 
     prefix: tuple[str, ...]
     home: Path
-    started: list[int] = field(default_factory=list)
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def call(self, *arguments: str, timeout_s: float = WALL_S) -> subprocess.CompletedProcess[str]:
         """Run `testbed ARGUMENTS` to its end."""
@@ -49,7 +49,7 @@ class Person:
         running = subprocess.Popen(
             self.command(*arguments), cwd=self.home, stdout=pipe, stderr=pipe, text=True, bufsize=1
         )
-        self.started.append(running.pid)
+        self.started.append(running)
         return running
 
     def command(self, *arguments: str) -> list[str]:
@@ -75,9 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def person() -> Iterator[Person]:
-    """An ordinary user, for one test."""
+    """An ordinary user, for one test; what a failed one still has running ends with it."""
     with ordinary_user() as user:
         yield user
+        for running in user.started:
+            if running.poll() is None:
+                running.terminate()
+                running.communicate(timeout=20)
 
 
 @contextlib.contextmanager
@@ -124,7 +128,7 @@ def _person(home: Path) -> Person:
 def leftovers(person: Person) -> Iterator[None]:
     """Fail a test whose guests leave a process or a folder behind."""
     yield
-    guests = tuple(f"/tmp/testbed-guest-{pid}-" for pid in person.started)
+    guests = tuple(f"/tmp/testbed-guest-{running.pid}-" for running in person.started)
     left = [
         f"{path}" for path in Path("/tmp").glob("testbed-guest-*") if str(path).startswith(guests or ("-",))
     ]
