@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class TestbedError(Exception):
     """One message for people. status: with which a command ends that met it.
@@ -31,3 +34,10 @@ class BadInput(TestbedError):
     """What somebody gave cannot be used."""
 
     status = 2
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """The known words, with the closest pointed out if there is one: "ring, hierarchical; did you mean ring?"."""
+    words = list(known)
+    close = difflib.get_close_matches(str(word), words, n=1)
+    return ", ".join(words) + (f"; did you mean {close[0]}?" if close else "")

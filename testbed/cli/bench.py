@@ -22,9 +22,9 @@ from testbed.cli.virtual import (
 )
 from testbed.collectives import ALGORITHMS, AUTO, DTYPES, OPERATIONS, TuningTable
 from testbed.config import ConfigError, Problem, TransportSpec, load_topology
-from testbed.config.loading import did_you_mean
 from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.config.units import parse_size
+from testbed.errors import did_you_mean
 from testbed.job.tuning import tuning_of
 from testbed.ranks.bench import COLLECTIVES, algorithms_of
 from testbed.running.bench_run import BenchOptions, BenchRun, Row

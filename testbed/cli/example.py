@@ -10,8 +10,8 @@ import typer
 import yaml
 
 from testbed.config import ConfigError, Problem, load_scenario
-from testbed.config.loading import did_you_mean
 from testbed.config.shipped import shipped
+from testbed.errors import did_you_mean
 
 
 def add_example_command(app: typer.Typer) -> None:

@@ -10,10 +10,11 @@ from rich.console import Console
 
 from testbed.cli.fabric import FabricOption, direction_row
 from testbed.config import ConfigError, Direction, Problem
-from testbed.config.loading import Document, Origin, did_you_mean, parse_override
+from testbed.config.loading import Document, Origin, parse_override
 from testbed.config.model import validate
 from testbed.config.wan import DirectionSpec, change_direction
 from testbed.directions import WAYS
+from testbed.errors import did_you_mean
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.readback import change_links, engine_of

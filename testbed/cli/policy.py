@@ -17,13 +17,14 @@ from testbed.cli.fabric import FabricOption
 from testbed.cli.options import JsonOption
 from testbed.config.loading import Document, Origin, parse_override
 from testbed.config.model import validate
-from testbed.config.policy import PolicySpec, rooted
+from testbed.config.policy import PolicySpec
 from testbed.controller.client import ControllerApi
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.readback import change_links, engine_of
 from testbed.fabric.state import CONTROLLER_FILE, FabricState
 from testbed.links.wire import classes_from_json
+from testbed.plugins import rooted
 
 SETTINGS = Annotated[
     list[str] | None,

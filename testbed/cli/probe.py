@@ -13,8 +13,8 @@ from rich.console import Console
 from testbed.cli.fabric import FabricOption
 from testbed.cli.options import JsonOption
 from testbed.config import ConfigError, Problem
-from testbed.config.loading import did_you_mean
 from testbed.config.units import format_duration
+from testbed.errors import did_you_mean
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
 from testbed.fabric.tracing import Flow, Trace, trace_flow

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from testbed.config.forms import Count, Duration, TimeoutOrNone, choice
-from testbed.config.loading import did_you_mean, show
+from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
 from testbed.config.units import format_duration
 from testbed.config.wan import DirectionSpec
 from testbed.directions import WAYS
+from testbed.errors import did_you_mean
 
 if TYPE_CHECKING:
     from testbed.config.topology import Topology

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from testbed.config import units
-from testbed.config.loading import did_you_mean
 from testbed.config.model import Form
+from testbed.errors import did_you_mean
+from testbed.plugins import OWN_FILE, registry
 
 
 def _text(example: str, description: str) -> dict[str, Any]:
@@ -58,6 +59,18 @@ def choice(kind: str, known: Sequence[str]) -> Form:
     return Form(parse, {"enum": list(known)})
 
 
+def named(kind: str) -> Form:
+    """A name of a registry, or FILE.py:NAME; kind: one of testbed.plugins.REGISTRIES."""
+
+    def parse(value: object) -> str:
+        if (expected := registry(kind).expected(value)) is not None:
+            raise ValueError(expected)
+        return str(value)
+
+    own = {"type": "string", "pattern": OWN_FILE.pattern}
+    return Form(parse, lambda: {"anyOf": [{"enum": list(registry(kind))}, own]})
+
+
 def pattern(expression: str, expected: str) -> Form:
     """Text of a given shape."""
 
@@ -83,7 +96,7 @@ def or_word(word: str, form: Form) -> Form:
     def write(value: Any) -> Any:
         return value if value == word else form.write(value)
 
-    return Form(parse, {"anyOf": [{"const": word}, form.schema]}, write)
+    return Form(parse, lambda: {"anyOf": [{"const": word}, form.json_schema]}, write)
 
 
 def _factor(value: object) -> float:
@@ -113,7 +126,7 @@ def _dscps(value: object) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-_DSCP = whole(0, MAX_DSCP).schema
+_DSCP = whole(0, MAX_DSCP).json_schema
 _DSCPS = Form(
     _dscps,
     {"anyOf": [_DSCP, {"type": "array", "items": _DSCP, "minItems": 1}]},
@@ -133,7 +146,7 @@ _FRACTION = Form(
 )
 _SHARE = Form(
     _positive(units.parse_fraction, "a share above 0, such as 40 % or 0.4"),
-    _FRACTION.schema,
+    _FRACTION.json_schema,
     units.format_fraction,
 )
 _FLOP_RATE = Form(
@@ -141,7 +154,7 @@ _FLOP_RATE = Form(
 )
 _FLAG = Form(_parse_flag, {"type": "boolean"})
 _TIMEOUT = Form(
-    _positive(units.parse_duration, "a duration above 0"), _DURATION.schema, units.format_duration
+    _positive(units.parse_duration, "a duration above 0"), _DURATION.json_schema, units.format_duration
 )
 _RATIO = Form(
     units.parse_ratio,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -239,10 +239,3 @@ def show(value: object) -> str:
         return "a list" if value else "an empty list"
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """The known words, with the closest pointed out if there is one: "ring, hierarchical; did you mean ring?"."""
-    words = list(known)
-    close = difflib.get_close_matches(str(word), words, n=1)
-    return ", ".join(words) + (f"; did you mean {close[0]}?" if close else "")

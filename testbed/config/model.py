@@ -24,7 +24,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError, core_schema
 
 from testbed.config.errors import ConfigError
-from testbed.config.loading import Document, Location, did_you_mean, show
+from testbed.config.loading import Document, Location, show
+from testbed.errors import did_you_mean
 
 _TYPE = "testbed"
 _SHAPES = {
@@ -46,10 +47,13 @@ class Finding:
 
 @dataclass(frozen=True, eq=False)  # compared and hashed by identity: schemas are dictionaries
 class Form:
-    """How one kind of value is written: `parse` raises ValueError saying what is expected; `write` undoes it."""
+    """How one kind of value is written: `parse` raises ValueError saying what is expected; `write` undoes it.
+
+    schema: may be a function, called when it is needed: names from registries are not known while modules load.
+    """
 
     parse: Callable[[object], Any]
-    schema: JsonSchemaValue
+    schema: JsonSchemaValue | Callable[[], JsonSchemaValue]
     write: Callable[[Any], Any] = lambda value: value
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -65,7 +69,12 @@ class Form:
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """As given, and a copy: pydantic adds to it."""
-        return dict(self.schema)
+        return dict(self.json_schema)
+
+    @property
+    def json_schema(self) -> JsonSchemaValue:
+        """As given, or made now."""
+        return self.schema() if callable(self.schema) else self.schema
 
     def _validate(self, value: object) -> Any:
         try:
@@ -87,6 +96,7 @@ class Strict(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     computed: ClassVar[frozenset[str]] = frozenset()  # fields that `completed` gives a default
+    renamed: ClassVar[Mapping[str, str]] = {}  # keys that files had once: what to write in their place
 
     @classmethod
     def file_keys(cls) -> list[str]:
@@ -138,12 +148,18 @@ class Strict(BaseModel):
         if kind == _TYPE:
             worded = _error(error["ctx"]["value"], error["ctx"]["expected"])
         elif kind == "extra_forbidden":
-            worded = _error("an unknown key", f"one of: {did_you_mean(location[-1], cls.file_keys())}")
+            worded = cls._unknown(location[-1])
         elif kind == "missing":
             worded = _error("nothing", "this key, which has no default")
         else:
             worded = _error(show(value), _SHAPES.get(kind, error["msg"]))
         return _details(worded, location, value)
+
+    @classmethod
+    def _unknown(cls, key: object) -> PydanticCustomError:
+        if key in cls.renamed:
+            return _error("a key that has another name now", cls.renamed[str(key)])
+        return _error("an unknown key", f"one of: {did_you_mean(key, cls.file_keys())}")
 
     @classmethod
     def __get_pydantic_json_schema__(

@@ -8,9 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from testbed.config.forms import Dscp, Name, whole
-from testbed.config.loading import did_you_mean, show
+from testbed.config.loading import show
 from testbed.config.model import Finding, Strict
 from testbed.config.topology import Topology
+from testbed.errors import did_you_mean
 
 
 class NeighbourSpec(Strict):

@@ -23,8 +23,9 @@ from testbed.config.forms import (
     number,
     whole,
 )
-from testbed.config.loading import did_you_mean, show
+from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
+from testbed.errors import did_you_mean
 
 DIMENSIONS = (
     *("data_parallel_replicate", "pipeline_parallel", "data_parallel_shard"),
@@ -106,7 +107,7 @@ _COLLECTIVES = Form(
 _DSCP = whole(0, MAX_DSCP)
 _CLASSES = Form(
     _parse_classes,
-    {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.schema},
+    {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.json_schema},
 )
 _ORDER = Form(
     _parse_order,

@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.config.forms import CountOrZero, Dscps, FlagOrNone, Fraction, Name, Share, choice, whole
-from testbed.config.loading import did_you_mean
+from testbed.config.forms import CountOrZero, Dscps, FlagOrNone, Fraction, Name, Share, named, whole
 from testbed.config.model import Finding, Form, Strict, inlined_schema
-
-POLICIES = (
-    "shortest",
-    "ecmp",
-    "wcmp",
-    "qp_aware",
-    "spray",
-    "te",
-    "pinned",
-    "priority",
-    "isolate",
-    "failover",
-    "limit",
-)
-PATH_POLICIES = ("shortest", "ecmp", "wcmp", "qp_aware", "spray", "te")
-OWN_POLICY = re.compile(r"(?P<file>.+\.py):(?P<kind>[A-Za-z_]\w*)")
-
-
-def _parse_name(value: object) -> str:
-    if isinstance(value, str):
-        if value in POLICIES:
-            return value
-        if own := OWN_POLICY.fullmatch(value):
-            if Path(own["file"]).is_file():
-                return value
-            raise ValueError(f"a policy of a Python file; there is no {own['file']}")
-    raise ValueError(f"FILE.py:CLASS or a policy: {did_you_mean(value, POLICIES)}")
+from testbed.errors import did_you_mean
+from testbed.plugins import registry, rooted
 
 
 def _parse_options(value: object) -> Mapping[str, Any]:
@@ -47,9 +20,7 @@ def _parse_options(value: object) -> Mapping[str, Any]:
     return dict(value)
 
 
-_NAME = Form(
-    _parse_name, {"anyOf": [{"enum": list(POLICIES)}, {"type": "string", "pattern": OWN_POLICY.pattern}]}
-)
+_NAME = named("policies")
 _OPTIONS = Form(_parse_options, {"type": "object"})
 
 
@@ -91,23 +62,28 @@ class PathSpec(Strict):
     )
 
 
-# which keys say something to which policies; `name`, `replan` to all
-_KEYS = {
-    "over": ("priority", "isolate", "limit", "failover"),
-    "detours": ("te",),
-    "classes": ("priority",),
-    "jobs": ("isolate",),
-    "limits": ("limit",),
-    "paths": ("pinned",),
-}
-_NEEDED = {"isolate": "jobs", "limit": "limits", "pinned": "paths"}
+KEYS = ("over", "detours", "classes", "jobs", "limits", "paths")
+"""Options that have keys of their own, checked here; a policy says in `known_options` which of them it takes."""
+
+
+def _path_policies() -> list[str]:
+    return [name for name, policy in registry("policies").items() if policy.finds_paths]
+
+
+def _parse_over(value: object) -> str:
+    if value not in (known := _path_policies()):
+        raise ValueError(f"a policy: {did_you_mean(value, known)}")
+    return str(value)
+
+
+_OVER = Form(_parse_over, lambda: {"enum": _path_policies()})
 
 
 class PolicySpec(Strict):
     """How the network treats the traffic: which paths flows take, what waits for what, what happens when links die."""
 
     name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:CLASS.")
-    over: Annotated[str | None, choice("a policy", PATH_POLICIES)] = Field(
+    over: Annotated[str | None, _OVER] = Field(
         default=None,
         description="Which policy the paths are left to, where the policy is about something else (ecmp; failover: "
         "shortest).",
@@ -131,19 +107,22 @@ class PolicySpec(Strict):
 
     def checks(self) -> Iterator[Finding]:
         """Only what says something is given; guarantees add up to at most everything."""
-        own = self.name not in POLICIES
-        for key, policies in _KEYS.items():
-            if getattr(self, key) is not None and self.name not in policies:
-                yield Finding(
-                    (key,), f"{key} with policy {self.name}", f"it with {' or '.join(policies)} only"
-                )
-        if self.options is not None and not own:
-            yield Finding(
-                ("options",), f"options with policy {self.name}", "them with a policy of your own only"
-            )
-        needed = _NEEDED.get(self.name)
-        if needed and not getattr(self, needed):
-            yield Finding((needed,), "nothing", f"what policy {self.name} is to do")
+        policies = registry("policies")
+        policy = policies.get(self.name)  # None for one of a file, which says itself what it does not know
+        for key in KEYS:
+            if getattr(self, key) is not None and (policy is None or key not in policy.known_options):
+                taking = [name for name, one in policies.items() if key in one.known_options]
+                yield Finding((key,), f"{key} with policy {self.name}", f"it with {' or '.join(taking)} only")
+        if (
+            self.options is not None
+            and policy is not None
+            and not set(policy.known_options) - {*KEYS, "replan"}
+        ):
+            expected = "them with a policy of your own only"
+            yield Finding(("options",), f"options with policy {self.name}", expected)
+        for needed in policy.needed_options if policy is not None else ():
+            if not getattr(self, needed, None) and needed not in (self.options or {}):
+                yield Finding((needed,), "nothing", f"what policy {self.name} is to do")
         for key in ("classes", "jobs"):
             total = sum(entry.share for entry in getattr(self, key) or ())
             if total > 1.0 + 1e-9:
@@ -175,7 +154,7 @@ class PolicySpec(Strict):
 def _parse_policy(value: object) -> PolicySpec:
     if isinstance(value, (Mapping, PolicySpec)):
         return PolicySpec.model_validate(value)
-    return PolicySpec(name=_parse_name(value))
+    return PolicySpec(name=_NAME.parse(value))
 
 
 def _write_policy(value: PolicySpec) -> Any:
@@ -185,25 +164,18 @@ def _write_policy(value: PolicySpec) -> Any:
 
 POLICY = Form(
     _parse_policy,
-    {"anyOf": [_NAME.schema, inlined_schema(PolicySpec)]},
+    lambda: {"anyOf": [_NAME.json_schema, inlined_schema(PolicySpec)]},
     _write_policy,
 )
 Policy = Annotated[PolicySpec, POLICY]
 PolicyOrNone = Annotated[PolicySpec | None, POLICY]
 
 
-def rooted(value: Any, folder: Path) -> Any:
-    """A policy as written, with the file of one's own found from `folder`."""
-    if isinstance(value, Mapping):
-        return {**value, "name": rooted(value["name"], folder)} if "name" in value else value
-    own = OWN_POLICY.fullmatch(value) if isinstance(value, str) else None
-    return value if own is None else f"{(folder / own['file']).resolve()}:{own['kind']}"
-
-
 def parse_policy(text: str) -> PolicySpec:
     """A policy's name from a command line, for one that needs no options. ValueError says what was expected."""
-    name = _parse_name(rooted(text, Path()))
-    if name in _NEEDED:
-        simple = ", ".join(policy for policy in POLICIES if policy not in _NEEDED)
+    name = _NAME.parse(rooted(text, Path()))
+    policies = registry("policies")
+    if name in policies and policies[name].needed_options:
+        simple = ", ".join(name for name, policy in policies.items() if not policy.needed_options)
         raise ValueError(f"a policy that needs no options: {simple}")
     return PolicySpec(name=name)

@@ -29,19 +29,20 @@ from testbed.config.loading import (
     OVERRIDES,
     Document,
     Origin,
-    did_you_mean,
     parse_override,
     read_document,
     show,
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.neighbours import NeighbourSpec
-from testbed.config.policy import Policy, PolicySpec, rooted
+from testbed.config.policy import Policy, PolicySpec
 from testbed.config.shipped import located
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import WorkloadSpec
+from testbed.errors import did_you_mean
+from testbed.plugins import rooted
 from testbed.words import PLANNED
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -151,7 +152,7 @@ class Scenario(Strict):
         default=("ring",), description="All-reduce algorithms; one variant is run with each."
     )
     policy: Policy = Field(
-        default=PolicySpec(name="ecmp"),
+        default=PolicySpec.model_construct(name="ecmp"),  # policies stand above: names are checked later
         description="How the network treats the traffic: a policy, or its options.",
     )
     control: ControlSpec = Field(
@@ -363,8 +364,9 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
     return document
 
 
-def _root_files(data: Mapping[str, Any], folder: Path) -> None:
+def _root_files(data: dict[str, Any], folder: Path) -> None:
     """Files that a scenario names are found from its folder; those named on a command line from this one."""
+    data.update(rooted(data, folder))
     variants = data.get("variants")
     changes = (
         [change for change in variants.values() if isinstance(change, dict)]
@@ -374,9 +376,6 @@ def _root_files(data: Mapping[str, Any], folder: Path) -> None:
     for where in (data, *changes):
         if not isinstance(where, dict):
             continue
-        for key in ("policy", "policy.name"):
-            if key in where:
-                where[key] = rooted(where[key], folder)
         for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
             _root(schedule, "file", folder)
         _root(where, "workload.schedule.file", folder)

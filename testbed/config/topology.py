@@ -13,11 +13,12 @@ from pydantic import Field
 from testbed.config.buildings import Building, BuildingSpec, Host
 from testbed.config.errors import ConfigError
 from testbed.config.forms import BuildingName, Name, whole
-from testbed.config.loading import Document, Location, did_you_mean, read_document, show
+from testbed.config.loading import Document, Location, read_document, show
 from testbed.config.model import Finding, Strict, look, validate
 from testbed.config.shipped import located
 from testbed.config.units import format_size
 from testbed.config.wan import WanLink, WanSpec, first
+from testbed.errors import did_you_mean
 from testbed.scale import UNSCALED, Scale
 
 MAX_BUILDINGS = 200

@@ -21,9 +21,10 @@ from testbed.config.forms import (
     choice,
     pattern,
 )
-from testbed.config.loading import did_you_mean, show
+from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.errors import did_you_mean
 
 MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())

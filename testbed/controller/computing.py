@@ -6,15 +6,12 @@ named, that shares add up, that no packet runs in circles or is dropped.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.config.loading import did_you_mean
 from testbed.config.topology import Topology
 from testbed.controller.edges import (
     BUILDING_PRIORITY,
@@ -43,6 +40,8 @@ from testbed.controller.rules import (
 from testbed.controller.table import AmbiguousRulesError, Network, wires
 from testbed.controller.view import View, both_ways
 from testbed.directions import QueueClass
+from testbed.errors import did_you_mean
+from testbed.plugins import PluginError, told
 
 ROUTES_AFTER_MARKS = 1
 """The table of the routes where another one before it marks packets."""
@@ -62,10 +61,10 @@ class PolicyChoice:
 
     def make(self) -> Policy:
         """The policy itself. PolicyError."""
-        kind = user_policy(self.name) if ":" in self.name else POLICIES.get(self.name)
-        if kind is None:
-            expected = f"FILE.py:CLASS or one of {did_you_mean(self.name, list(POLICIES))}"
-            raise PolicyError(f"policy: got {self.name!r}, expected {expected}")
+        try:
+            kind = POLICIES.find(self.name)
+        except PluginError as error:
+            raise PolicyError(str(error)) from error
         with _errors_of(self.name):
             policy = kind(**self.options)
         if self.replan is not None:
@@ -82,50 +81,19 @@ class Computed:
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
-def user_policy(name: str) -> type[Policy]:
-    """The class of `FILE.py:CLASS`. PolicyError says what is wrong with it."""
-    file, _, wanted = name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise PolicyError(f"policy {name}: there is no file {path}")
-    spec = importlib.util.spec_from_file_location(f"testbed_policy_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise PolicyError(f"policy {name}: {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    with _errors_of(name):
-        sys.modules[spec.name] = module  # dataclasses look their module up
-        spec.loader.exec_module(module)
-    kind = getattr(module, wanted, None)
-    if not (isinstance(kind, type) and issubclass(kind, Policy)):
-        found = [key for key, value in vars(module).items() if isinstance(value, type)]
-        known = ", ".join(key for key in found if vars(module)[key].__module__ == spec.name) or "none"
-        raise PolicyError(f"policy {name}: no class {wanted} derived from Policy in it; its classes: {known}")
-    return kind
-
-
-class _errors_of:
+@contextlib.contextmanager
+def _errors_of(name: str) -> Iterator[None]:
     """What a policy raises becomes one PolicyError that names it and its line."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        if isinstance(error, PolicyError) and str(error).startswith("policy "):
-            return
-        if isinstance(error, ControllerError):
-            raise PolicyError(f"policy {self._name}: {error}") from error
-        frames = traceback.extract_tb(trace)
-        file = self._name.rpartition(":")[0]
-        own = [frame for frame in frames if file and frame.filename == str(Path(file))] or frames
-        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise PolicyError(
-            f"policy {self._name}: {what} ({own[-1].filename}, line {own[-1].lineno})"
-        ) from error
+    try:
+        yield
+    except PolicyError as error:
+        if str(error).startswith("policy "):
+            raise
+        raise PolicyError(f"policy {name}: {error}") from error
+    except ControllerError as error:
+        raise PolicyError(f"policy {name}: {error}") from error
+    except Exception as error:
+        raise PolicyError(f"policy {name}: {told(error, Path(name.rpartition(':')[0]))}") from error
 
 
 def compute(choice: PolicyChoice | Policy, view: View, edges: Sequence[EdgePorts]) -> Computed:

@@ -179,7 +179,7 @@ def test_the_policy_is_shown_compared_and_changed_while_connections_go_on(fabric
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fastest",), "name: got 'fastest', expected FILE.py:CLASS or a policy: shortest"),
+        (("fastest",), "name: got 'fastest', expected FILE.py:NAME or a policy: shortest"),
         (("isolate",), "jobs: got nothing, expected what policy isolate is to do"),
         (("isolate", "jobs=[{name: a, hosts: [moon1], share: 0.4}]"), "got 'moon1', expected a host"),
         (("isolate", "jobs=[{name: a, hosts: [north1], share: 1.4}]"), "expected a share from 0 % to 100 %"),

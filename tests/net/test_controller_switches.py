@@ -318,7 +318,7 @@ def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library
     with site(TWO) as built, library.installed(built, "shortest") as controller:
         before = [flow.split("priority=")[1] for flow in built.flows("east")]
         for name, words in (
-            ("fastest", "policy: got 'fastest', expected FILE.py:CLASS or one of shortest"),
+            ("fastest", "policy: got 'fastest', expected FILE.py:NAME or one of shortest"),
             (f"{own}:Broken", f"IndexError: list index out of range ({own}, line 5)"),
         ):
             with pytest.raises(PolicyError, match=re.escape(words)):

@@ -335,8 +335,8 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "policy: ecpm",
-            "7: policy: got 'ecpm', expected FILE.py:CLASS or a policy: shortest, ecmp, wcmp, qp_aware, spray, te, "
-            "pinned, priority, isolate, failover, limit; did you mean ecmp?",
+            "7: policy: got 'ecpm', expected FILE.py:NAME or a policy: shortest, ecmp, wcmp, qp_aware, spray, "
+            "pinned, te, priority, isolate, limit, failover; did you mean ecmp?",
         ),
         (
             "algorithms: [ring]",
@@ -361,8 +361,8 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "algorithms: [ring]",
             "variants: {a: {policy: ecmp}, b: {policy: ecpm}}",
-            "7: variants.b.policy: got 'ecpm', expected FILE.py:CLASS or a policy: shortest, ecmp, wcmp, qp_aware, "
-            "spray, te, pinned, priority, isolate, failover, limit; did you mean ecmp?",
+            "7: variants.b.policy: got 'ecpm', expected FILE.py:NAME or a policy: shortest, ecmp, wcmp, qp_aware, "
+            "spray, pinned, te, priority, isolate, limit, failover; did you mean ecmp?",
         ),
         (
             "algorithms: [ring]",

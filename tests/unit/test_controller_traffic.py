@@ -317,7 +317,7 @@ def test_a_policy_of_ones_own_is_taken_from_its_file(own_file: Path) -> None:
         ("Nothing", "packets from east to west would be dropped"),
         ("Broken", "IndexError: list index out of range (FILE, line 32)"),
         ("Twice", "two routes at east for ipv4_dst=10.1.0.0/16: rank tells which one counts"),
-        ("Missing", "no class Missing derived from Policy in it; its classes: LastPlane, Absent"),
+        ("Missing", "got no Missing in the file, expected a name in it: LastPlane, Absent"),
     ],
 )
 def test_what_is_wrong_with_ones_own_policy_is_said_with_its_place(

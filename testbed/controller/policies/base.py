@@ -11,6 +11,7 @@ from testbed.controller.errors import PolicyError
 from testbed.controller.rules import Match
 from testbed.controller.view import Flow, LinkEnd, View
 from testbed.directions import QueueClass
+from testbed.plugins import Registry, derived_from
 
 MAX_WEIGHT_ENTRIES = 64
 FLOW_RANK, MAX_RANK = 100, 150
@@ -54,6 +55,12 @@ class Policy(ABC):
     known_options: tuple[str, ...] = ()
     """What `options` may hold."""
 
+    needed_options: tuple[str, ...] = ()
+    """Which of them must be there."""
+
+    finds_paths = False
+    """Whether policies that are about something else can leave the paths to it (`over`)."""
+
     def __init__(self, **options: Any) -> None:
         if unknown := sorted(set(options) - set(self.known_options)):
             known = ", ".join(self.known_options) or "none"
@@ -73,8 +80,16 @@ class Policy(ABC):
         return ()
 
 
+POLICIES: Registry[type[Policy]] = Registry(
+    "policy", "testbed.controller.policies", "testbed.policies", derived_from(Policy)
+)
+"""All that have a name. Each registers where it stands: `@POLICIES.register("ecmp")`."""
+
+
 class LinkPolicy(Policy):
     """A policy that says for each pair of buildings, and for each declared flow, which parallel links are taken."""
+
+    finds_paths = True
 
     @abstractmethod
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:

@@ -6,17 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from testbed.config.loading import did_you_mean
 from testbed.controller.errors import PolicyError
-from testbed.controller.policies.base import FLOW_RANK, MAX_RANK, Policy, Route
+from testbed.controller.policies.base import FLOW_RANK, MAX_RANK, POLICIES, Policy, Route
 from testbed.controller.policies.spreading import Ecmp, Wcmp
 from testbed.controller.rules import Match
 from testbed.controller.view import Flow, View, both_ways
+from testbed.errors import did_you_mean
 
 MAX_PATHS = 32
 MAX_MOVES = 1000
 
 
+@POLICIES.register("pinned")
 class Pinned(Policy):
     """Paths by hand. Option `paths`: a list of {from, to, links, channel}.
 
@@ -26,6 +27,7 @@ class Pinned(Policy):
     """
 
     known_options = ("paths",)
+    needed_options = ("paths",)
 
     def routes(self, view: View) -> Iterable[Route]:
         """Ecmp's, and what the entries say."""
@@ -99,6 +101,7 @@ Path = tuple[str, ...]
 """Names of links, in their order."""
 
 
+@POLICIES.register("te")
 class Te(Policy):
     """Traffic engineering: paths for the declared flows such that the busiest link is as little busy as can be.
 
@@ -110,6 +113,7 @@ class Te(Policy):
     """
 
     known_options = ("detours",)
+    finds_paths = True
     replan = True
 
     def __init__(self, **options: Any) -> None:

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from testbed.config.loading import did_you_mean
 from testbed.controller.errors import PolicyError
-from testbed.controller.policies.base import Mark, Policy, Route
-from testbed.controller.policies.explicit import Te
-from testbed.controller.policies.spreading import Ecmp, QpAware, Shortest, Spray, Wcmp
+from testbed.controller.policies.base import POLICIES, Mark, Policy, Route
 from testbed.controller.view import LinkEnd, View
 from testbed.directions import QueueClass
+from testbed.errors import did_you_mean
 
-PATHS: Mapping[str, type[Policy]] = {
-    "shortest": Shortest,
-    "ecmp": Ecmp,
-    "wcmp": Wcmp,
-    "qp_aware": QpAware,
-    "spray": Spray,
-    "te": Te,
-}
 FIRST_JOB_DSCP = 40
 """`isolate` marks a job's packets with this and the numbers after it."""
 
@@ -34,9 +24,10 @@ class OnPaths(Policy):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         name = options.get("over", "ecmp")
-        if name not in PATHS:
-            raise PolicyError(f"over: got {name!r}, expected {did_you_mean(name, list(PATHS))}")
-        self.over = PATHS[name]()
+        known = [name for name, policy in POLICIES.items() if policy.finds_paths]
+        if name not in known:
+            raise PolicyError(f"over: got {name!r}, expected {did_you_mean(name, known)}")
+        self.over = POLICIES[name]()
         self.replan = self.over.replan
 
     def routes(self, view: View) -> Iterable[Route]:
@@ -44,6 +35,7 @@ class OnPaths(Policy):
         return self.over.routes(view)
 
 
+@POLICIES.register("priority")
 class Priority(OnPaths):
     """Packets by their DSCP, in queues of their own. Option `classes`: a list of {name, dscp, share}, first goes first.
 
@@ -65,6 +57,7 @@ class Priority(OnPaths):
         return [*found, QueueClass("rest", priority=len(found))]
 
 
+@POLICIES.register("isolate")
 class Isolate(OnPaths):
     """Each job has its guaranteed share of every link. Option `jobs`: a list of {name, hosts, share}.
 
@@ -73,6 +66,7 @@ class Isolate(OnPaths):
     """
 
     known_options = ("over", "jobs")
+    needed_options = ("jobs",)
 
     def _jobs(self, view: View) -> list[tuple[str, list[str], float, int]]:
         known = [host.name for host in view.topology.hosts]
@@ -103,6 +97,7 @@ class Isolate(OnPaths):
         return [*found, QueueClass("rest", share=left)]
 
 
+@POLICIES.register("limit")
 class Limit(OnPaths):
     """At most so much of every link's rate for some packets. Option `limits`: a list of {name, dscp, limit}.
 
@@ -111,6 +106,7 @@ class Limit(OnPaths):
     """
 
     known_options = ("over", "limits")
+    needed_options = ("limits",)
 
     def classes(self, view: View) -> Sequence[QueueClass]:
         """One per limit, and one for the rest."""
@@ -121,6 +117,7 @@ class Limit(OnPaths):
         return [*found, QueueClass("rest")]
 
 
+@POLICIES.register("failover")
 class Failover(OnPaths):
     """Every link has the other parallel ones as spares: a fast-failover group takes the first that is up.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from testbed.controller.policies.base import LinkPolicy, Policy, Route, by_rate, dealt, nearest
+from testbed.controller.policies.base import POLICIES, LinkPolicy, Policy, Route, by_rate, dealt, nearest
 from testbed.controller.view import LinkEnd, View, both_ways
 
 
+@POLICIES.register("shortest")
 class Shortest(LinkPolicy):
     """All traffic on the link of least delay, on the lowest plane among equals."""
 
@@ -16,6 +17,7 @@ class Shortest(LinkPolicy):
         return nearest(ends)[:1]
 
 
+@POLICIES.register("ecmp")
 class Ecmp(LinkPolicy):
     """Flows spread over all links of least delay, by a hash of their 5-tuple."""
 
@@ -24,6 +26,7 @@ class Ecmp(LinkPolicy):
         return nearest(ends)
 
 
+@POLICIES.register("wcmp")
 class Wcmp(LinkPolicy):
     """As ecmp, but a link with twice the rate gets twice the flows."""
 
@@ -32,6 +35,7 @@ class Wcmp(LinkPolicy):
         return by_rate(nearest(ends))
 
 
+@POLICIES.register("qp_aware")
 class QpAware(Policy):
     """Every connection has a plane of its own: those of a pair of hosts, and the pairs, are dealt out in turn.
 
@@ -39,18 +43,23 @@ class QpAware(Policy):
     belong to no declared connection go as with ecmp.
     """
 
+    finds_paths = True
+
     def routes(self, view: View) -> Iterable[Route]:
         """Ecmp's, and one for each declared connection at each building on its way."""
         yield from Ecmp().routes(view)
         yield from dealt(view, both_ways(view.crossing), nearest)
 
 
+@POLICIES.register("spray")
 class Spray(Policy):
     """The finest spreading that this datapath has: connections in turn on all parallel links, near or far, by rate.
 
     Open vSwitch has no action that puts packets of one connection on several links. With a striped transport in `spray`
     mode the segments of each message take turns on its connections, and so on all links.
     """
+
+    finds_paths = True
 
     def routes(self, view: View) -> Iterable[Route]:
         """As with qp_aware, over more links."""
