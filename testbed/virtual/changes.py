@@ -13,6 +13,10 @@ rounds off goes to the next frame.
 As it comes, this kernel ticks at 100 Hz, and TCP keeps the time of its timers and CUBIC that of its window in ticks.
 Here it ticks at 1000 Hz, while it is not idle.
 
+A processor with AMX keeps 11 kB of registers for a program; as it comes, a kernel before 6.13 knows of 2.7 kB at the
+most, and sets them with a size that such a host refuses: the first program ends with a panic. Here it asks the host how
+many there are, and has room for 12 kB (on its stacks, too: `CONFIG_KERNEL_STACK_ORDER`).
+
 Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
 hours.
@@ -22,8 +26,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
-# per file: pattern of each line, and what comes in its place
-CHANGES = {
+Changes = dict[Path, dict[str, str]]
+"""Per file: pattern of each line, and what comes in its place."""
+
+FIXED_REGISTERS = (6, 13)
+"""From this version on the kernel asks its host how large the registers are."""
+
+_USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
+CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
+    FIXED_REGISTERS: {
+        Path("arch/x86/um/user-offsets.c"): {
+            r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\);": "DEFINE_LONGS(HOST_FP_SIZE, 12288);"
+        },
+        Path("arch/x86/um/os-Linux/registers.c"): {
+            r"(?m)^int have_xstate_support;\n": "int have_xstate_support;\nstatic unsigned long host_fp_bytes;\n",
+            rf"{_SIZE}{_USED}GETREGSET\b)": r"iov_len = host_fp_bytes;\1",
+            rf"{_SIZE}{_USED}SETREGSET\b)": r"iov_len = host_fp_bytes;\1",
+            r" == 0\)\n\t\thave_xstate_support = 1;": (
+                " == 0) {\n\t\thave_xstate_support = 1;\n\t\thost_fp_bytes = iov.iov_len;\n\t}"
+            ),
+        },
+    }
+}
+"""Only where the source is older than this."""
+
+CHANGES: Changes = {
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64 rate;\n": "\n\tu64 rate;\n\tu64 rounded_off;\n",

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from testbed.virtual.changes import CHANGES
+from testbed.virtual.changes import CHANGES, CHANGES_BEFORE
 from testbed.virtual.errors import NoKernelError
 
 CACHE_VARIABLE = "TESTBED_KERNELS"
@@ -68,7 +68,8 @@ def recipe_text(name: str) -> str:
 
 def recipe() -> str:
     """What identifies the recipe: a kernel of another one does not fit."""
-    changes = [[str(file), changes] for file, changes in CHANGES.items()]
+    sets = [((), CHANGES), *CHANGES_BEFORE.items()]
+    changes = [[before, str(file), lines] for before, of_files in sets for file, lines in of_files.items()]
     parts = (recipe_text("kernel.config"), recipe_text("seeded_random.c"), json.dumps(changes))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.virtual.changes import CHANGES
+from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, Changes
 from testbed.virtual.errors import VirtualClockError
 
 PACKAGED = Path("/usr/src")
@@ -68,7 +68,8 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
 def unpack(source: Source, folder: Path) -> Path:
     """The tree, unpacked or copied into `folder`, with the changes that the virtual clock needs."""
     tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
-    for name, changes in CHANGES.items():
+    version = _numbers(version_of(tree))
+    for name, changes in changes_of(version).items():
         file = tree / name
         text = file.read_text() if file.exists() else ""
         for pattern, line in changes.items():
@@ -80,6 +81,12 @@ def unpack(source: Source, folder: Path) -> Path:
         file.unlink()  # in a copy it may be the same file as in the tree it was copied from
         file.write_text(text)
     return tree
+
+
+def changes_of(version: tuple[int, ...]) -> Changes:
+    """What is changed in a source of this version."""
+    older = [changes for before, changes in CHANGES_BEFORE.items() if version < before]
+    return {name: lines for changes in (CHANGES, *older) for name, lines in changes.items()}
 
 
 def _copy(tree: Path, target: Path) -> Path:

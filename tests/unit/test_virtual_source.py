@@ -12,7 +12,7 @@ from testbed.virtual import NoKernelError, VirtualClockError, find_image
 from testbed.virtual.build import build
 from testbed.virtual.changes import CHANGES
 from testbed.virtual.image import KernelImage, recipe, recipe_text
-from testbed.virtual.source import Source, find_source, unpack, version_of
+from testbed.virtual.source import Source, changes_of, find_source, unpack, version_of
 
 LINES = {
     "arch/um/Kconfig": "config HZ\n\tint\n\tdefault 100\n",
@@ -20,6 +20,14 @@ LINES = {
     "arch/um/include/linux/time-internal.h": "#define TIMER_MULTIPLIER 256\n#define TIMER_MIN_DELTA  500\n",
     "arch/um/kernel/time.c": "static u64 timer_read(struct clocksource *cs)\n{\n"
     "\ttime_travel_update_time_rel(TIMER_MULTIPLIER);\n}\n",
+    "arch/x86/um/user-offsets.c": "\tDEFINE_LONGS(HOST_FP_SIZE, 2696);\n",
+    "arch/x86/um/os-Linux/registers.c": "int have_xstate_support;\n"
+    + "".join(
+        f"\t\tiov.iov_len = FP_SIZE * sizeof(unsigned long);\n\t\tif (ptrace(PTRACE_{call}, pid) < 0)\n"
+        for call in ("GETREGSET", "SETREGSET")
+    )
+    + "\tiov.iov_len = FP_SIZE * sizeof(unsigned long);\n"
+    "\tif (ptrace(PTRACE_GETREGSET, pid) == 0)\n\t\thave_xstate_support = 1;\n",
     "net/sched/sch_netem.c": "struct netem_sched_data {\n\tu64 rate;\n};\n"
     "static u64 packet_time_ns(u64 len, const struct netem_sched_data *q)\n{\n"
     "\treturn div64_u64(len * NSEC_PER_SEC, q->rate);\n}\n",
@@ -83,8 +91,17 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
     code = (copy / "net/sched/sch_netem.c").read_text()
     assert "packet_time_ns(u64 len, struct netem_sched_data *q)" in code
     assert code.count("rounded_off") == 3
+    code = (copy / "arch/x86/um/os-Linux/registers.c").read_text()
+    assert code.count("iov_len = host_fp_bytes;") == 2
+    assert "== 0) {\n\t\thave_xstate_support = 1;\n\t\thost_fp_bytes = iov.iov_len;\n\t}" in code
     for name, text in LINES.items():
         assert (original / name).read_text() == text
+
+
+def test_a_kernel_that_asks_its_host_how_large_registers_are_is_left_as_it_is() -> None:
+    registers = Path("arch/x86/um/os-Linux/registers.c")
+    assert registers in changes_of((6, 12, 9))
+    assert registers not in changes_of((6, 13, 0))
 
 
 def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path) -> None:
