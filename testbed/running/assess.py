@@ -28,7 +28,7 @@ from testbed.fidelity.verdict import ORDER
 from testbed.results.summary import StepResult
 from testbed.running.events import changed_by, events_record, touched
 from testbed.running.host_evidence import HostEvidence
-from testbed.running.job import LinkSample
+from testbed.running.job_run import LinkSample
 from testbed.scale import UNSCALED, Scale
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.results.summary import LinkSeries
 from testbed.running.assess import link_key
-from testbed.running.job import LinkSample
+from testbed.running.job_run import LinkSample
 
 Record = dict[str, Any]
 

@@ -44,7 +44,7 @@ from testbed.running.assess import Evidence, assess
 from testbed.running.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.running.events import EventPlayer, changed_by, events_record
 from testbed.running.host_evidence import HostEvidence, why_not_again
-from testbed.running.job import Job
+from testbed.running.job_run import JobRun
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, series_of, shifted
 from testbed.scale import Scale
 from testbed.virtual import clock_here
@@ -137,7 +137,7 @@ class Run:
             self.progress.phase(f"starting {len(self.hosts)} ranks")
             spec = self._job_spec(fabric, directory)
             intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
-            job = Job(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
+            job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
             job.watch = watch
             job.player = self._player(fabric, job)
             capture = self._capture(fabric, directory.partial)
@@ -181,7 +181,7 @@ class Run:
         pid = fabric.state.pids[WAN_NODE]
         return Capture(pid, fabric.plan.wires(), links, folder / CAPTURES)
 
-    def _player(self, fabric: Fabric, job: Job) -> EventPlayer | None:
+    def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
         if not self.scenario.events:
             return None
         rank_of = {host.name: rank for rank, host in enumerate(self.hosts)}
@@ -214,7 +214,7 @@ class Run:
     def _write(
         self,
         directory: RunDirectory,
-        job: Job,
+        job: JobRun,
         measurements: list[LinkMeasurement],
         shown: dict[str, Any],
         changed: tuple[str | None, str | None],
@@ -293,7 +293,7 @@ class Run:
             directory.write_lines(EVENTS, shifted(log, origin_s))
         return summary
 
-    def _inside(self, job: Job, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
+    def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
         """What was counted inside the buildings."""
         return HostEvidence(
             self.topology,

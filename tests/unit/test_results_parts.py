@@ -12,7 +12,7 @@ from testbed.config import Scenario
 from testbed.fabric.readback import FabricCounters, WanCounters
 from testbed.links.wire import DirectionAccount, EngineAccount
 from testbed.results.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
-from testbed.running.job import LinkSample
+from testbed.running.job_run import LinkSample
 from testbed.running.records import link_lines
 from testbed.scale import Scale
 

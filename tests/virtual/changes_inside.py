@@ -19,7 +19,7 @@ from testbed.fidelity.capacity import Stack
 from testbed.links import LinkError
 from testbed.links.command import run_script
 from testbed.running.events import EventPlayer
-from testbed.running.job import Job
+from testbed.running.job_run import JobRun
 from testbed.running.run import Progress, Run
 from testbed.scale import Scale
 from tests.virtual.changes import Lie, all_lies
@@ -52,7 +52,7 @@ AFTER_S = 0.005
 class Planter(EventPlayer):
     """Plants lies in the place of a scenario's events."""
 
-    def __init__(self, fabric: Fabric, job: Job, planned: list[tuple[Lie, float]]) -> None:
+    def __init__(self, fabric: Fabric, job: JobRun, planned: list[tuple[Lie, float]]) -> None:
         self.fabric, self.job = fabric, job
         self.planned = planned
         self.results: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ class Saboteur(Run):
     names: tuple[str, ...] = ()
     planter: Planter
 
-    def _player(self, fabric: Fabric, job: Job) -> EventPlayer | None:
+    def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
         chosen = [lie for lie in all_lies(fabric) if not self.names or lie.name in self.names]
         if self.names and "/" in self.names[0]:
             part, parts = map(int, self.names[0].split("/"))

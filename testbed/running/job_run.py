@@ -32,7 +32,7 @@ class LinkSample:
         self.account = account
 
 
-class Job:
+class JobRun:
     """One job's processes and the link samples taken while it ran.
 
     May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
