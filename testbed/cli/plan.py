@@ -13,7 +13,7 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import ConfigError, Problem, load_scenario
-from testbed.model.dry_run import loads_of
+from testbed.model.dry_run import workloads_of
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated
 from testbed.results.training_summary import limited_words, prediction
@@ -37,13 +37,13 @@ def plan(
     """Try out a scenario's training step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
     found: dict[str, dict[str, Any]] = {}
-    for name, load in loads_of(loaded, Scale()).items():
-        if load.training is None:
+    for name, workload in workloads_of(loaded, Scale()).items():
+        if workload.training is None:
             expected = "a scenario that says how training is spread"
             raise ConfigError([Problem(str(scenario), None, "workload.parallelism", "nothing", expected)])
         if as_csv == name:
-            print(write_csv(load.training.schedule.orders), end="")
-        found[name] = prediction(load, Scale())
+            print(write_csv(workload.training.schedule.orders), end="")
+        found[name] = prediction(workload, Scale())
     if as_csv is not None:
         if as_csv not in found:
             raise ConfigError([Problem("command line", None, "--csv", as_csv, f"one of {', '.join(found)}")])

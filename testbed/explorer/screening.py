@@ -25,7 +25,7 @@ from testbed.collectives.plan import Plan, Round
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
 from testbed.explorer.trying import Changes, sequences
-from testbed.job.loads import ITEMSIZES
+from testbed.job.workload import ITEMSIZES
 from testbed.paths import Members, Network, network_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (

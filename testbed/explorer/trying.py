@@ -10,8 +10,8 @@ from typing import Any
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.parallelism import ScheduleSpec
-from testbed.job.intent import Intent, intent_of
-from testbed.job.loads import ITEMSIZES
+from testbed.job.job import Job, job_of
+from testbed.job.workload import ITEMSIZES
 from testbed.model import Stuck, Timeline, peak_alive
 from testbed.model.dry_run import check_memory
 from testbed.model.predicting import predict, predict_tail_s
@@ -64,31 +64,31 @@ class Misfit:
 
 def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
-    intent = _intent(scenario, configuration.changes)
-    if isinstance(intent, Misfit):
-        return intent
-    algorithm = intent.scenario.algorithms[0]
+    job = _job(scenario, configuration.changes)
+    if isinstance(job, Misfit):
+        return job
+    algorithm = job.scenario.algorithms[0]
     try:
-        timeline = predict(intent, algorithm)
+        timeline = predict(job, algorithm)
     except Stuck as error:
         return Misfit("workload.schedule", f"a step that {error}", "one that comes to its end")
-    memory_bytes = _memory_bytes(intent, timeline)
+    memory_bytes = _memory_bytes(job, timeline)
     limit_bytes = memory_limit_bytes(scenario)
     if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
         return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
     step_s = timeline.step_time_s
-    tail_s = predict_tail_s(intent, algorithm, step_s) if intent.topology.lossy else step_s
-    return Tried(step_s, tail_s, intent.wan_bytes(algorithm), memory_bytes)
+    tail_s = predict_tail_s(job, algorithm, step_s) if job.topology.lossy else step_s
+    return Tried(step_s, tail_s, job.wan_bytes(algorithm), memory_bytes)
 
 
-def _intent(scenario: Scenario, changes: Changes) -> Intent | Misfit:
+def _job(scenario: Scenario, changes: Changes) -> Job | Misfit:
     """What ranks do, if that fits together."""
     if (misfit := _wrong_degrees(scenario, changes)) is not None:
         return misfit
     try:
-        intent = intent_of(configured(scenario, changes), Scale())
-        check_memory(intent.load)
-        return intent
+        job = job_of(configured(scenario, changes), Scale())
+        check_memory(job.workload)
+        return job
     except ConfigError as error:
         problem = error.problems[0]
         return Misfit(problem.field, problem.value, problem.expected)
@@ -157,8 +157,8 @@ def memory_limit_bytes(scenario: Scenario) -> float | None:
     return None if name is None else float(accelerators()[name]["memory"])
 
 
-def _memory_bytes(intent: Intent, timeline: Timeline) -> float | None:
-    training, workload = intent.load.training, intent.scenario.workload
+def _memory_bytes(job: Job, timeline: Timeline) -> float | None:
+    training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return None
     peaks = peak_alive(training.plan, timeline.spans)

@@ -18,7 +18,7 @@ import numpy as np
 
 from testbed.config import Scenario
 from testbed.config.workload import ExchangeSpec
-from testbed.job.intent import Intent, intent_of
+from testbed.job.job import Job, job_of
 from testbed.model.calibration import REAL, Calibration
 from testbed.model.predicting import predict
 from testbed.paths.losses import INDIFFERENT, LossResponse
@@ -104,9 +104,7 @@ def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mappin
         )
     calibration = Calibration({}, made=made)
     engine = calibration.link_engine
-    probed = {
-        name: (intent_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()
-    }
+    probed = {name: (job_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()}
     if clock == REAL:
         message_s, byte_s = _costs([own for own in probed.values() if not _loss(own[0])])
         calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
@@ -115,47 +113,47 @@ def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mappin
         if own:
             response = _response(control, own, calibration)
             calibration = replace(calibration, losses={**calibration.losses, control: response})
-    errors = {name: _step_s(intent, calibration) / took_s - 1 for name, (intent, took_s) in probed.items()}
+    errors = {name: _step_s(job, calibration) / took_s - 1 for name, (job, took_s) in probed.items()}
     return Fit(calibration, errors)
 
 
-def _loss(intent: Intent) -> float:
-    return intent.topology.wan[0].a_to_b.mean_loss
+def _loss(job: Job) -> float:
+    return job.topology.wan[0].a_to_b.mean_loss
 
 
-def _control(intent: Intent) -> str | None:
-    return intent.scenario.transport.congestion_control
+def _control(job: Job) -> str | None:
+    return job.scenario.transport.congestion_control
 
 
-def _step_s(intent: Intent, calibration: Calibration) -> float:
+def _step_s(job: Job, calibration: Calibration) -> float:
     # messages one after the other: the mean is exact, and does not jump between values that are tried
-    return predict(intent, intent.scenario.algorithms[0], calibration, draws=0).step_time_s
+    return predict(job, job.scenario.algorithms[0], calibration, draws=0).step_time_s
 
 
-def _costs(clean: Sequence[tuple[Intent, float]]) -> tuple[float, float]:
+def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
     """Of a message and of a byte at each end: least squares of what the model without any lacks, each as its part."""
     free = Calibration({}, message_s=0.0, byte_s=0.0)
     rows, lacking = [], []
-    for intent, took_s in clean:
-        ends = 4 * _exchange(intent).messages  # there and back, at both ends
-        size_bytes = intent.scale.emulated_bytes(_exchange(intent).size_bytes)
+    for job, took_s in clean:
+        ends = 4 * _exchange(job).messages  # there and back, at both ends
+        size_bytes = job.scale.emulated_bytes(_exchange(job).size_bytes)
         rows.append([ends / took_s, ends * size_bytes / took_s])
-        lacking.append((took_s - _step_s(intent, free)) / took_s)
+        lacking.append((took_s - _step_s(job, free)) / took_s)
     if len(rows) < 2:
         raise ValueError(f"{len(rows)} clean probes are to be trusted, expected at least 2")
     (message_s, byte_s), *_ = np.linalg.lstsq(np.array(rows), np.array(lacking), rcond=None)
     return max(0.0, float(message_s)), max(0.0, float(byte_s))
 
 
-def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration: Calibration) -> LossResponse:
+def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> LossResponse:
     """What makes the squares of the model's errors, as logarithms, least: of shorter messages, then of long ones."""
     late = [one for one in probed if _exchange(one[0]).messages == _late(control)[1]]
     long = [one for one in probed if _exchange(one[0]).messages == LONG[1]]
 
-    def least(own: Sequence[tuple[Intent, float]], some: Iterable[LossResponse]) -> LossResponse:
+    def least(own: Sequence[tuple[Job, float]], some: Iterable[LossResponse]) -> LossResponse:
         def wrong(response: LossResponse) -> float:
             tried = replace(calibration, losses={control: response})
-            return sum(math.log(_step_s(intent, tried) / took_s) ** 2 for intent, took_s in own)
+            return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in own)
 
         return min(some, key=wrong)
 
@@ -167,7 +165,7 @@ def _response(control: str, probed: Sequence[tuple[Intent, float]], calibration:
     return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
 
 
-def _exchange(intent: Intent) -> ExchangeSpec:
-    exchange = intent.scenario.workload.exchange
+def _exchange(job: Job) -> ExchangeSpec:
+    exchange = job.scenario.workload.exchange
     assert exchange is not None
     return exchange

@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from testbed.config import ConfigError, Scenario
 from testbed.config.units import format_size
-from testbed.job.loads import Load, load_of
 from testbed.job.training import Training, wrong_workload
+from testbed.job.workload import Workload, workload_of
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import Stuck, Timeline, simulate
 from testbed.scale import Scale
@@ -30,9 +30,9 @@ def dry_run(training: Training) -> Timeline:
     return _known[training]
 
 
-def check_memory(load: Load) -> None:
+def check_memory(workload: Workload) -> None:
     """ConfigError where a rank would keep more alive than the scenario's limit."""
-    training = load.training
+    training = workload.training
     if training is None or training.memory_limit_bytes is None:
         return
     peaks = peak_alive(training.plan, dry_run(training).spans)
@@ -43,7 +43,7 @@ def check_memory(load: Load) -> None:
         raise wrong_workload("schedule", found, expected)
 
 
-def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:
+def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
     """Of every variant by name, or of the scenario by its own where none differ in what they do.
 
     ConfigError for what does not fit, or would never come to its end.
@@ -62,9 +62,9 @@ def loads_of(scenario: Scenario, scale: Scale) -> dict[str, Load]:
     return found
 
 
-def _tried(scenario: Scenario, scale: Scale) -> Load:
-    load = load_of(scenario, scenario.topology.resolve(scale), scale)
-    if load.training is not None:
-        dry_run(load.training)
-        check_memory(load)
-    return load
+def _tried(scenario: Scenario, scale: Scale) -> Workload:
+    workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
+    if workload.training is not None:
+        dry_run(workload.training)
+        check_memory(workload)
+    return workload

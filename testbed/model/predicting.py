@@ -14,7 +14,7 @@ from testbed.controller.table import Network as Switches
 from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
-from testbed.job.intent import Intent, intent_of
+from testbed.job.job import Job, job_of
 from testbed.model import Timeline, simulate
 from testbed.model.calibration import USUAL, VIRTUAL, Calibration, find_calibration
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
@@ -27,35 +27,35 @@ DRAWS = 9
 MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
-def predict(
-    intent: Intent, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS
-) -> Timeline:
+def predict(job: Job, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS) -> Timeline:
     """A step carried out on the model of the network, under the scenario's policy; emulated.
 
     calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
     which messages are late the median is taken; 0: all are late by the mean. ControllerError, Stuck, BadCalibration.
     """
     calibration = calibration or find_calibration(VIRTUAL)
-    load = intent.load
-    cost = calibration.cost(intent.scenario.transport, intent.scale)
-    network, seed = routed(intent, algorithm, calibration), intent.scenario.seed
-    chances = [Random(f"{seed}/{number}") for number in range(draws if intent.topology.lossy else 0)]
-    return simulate(load.plan.using(algorithm), network, load.itemsize, *cost, folded=True, draws=chances)
+    workload = job.workload
+    cost = calibration.cost(job.scenario.transport, job.scale)
+    network, seed = routed(job, algorithm, calibration), job.scenario.seed
+    chances = [Random(f"{seed}/{number}") for number in range(draws if job.topology.lossy else 0)]
+    return simulate(
+        workload.plan.using(algorithm), network, workload.itemsize, *cost, folded=True, draws=chances
+    )
 
 
-def missing_share(intent: Intent, algorithm: str, calibration: Calibration) -> float | None:
+def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:
     """How much longer a step would be if every hop held frames for their own time, as a share; None where all do.
 
     ControllerError, Stuck.
     """
-    if intent.link_engine == NETEM:
+    if job.link_engine == NETEM:
         return None
-    held = intent_of(intent.scenario, intent.scale, NETEM)
-    longer_s, shorter_s = (predict(one, algorithm, calibration).step_time_s for one in (held, intent))
+    held = job_of(job.scenario, job.scale, NETEM)
+    longer_s, shorter_s = (predict(one, algorithm, calibration).step_time_s for one in (held, job))
     return longer_s / shorter_s - 1
 
 
-def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float = 0.99) -> float:
+def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99) -> float:
     """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
 
     step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
@@ -63,13 +63,13 @@ def predict_tail_s(intent: Intent, algorithm: str, step_s: float, share: float =
     delays it by as much. ControllerError, Stuck, BadCalibration.
     """
     calibration = find_calibration(VIRTUAL)
-    paths = [path for ways in routed(intent, algorithm, calibration).ways.values() for path in ways]
+    paths = [path for ways in routed(job, algorithm, calibration).ways.values() for path in ways]
     each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
     if not each_s:
         return step_s
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
     none = replace(calibration, losses=never)
-    least_s, mean_s = (predict(intent, algorithm, one, draws=0).step_time_s for one in (none, calibration))
+    least_s, mean_s = (predict(job, algorithm, one, draws=0).step_time_s for one in (none, calibration))
     return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
 
 
@@ -86,17 +86,13 @@ def poisson_quantile(mean: float, share: float) -> int:
     return number
 
 
-def routed(intent: Intent, algorithm: str, calibration: Calibration) -> Network:
+def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
     """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
-    training = intent.load.training
-    network = (
-        network_of(intent.topology, intent.hosts, intent.link_engine)
-        if training is None
-        else training.network
-    )
+    training = job.workload.training
+    network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
     ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    routes = _Routes(intent, calibration)
+    routes = _Routes(job, calibration)
     classes = {}
     for name, way in routes.links.values():
         rate = capacities[name] = routes.per_bit * way.rate_bps
@@ -105,7 +101,7 @@ def routed(intent: Intent, algorithm: str, calibration: Calibration) -> Network:
         queues |= dict.fromkeys([part for part, _ in own] or [name], float(way.queue_bytes))
         if own:
             classes[name] = tuple(own)
-    for ends, flow, path, more in routes.paths(intent.flows_of(algorithm)):
+    for ends, flow, path, more in routes.paths(job.flows_of(algorithm)):
         capacities |= more
         key = ends, flow.dscp
         ways[key] = (*ways.get(key, ()), path)
@@ -120,15 +116,15 @@ def class_part(link: str, entry: QueueClass) -> str:
 class _Routes:
     """Where the connections of a job go."""
 
-    def __init__(self, intent: Intent, calibration: Calibration) -> None:
-        self.intent, self.calibration = intent, calibration
-        self.topology = intent.topology
-        self.inside = Paths(self.topology, intent.link_engine).inside
+    def __init__(self, job: Job, calibration: Calibration) -> None:
+        self.job, self.calibration = job, calibration
+        self.topology = job.topology
+        self.inside = Paths(self.topology, job.link_engine).inside
         self.per_bit = payload_per_bit(self.topology)
-        self.hosts = {host.name: (rank, host) for rank, host in enumerate(intent.hosts)}
+        self.hosts = {host.name: (rank, host) for rank, host in enumerate(job.hosts)}
         edges = make_plan(self.topology, "").edge_ports()
-        self.view = View(self.topology, intent.flows, seed=intent.scenario.seed)
-        choice = PolicyChoice(**intent.scenario.policy.to_choice())
+        self.view = View(self.topology, job.flows, seed=job.scenario.seed)
+        choice = PolicyChoice(**job.scenario.policy.to_choice())
         computed = compute(choice, self.view, edges)
         self.classes = computed.classes
         self.switches = Switches(computed.rules, wires(self.topology, edges))
@@ -174,7 +170,7 @@ class _Routes:
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
             return None
-        wiring = self.intent.wiring
+        wiring = self.job.wiring
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL
         response = self.calibration.response(control)
@@ -188,7 +184,7 @@ class _Routes:
 
     def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
         """What a byte takes by what the connection's sockets allow."""
-        return self.intent.wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True)
+        return self.job.wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True)
 
     def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
-        return self.intent.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)
+        return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.config import Scenario
-from testbed.job.intent import intent_of
+from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_memory
 from testbed.model.predicting import predict
@@ -30,12 +30,12 @@ def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Predi
     ConfigError for a scenario that does not fit; ControllerError, Stuck.
     """
     engine = calibration.link_engine
-    common = None if scenario.variants is not None else intent_of(scenario, Scale(), engine)
+    common = None if scenario.variants is not None else job_of(scenario, Scale(), engine)
     found = {}
     for name in scenario.variant_names:
-        intent = common or intent_of(scenario.variant(name), Scale(), engine)
-        check_memory(intent.load)
-        algorithm = name if common else intent.scenario.algorithms[0]
-        step_s = predict(intent, algorithm, calibration).step_time_s
-        found[name] = Prediction(step_s, intent.wan_bytes(algorithm), intent.unmodelled)
+        job = common or job_of(scenario.variant(name), Scale(), engine)
+        check_memory(job.workload)
+        algorithm = name if common else job.scenario.algorithms[0]
+        step_s = predict(job, algorithm, calibration).step_time_s
+        found[name] = Prediction(step_s, job.wan_bytes(algorithm), job.unmodelled)
     return found

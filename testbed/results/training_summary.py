@@ -8,8 +8,8 @@ from typing import Any
 
 from testbed.collectives import between_groups
 from testbed.job.declared import Pairs, total
-from testbed.job.loads import Load
 from testbed.job.training import Training
+from testbed.job.workload import Workload
 from testbed.model import Split, Timeline, critical_path, peak_alive, split_step
 from testbed.model.dry_run import dry_run
 from testbed.model.split import Spans
@@ -30,7 +30,7 @@ def spans_of(
 
 
 def training_summary(
-    load: Load,
+    workload: Workload,
     algorithm: str,
     steps: Sequence[StepResult],
     samples: Sequence[Mapping[str, Any]],
@@ -38,7 +38,7 @@ def training_summary(
     scale: Scale,
 ) -> dict[str, Any]:
     """Of one variant, which has this algorithm, in real units; times of the step of median duration."""
-    training = load.training
+    training = workload.training
     assert training is not None
     median = middle_step(steps)
     spans = spans_of(samples, median, training)
@@ -53,12 +53,12 @@ def training_summary(
         "not_emulated": mesh.within_ranks,
         "predicted": {
             **held_against(predicted_s, measured_s),
-            **_split(split_step(training.plan, predicted.spans, load.buildings), scale),
+            **_split(split_step(training.plan, predicted.spans, workload.buildings), scale),
         },
-        "measured": _split(split_step(training.plan, spans, load.buildings), scale),
-        "critical_path": _by_kind(training, spans, load.buildings, scale),
+        "measured": _split(split_step(training.plan, spans, workload.buildings), scale),
+        "critical_path": _by_kind(training, spans, workload.buildings, scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _tiers(load, algorithm, steps, scale),
+        "bytes": _tiers(workload, algorithm, steps, scale),
         "median_step": median.index,
     }
 
@@ -88,11 +88,11 @@ def _by_kind(
 
 
 def _tiers(
-    load: Load, algorithm: str, steps: Sequence[StepResult], scale: Scale
+    workload: Workload, algorithm: str, steps: Sequence[StepResult], scale: Scale
 ) -> dict[str, dict[str, int]]:
     """Payload bytes per step inside buildings and between them: by the plan, and as sent (median)."""
-    expected = _planned(load, algorithm, scale)
-    observed = [_by_tier(step.sent_bytes, load.buildings, scale) for step in steps]
+    expected = _planned(workload, algorithm, scale)
+    observed = [_by_tier(step.sent_bytes, workload.buildings, scale) for step in steps]
     return {
         tier: {"expected": count, "observed": round(statistics.median(one[tier] for one in observed))}
         for tier, count in expected.items()
@@ -106,23 +106,23 @@ def _by_tier(pairs: Pairs, buildings: Sequence[int], scale: Scale) -> dict[str, 
     return {"building": round(scale.real_bytes(inside)), "wan": round(scale.real_bytes(crossing))}
 
 
-def _planned(load: Load, algorithm: str, scale: Scale) -> dict[str, int]:
+def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]:
     """Real bytes of a step by tier, as the plan has them."""
-    return _by_tier(total(load.pairs(algorithm).values()), load.buildings, scale)
+    return _by_tier(total(workload.pairs(algorithm).values()), workload.buildings, scale)
 
 
-def prediction(load: Load, scale: Scale) -> dict[str, Any]:
+def prediction(workload: Workload, scale: Scale) -> dict[str, Any]:
     """What the model says of a step, in real units; bytes by tier."""
-    training = load.training
+    training = workload.training
     assert training is not None
     spans = dry_run(training).spans
     return {
         "schedule": training.schedule.name,
         "not_emulated": training.mesh.within_ranks,
         "step_time_s": scale.real_s(dry_run(training).step_time_s),
-        **_split(split_step(training.plan, spans, load.buildings), scale),
+        **_split(split_step(training.plan, spans, workload.buildings), scale),
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _planned(load, training.algorithm, scale),
+        "bytes": _planned(workload, training.algorithm, scale),
     }
 
 

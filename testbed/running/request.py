@@ -10,8 +10,8 @@ from typing import Any
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
 from testbed.fidelity.capacity import Stack
-from testbed.job.loads import Load
-from testbed.model.dry_run import loads_of
+from testbed.job.workload import Workload
+from testbed.model.dry_run import workloads_of
 from testbed.running.choosing import (
     choose_guests,
     choose_scale,
@@ -75,10 +75,10 @@ def prepare(request: Request) -> Prepared:
     check_clock(request.clock)
     if request.machines and request.clock == "virtual":
         raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
-    loads = loads_of(request.scenario, Scale())
+    workloads = workloads_of(request.scenario, Scale())
     if request.clock == "virtual":
-        return _in_guests(request, loads.values())
-    return _here(request, loads.values())
+        return _in_guests(request, workloads.values())
+    return _here(request, workloads.values())
 
 
 def check_here(scenario: Scenario, file: str, clock: str) -> None:
@@ -96,13 +96,13 @@ def check_clock(clock: str) -> None:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
 
 
-def _in_guests(request: Request, loads: Iterable[Load]) -> Prepared:
+def _in_guests(request: Request, workloads: Iterable[Workload]) -> Prepared:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
     if link_engine not in (None, "netem") or datapath not in (None, "system"):
         asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
         raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
     image = find_image()
-    rank_bytes = max(load.rank_bytes for load in loads)
+    rank_bytes = max(workload.rank_bytes for workload in workloads)
     scale = choose_virtual_scale(scenario, rank_bytes)
     settings = guest_settings(
         request.memory, request.cpu_time, scenario.seed, request.stall_timeout, None, []
@@ -118,9 +118,9 @@ def _in_guests(request: Request, loads: Iterable[Load]) -> Prepared:
     return Prepared(request, scale, backend, make)
 
 
-def _here(request: Request, loads: Iterable[Load]) -> Prepared:
+def _here(request: Request, workloads: Iterable[Workload]) -> Prepared:
     scenario = request.scenario
-    machines = machines_of(request.machines, scenario, loads)
+    machines = machines_of(request.machines, scenario, workloads)
     stack, scale = _stack_and_scale(request)
 
     def make(progress: Progress, scale: Scale) -> Run | PartedRun:
@@ -137,8 +137,8 @@ def _stack_and_scale(request: Request) -> tuple[Stack, Scale]:
     return stack, choose_scale(scenario.topology.resolve, size, dilation, stack, scenario.ranks, request.file)
 
 
-def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) -> list[str]:
-    """The names in `--machines`; ConfigError for what cannot be done on several machines. loads: of all variants."""
+def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:
+    """The names in `--machines`; ConfigError for what several machines cannot do. workloads: of all variants."""
     if not asked:
         return []
     refused = {
@@ -146,7 +146,9 @@ def machines_of(asked: str | None, scenario: Scenario, loads: Iterable[Load]) ->
             event.action in ("host_pause", "rank_kill") for event in scenario.events
         ),
         "neighbours": bool(scenario.neighbours),
-        "messages that wait for their receivers": any(load.plan.holds_receivers for load in loads),
+        "messages that wait for their receivers": any(
+            workload.plan.holds_receivers for workload in workloads
+        ),
     }
     if found := [what for what, there in refused.items() if there]:
         expected = f"a scenario without {' and '.join(found)}, or one machine"

@@ -22,7 +22,7 @@ from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, wor
 from testbed.fidelity.capacity import Stack
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
-from testbed.job.intent import intent_of
+from testbed.job.job import job_of
 from testbed.job.neighbours import NeighbourPlace
 from testbed.job.resolving import multipath_of, neighbour_places, places_on
 from testbed.job.spec import JobSpec, plan_steps
@@ -84,16 +84,16 @@ class Run:
         self.progress = progress
         self.clock = clock_here()
         self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
-        self.intent = intent_of(scenario, scale, stack.link_engine)
-        self.topology: Topology = self.intent.topology
-        self.hosts, self.load = self.intent.hosts, self.intent.load
+        self.job = job_of(scenario, scale, stack.link_engine)
+        self.topology: Topology = self.job.topology
+        self.hosts, self.workload = self.job.hosts, self.job.workload
         self.alone = Alone(
             self.topology,
             self.hosts,
             scenario.transport,
-            self.intent.wiring,
+            self.job.wiring,
             scale,
-            self.load.message_bytes,
+            self.workload.message_bytes,
             stack.link_engine,
         )
 
@@ -115,7 +115,7 @@ class Run:
         fabric = Fabric(
             self.topology,
             policy=PolicyChoice(**scenario.policy.to_choice()),
-            flows=self.intent.flows,
+            flows=self.job.flows,
             multipath=multipath_of(scenario.transport, self.hosts),
             events=events.append,
             link_engine=self.stack.link_engine,
@@ -198,16 +198,16 @@ class Run:
         scenario = self.scenario
         places = places_on(self.topology, self.hosts, fabric.pids)
         return JobSpec(
-            wiring=replace(self.intent.wiring, ranks=tuple(places)),
+            wiring=replace(self.job.wiring, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,
-            plan=self.load.plan,
+            plan=self.workload.plan,
             steps=plan_steps(
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
             neighbours=tuple(self._neighbours(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
-            calibration_numel=self.alone.message_bytes // self.load.itemsize * len(self.hosts),
+            calibration_numel=self.alone.message_bytes // self.workload.itemsize * len(self.hosts),
             calibrate_again=not why_not_again(scenario.events, scenario.neighbours, self.topology),
         )
 
@@ -330,11 +330,11 @@ class Run:
         records: RankRecords,
         evidence: Evidence,
     ) -> dict[str, Any]:
-        expected = self.intent.wan_bytes(algorithm)
-        training, modelled = self.load.training is not None, not self.intent.unmodelled
-        predicted = predict(self.intent, algorithm, self._calibration) if training or modelled else None
-        missing = missing_share(self.intent, algorithm, self._calibration)
-        observed = [between_groups(step.sent_bytes, self.load.buildings) for step in steps]
+        expected = self.job.wan_bytes(algorithm)
+        training, modelled = self.workload.training is not None, not self.job.unmodelled
+        predicted = predict(self.job, algorithm, self._calibration) if training or modelled else None
+        missing = missing_share(self.job, algorithm, self._calibration)
+        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in steps]
         entry = summarise_variant(
             self.topology,
             self.scale,
@@ -352,7 +352,7 @@ class Run:
         entry["control"] = asdict(self.scenario.control.resolve())
         if training and predicted is not None:
             entry["training"] = training_summary(
-                self.load, algorithm, steps, records.samples, predicted, self.scale
+                self.workload, algorithm, steps, records.samples, predicted, self.scale
             )
             entry["limited_by"] = limited_words(entry["training"]["measured"])
         if evidence.events:
@@ -362,9 +362,9 @@ class Run:
     def _dimensionless(self) -> list[Number]:
         """What the scale keeps and what it changes."""
         traffic = Traffic(
-            message_bytes=self.scale.real_bytes(self.load.message_bytes),
-            gradient_bytes=self.scale.real_bytes(self.load.rank_bytes),
-            compute_s=self.scale.real_s(self.load.compute_s),
+            message_bytes=self.scale.real_bytes(self.workload.message_bytes),
+            gradient_bytes=self.scale.real_bytes(self.workload.rank_bytes),
+            compute_s=self.scale.real_s(self.workload.compute_s),
             overhead_s=self.scenario.transport.software_cost.per_message_s,
             emulated_overhead_s=self.alone.overhead_s,
         )

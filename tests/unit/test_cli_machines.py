@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.model.dry_run import loads_of
+from testbed.model.dry_run import workloads_of
 from testbed.running.request import machines_of
 from testbed.scale import Scale
 
@@ -15,7 +15,7 @@ SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
 def asked_of(asked: str | None, scenario: Scenario) -> list[str]:
-    return machines_of(asked, scenario, loads_of(scenario, Scale()).values())
+    return machines_of(asked, scenario, workloads_of(scenario, Scale()).values())
 
 
 def test_names_are_one_for_each_building_in_their_order() -> None:

@@ -20,7 +20,7 @@ from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
 from testbed.explorer.screening import Screener
 from testbed.explorer.search import Result
-from testbed.job.intent import intent_of
+from testbed.job.job import job_of
 from testbed.model.predicting import predict
 from testbed.scale import Scale
 from testbed.virtual.image import CACHE_VARIABLE
@@ -270,7 +270,7 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
     assert variants["production"] == "production"
     assert variants["arnold"] == "arnold"
     assert set(filter(None, variants.values())) == set(confirms.variant_names)
-    best = intent_of(confirms.variant(variants["best 1"]), Scale())
+    best = job_of(confirms.variant(variants["best 1"]), Scale())
     assert predict(best, "ring").step_time_s == pytest.approx(found["fitting"][0]["step_time_s"])
 
 

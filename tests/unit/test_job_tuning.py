@@ -10,8 +10,8 @@ import pytest
 from testbed.collectives import TuningTable
 from testbed.collectives.tuning import Entry
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.intent import intent_of
-from testbed.job.loads import load_of
+from testbed.job.job import job_of
+from testbed.job.workload import workload_of
 from testbed.model.predicting import predict
 from testbed.scale import Scale
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -32,12 +32,14 @@ def test_bytes_follow_the_table_bucket_by_bucket(tmp_path: Path) -> None:
     # the first bucket, of the output layer, is large, most others are not; whatever the scale
     tuned = scenario(tmp_path)
     for scale in (Scale(), COARSE):
-        load = load_of(tuned, tuned.topology.resolve(scale), scale)
-        pairs = {name: load.pairs(name)[0] for name in ("auto", "ring", "double_tree")}
+        workload = workload_of(tuned, tuned.topology.resolve(scale), scale)
+        pairs = {name: workload.pairs(name)[0] for name in ("auto", "ring", "double_tree")}
         assert pairs["auto"] not in (pairs["ring"], pairs["double_tree"])
-        first = load.plan.ranks[0][2]
+        first = workload.plan.ranks[0][2]
         assert isinstance(first, GroupCollective)
-        chosen = load.plan.tuning.choose("all_reduce", first.numel * load.itemsize, load.buildings)
+        chosen = workload.plan.tuning.choose(
+            "all_reduce", first.numel * workload.itemsize, workload.buildings
+        )
         assert chosen == "ring"
 
 
@@ -46,17 +48,15 @@ def test_the_model_goes_by_the_table(tmp_path: Path) -> None:
     step_s: dict[tuple[str, str], float] = {}
     for name, changes in (("rule", []), ("table", [f"workload.tuning={tmp_path}/ring.json"])):
         asked = load_scenario(QUICKSTART, changes)
-        intent = intent_of(asked, Scale(size_scale=4000))
-        step_s |= {
-            (name, algorithm): predict(intent, algorithm).step_time_s for algorithm in ("auto", "ring")
-        }
+        job = job_of(asked, Scale(size_scale=4000))
+        step_s |= {(name, algorithm): predict(job, algorithm).step_time_s for algorithm in ("auto", "ring")}
     assert step_s["rule", "auto"] < step_s["rule", "ring"]
     assert step_s["table", "auto"] == step_s["table", "ring"] == step_s["rule", "ring"]
 
 
 def test_ranks_get_the_table_with_their_plan(tmp_path: Path) -> None:
     tuned = scenario(tmp_path)
-    plan = load_of(tuned, tuned.topology.resolve(COARSE), COARSE).plan
+    plan = workload_of(tuned, tuned.topology.resolve(COARSE), COARSE).plan
     there = JobPlan.from_document(json.loads(json.dumps(plan.to_document())))
     assert there.tuning == TuningTable(TABLE.entries, 1000)
     assert there == plan
@@ -65,7 +65,7 @@ def test_ranks_get_the_table_with_their_plan(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
     tuned = load_scenario(QUICKSTART, [f"workload.tuning={tmp_path}/missing.json"])
     with pytest.raises(ConfigError, match=r"workload\.tuning.*missing\.json"):
-        load_of(tuned, tuned.topology.resolve(), Scale())
+        workload_of(tuned, tuned.topology.resolve(), Scale())
     (tmp_path / "missing.json").write_text("{}")
     with pytest.raises(ConfigError, match="expected a tuning table of schema 1"):
-        load_of(tuned, tuned.topology.resolve(), Scale())
+        workload_of(tuned, tuned.topology.resolve(), Scale())

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.job.intent import intent_of
+from testbed.job.job import job_of
 from testbed.model import calibrating
 from testbed.model.calibration import (
     REAL,
@@ -108,7 +108,7 @@ def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
 def summary_of(planted: Calibration, names: list[str]) -> dict[str, Any]:
     scenario = calibrating.probes()
     steps = {
-        name: predict(intent_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
+        name: predict(job_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
         for name in names
     }
     return {

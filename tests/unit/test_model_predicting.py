@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.config import load_scenario
-from testbed.job.intent import Intent, intent_of
+from testbed.job.job import Job, job_of
 from testbed.model.calibration import find_calibration
 from testbed.model.predicting import poisson_quantile, predict, routed
 from testbed.scale import Scale
@@ -18,18 +18,18 @@ from testbed.scale import Scale
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 
-def intent(name: str, *overrides: str) -> Intent:
-    return intent_of(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides)), Scale())
+def job(name: str, *overrides: str) -> Job:
+    return job_of(load_scenario(SCENARIOS / f"{name}.yaml", list(overrides)), Scale())
 
 
-def variant(name: str, which: str, *overrides: str) -> Intent:
+def variant(name: str, which: str, *overrides: str) -> Job:
     scenario = load_scenario(SCENARIOS / f"{name}.yaml", list(overrides))
-    return intent_of(scenario.variant(which), Scale())
+    return job_of(scenario.variant(which), Scale())
 
 
 def test_the_quickstart_takes_what_was_measured() -> None:
     # under the virtual clock 1.974 s and 1.522 s
-    asked = intent("quickstart")
+    asked = job("quickstart")
     assert predict(asked, "ring").step_time_s == pytest.approx(1.974, rel=0.02)
     assert predict(asked, "hierarchical").step_time_s == pytest.approx(1.522, rel=0.02)
 
@@ -40,7 +40,7 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
         variant("controller/hash-collisions", "ecmp"),
     )
 
-    def on_each(asked: Intent) -> list[int]:
+    def on_each(asked: Job) -> list[int]:
         ways = routed(asked, "ring", find_calibration("virtual")).ways
         names = [
             part for paths in ways.values() for path in paths for part in path.parts if " from east" in part
@@ -70,12 +70,12 @@ def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
 
 
 def test_events_neighbours_and_protocols_are_not_the_model_s() -> None:
-    assert not intent("quickstart").unmodelled
-    assert intent("plane-failure").unmodelled == ("events",)
+    assert not job("quickstart").unmodelled
+    assert job("plane-failure").unmodelled == ("events",)
     assert variant("controller/noisy-neighbour", "shared").unmodelled == ("neighbours",)
     staged = ["transport.protocol=staged"]
     overridden = load_scenario(SCENARIOS / "quickstart.yaml", staged)
-    assert intent_of(overridden, Scale()).unmodelled == ("transport.protocol: staged",)
+    assert job_of(overridden, Scale()).unmodelled == ("transport.protocol: staged",)
     said = CliRunner().invoke(app, ["predict", str(SCENARIOS / "quickstart.yaml"), "--set", *staged]).output
     assert "not in these figures, as the model does not know it: transport.protocol: staged" in said
 

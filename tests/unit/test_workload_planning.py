@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from testbed.collectives import between_groups
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.config.workload import ModelSpec
-from testbed.job.loads import Load, load_of
+from testbed.job.workload import Workload, workload_of
 from testbed.model import critical_path, split_step
 from testbed.model.dry_run import check_memory, dry_run
 from testbed.scale import Scale
@@ -79,12 +79,12 @@ def scenario(
     return load_scenario(path)
 
 
-def load(folder: Path, parallelism: dict[str, Any], **more: Any) -> Load:
+def workload(folder: Path, parallelism: dict[str, Any], **more: Any) -> Workload:
     made = scenario(folder, parallelism, **more)
-    return load_of(made, made.topology.resolve(SCALE), SCALE)
+    return workload_of(made, made.topology.resolve(SCALE), SCALE)
 
 
-def sent_bytes(made: Load, *, crossing: bool | None = None) -> float:
+def sent_bytes(made: Workload, *, crossing: bool | None = None) -> float:
     """Real payload bytes of a step, all of them or those that cross or not."""
     pairs = made.pairs("ring")[0]
     return SCALE.real_bytes(
@@ -104,12 +104,12 @@ def numel() -> int:
 
 
 def test_replicas_all_reduce_their_gradients(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_replicate_degree": 8})
+    made = workload(tmp_path, {"data_parallel_replicate_degree": 8})
     assert sent_bytes(made) == pytest.approx(2 * 7 * 4 * numel(), rel=1e-3)
 
 
 def test_shards_gather_parameters_and_scatter_gradients(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_shard_degree": 8})
+    made = workload(tmp_path, {"data_parallel_shard_degree": 8})
     # forward and backward of every microbatch gather 2 bytes, the last microbatch scatters 4
     assert sent_bytes(made) == pytest.approx(7 * numel() * (2 * MICROBATCHES * 2 + 4), rel=1e-3)
 
@@ -117,7 +117,7 @@ def test_shards_gather_parameters_and_scatter_gradients(tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["ring", "near_first", "far_first", "hierarchical", "auto"])
 def test_shards_send_as_their_algorithm_has_it(tmp_path: Path, algorithm: str) -> None:
     """Four ranks in each building: a ring crosses with 7/8 of an array each way, the least is half of one."""
-    made = load(
+    made = workload(
         tmp_path, {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": algorithm}}
     )
     gathers, scatters = 2 * MICROBATCHES * 2 * numel(), 4 * numel()
@@ -136,7 +136,9 @@ def test_tensor_ranks_apart_send_as_their_algorithm_has_it(tmp_path: Path, seque
     if sequence:
         parallelism["tensor_communication"] = "sequence_parallel"
     crossing = [
-        sent_bytes(load(tmp_path, {**parallelism, "collectives": {"tensor_parallel": name}}), crossing=True)
+        sent_bytes(
+            workload(tmp_path, {**parallelism, "collectives": {"tensor_parallel": name}}), crossing=True
+        )
         for name in ("ring", "hierarchical")
     ]
     assert crossing[0] == pytest.approx(7 / 4 * crossing[1], rel=1e-3)
@@ -144,17 +146,17 @@ def test_tensor_ranks_apart_send_as_their_algorithm_has_it(tmp_path: Path, seque
 
 def test_replicas_take_the_variants_algorithm_or_their_own(tmp_path: Path) -> None:
     degrees = {"data_parallel_replicate_degree": 8}
-    made = load(tmp_path, degrees, algorithms=["ring", "hierarchical"])
+    made = workload(tmp_path, degrees, algorithms=["ring", "hierarchical"])
     ring, hierarchical = (
         between_groups(made.pairs(name)[0], made.buildings) for name in ("ring", "hierarchical")
     )
     assert ring == pytest.approx(7 / 4 * hierarchical, rel=1e-3)
-    fixed = load(tmp_path, {**degrees, "collectives": {"data_parallel_replicate": "hierarchical"}})
+    fixed = workload(tmp_path, {**degrees, "collectives": {"data_parallel_replicate": "hierarchical"}})
     assert fixed.pairs("ring") == fixed.pairs("hierarchical") == {0: made.pairs("hierarchical")[0]}
 
 
 def test_shards_of_replicas_all_reduce_what_they_have(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4})
+    made = workload(tmp_path, {"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 4})
     assert sent_bytes(made, crossing=True) == pytest.approx(2 * 1 * 4 * numel(), rel=1e-3)
     gathered = 2 * 3 * numel() * (2 * MICROBATCHES * 2 + 4)
     assert sent_bytes(made, crossing=False) == pytest.approx(gathered, rel=1e-3)
@@ -166,7 +168,7 @@ def test_a_pipeline_sends_activations_and_their_gradients(tmp_path: Path) -> Non
         "pipeline_parallel_degree": 4,
         "placement": "crosspipe",
     }
-    made = load(tmp_path, parallelism)
+    made = workload(tmp_path, parallelism)
     assert sent_bytes(made, crossing=True) == pytest.approx(2 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
     inside = 2 * 2 * 2 * MICROBATCHES * ACTIVATION_BYTES + 2 * 4 * numel()
     assert sent_bytes(made, crossing=False) == pytest.approx(inside, rel=2e-3)
@@ -175,19 +177,19 @@ def test_a_pipeline_sends_activations_and_their_gradients(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["CrossUD", "CrossUDSub", "ZBH1"])
 def test_gradients_are_reduced_however_the_backward_is_cut(tmp_path: Path, name: str) -> None:
     parallelism = {"data_parallel_replicate_degree": 2, "pipeline_parallel_degree": 4}
-    made = load(tmp_path, parallelism, schedule={"name": name})
+    made = workload(tmp_path, parallelism, schedule={"name": name})
     assert sent_bytes(made, crossing=True) == pytest.approx(2 * 4 * numel(), rel=1e-2)
 
 
 def test_tensor_ranks_all_reduce_twice_per_block_and_direction(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 4})
+    made = workload(tmp_path, {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 4})
     reduced = 2 * (2 * 3) * 4 * LAYERS * MICROBATCHES * ACTIVATION_BYTES
     assert sent_bytes(made, crossing=False) == pytest.approx(reduced, rel=1e-3)
     assert sent_bytes(made, crossing=True) == pytest.approx(2 * 4 * numel(), rel=1e-2)
 
 
 def test_context_ranks_pass_keys_and_values_round(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4})
+    made = workload(tmp_path, {"data_parallel_replicate_degree": 2, "context_parallel_degree": 4})
     keys = SEQUENCE // 4 * 2 * (DIM // 8 * 4) * 2  # of one rank: tokens, keys and values, bytes
     ring = 8 * 3 * (1 + 2) * LAYERS * MICROBATCHES * keys
     sharded = 2 * 3 * numel() * (2 * MICROBATCHES * 2 + 4)
@@ -201,7 +203,7 @@ def test_experts_get_tokens_and_send_them_back(tmp_path: Path) -> None:
         "expert_parallel_degree": 4,
         "accelerators_per_rank": 1,
     }
-    made = load(tmp_path, parallelism, model="mixtral-8x7b", local_batch_size=1)
+    made = workload(tmp_path, parallelism, model="mixtral-8x7b", local_batch_size=1)
     layers, dim, per_token = 32, 4096, 2
     tokens = SEQUENCE * dim * 2 * per_token
     dense = sum(p.numel for p in parameters("mixtral-8x7b") if p.share == 1)
@@ -213,24 +215,24 @@ def test_experts_get_tokens_and_send_them_back(tmp_path: Path) -> None:
 EXPERTS = {**MODEL, "experts": 8, "experts_per_token": 2}
 
 
-def expert_load(folder: Path, **parallelism: Any) -> Load:
+def expert_workload(folder: Path, **parallelism: Any) -> Workload:
     given = {
         "data_parallel_replicate_degree": 2,
         "data_parallel_shard_degree": 4,
         "expert_parallel_degree": 4,
     }
-    return load(folder, {**given, **parallelism}, model=EXPERTS)
+    return workload(folder, {**given, **parallelism}, model=EXPERTS)
 
 
 def test_uneven_routing_sends_as_many_tokens_and_the_counts(tmp_path: Path) -> None:
-    even, skewed = expert_load(tmp_path), expert_load(tmp_path, routing_skew=0.5)
+    even, skewed = expert_workload(tmp_path), expert_workload(tmp_path, routing_skew=0.5)
     exchanges = 8 * 4 * LAYERS * MICROBATCHES
     counts = exchanges * 3 * 8 * SCALE.size_scale  # of 8 bytes each, which no scale makes smaller
     assert sent_bytes(skewed) == pytest.approx(sent_bytes(even) + counts, rel=1e-3)
 
 
 def test_routing_is_as_uneven_as_asked_and_experts_compute_what_they_get(tmp_path: Path) -> None:
-    made = expert_load(tmp_path, routing_skew=0.5)
+    made = expert_workload(tmp_path, routing_skew=0.5)
     ratios = []
     for rank in range(8):
         own = made.plan.ranks[rank]
@@ -253,7 +255,7 @@ def test_routing_is_as_uneven_as_asked_and_experts_compute_what_they_get(tmp_pat
 
 
 def test_uneven_routing_takes_longer(tmp_path: Path) -> None:
-    even, skewed = expert_load(tmp_path), expert_load(tmp_path, routing_skew=0.8)
+    even, skewed = expert_workload(tmp_path), expert_workload(tmp_path, routing_skew=0.8)
     assert even.training is not None
     assert skewed.training is not None
     assert dry_run(skewed.training).step_time_s > 1.1 * dry_run(even.training).step_time_s
@@ -265,21 +267,21 @@ def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
         "pipeline_parallel_degree": 4,
         "dscp": {"pipeline_parallel": 46, "data_parallel_replicate": 10},
     }
-    made = load(tmp_path, parallelism)
+    made = workload(tmp_path, parallelism)
     found = {dscp: SCALE.real_bytes(sum(pairs.values())) for dscp, pairs in made.pairs("ring").items()}
     assert found[0] == 0
     assert found[46] == pytest.approx(2 * 3 * 2 * MICROBATCHES * ACTIVATION_BYTES, rel=1e-3)
     assert found[10] == pytest.approx(2 * 4 * numel(), rel=1e-2)
     again = JobPlan.from_document(json.loads(json.dumps(made.plan.to_document())))
     assert again == made.plan
-    usual = load(tmp_path, {**parallelism, "dscp": {}})  # as a file is written out
+    usual = workload(tmp_path, {**parallelism, "dscp": {}})  # as a file is written out
     assert set(usual.pairs("ring")) == {0}
 
 
 # ---- replicas that take turns
 
 
-def between_buildings(made: Load) -> list[tuple[float, float]]:
+def between_buildings(made: Workload) -> list[tuple[float, float]]:
     """When messages of the pipeline from the first building to the other leave, by their order."""
     assert made.training is not None
     spans = dry_run(made.training).spans
@@ -301,8 +303,8 @@ def test_replicas_take_turns_on_the_way_between_buildings(tmp_path: Path, mappin
         "placement": "atlas",
         "mapping": mapping,
     }
-    together = load(tmp_path, parallelism)
-    turns = load(tmp_path, parallelism, schedule={"wan_turns": True})
+    together = workload(tmp_path, parallelism)
+    turns = workload(tmp_path, parallelism, schedule={"wan_turns": True})
     words = sum(op.kind == "turn" for own in turns.plan.ranks for op in own)
     assert 0 <= sent_bytes(turns) - sent_bytes(together) <= words * 4 * SCALE.size_scale
     if mapping != "consecutive":  # in part beside each other, in part apart: it comes to its end all the same
@@ -321,7 +323,7 @@ def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
         "tensor_parallel_degree": 8,
         "accelerators_per_rank": 8,
     }
-    made = load(tmp_path, parallelism)
+    made = workload(tmp_path, parallelism)
     assert made.training is not None
     assert made.training.mesh.inside[TENSOR] == 8
     assert made.training.mesh.within_ranks == ["tensor_parallel 8 (all-reduces in every block)"]
@@ -330,8 +332,8 @@ def test_what_is_inside_a_rank_is_not_sent(tmp_path: Path) -> None:
 
 def test_sequence_parallel_ranks_send_as_much_in_two_collectives(tmp_path: Path) -> None:
     parallelism = {"data_parallel_replicate_degree": 2, "tensor_parallel_degree": 4}
-    one = load(tmp_path, parallelism)
-    two = load(tmp_path, {**parallelism, "tensor_communication": "sequence_parallel"})
+    one = workload(tmp_path, parallelism)
+    two = workload(tmp_path, {**parallelism, "tensor_communication": "sequence_parallel"})
     assert sent_bytes(two) == pytest.approx(sent_bytes(one), rel=1e-3)
     kinds = {
         operation.collective for operation in two.plan.ranks[0] if isinstance(operation, GroupCollective)
@@ -344,8 +346,8 @@ def test_sequence_parallel_ranks_send_as_much_in_two_collectives(tmp_path: Path)
 
 def test_a_straggler_holds_up_its_pipeline(tmp_path: Path) -> None:
     parallelism = {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2}
-    usual = load(tmp_path, parallelism)
-    slow = load(tmp_path, {**parallelism, "stragglers": [{"rank": 2, "slowdown": 2.0}]})
+    usual = workload(tmp_path, parallelism)
+    slow = workload(tmp_path, {**parallelism, "stragglers": [{"rank": 2, "slowdown": 2.0}]})
     assert usual.training is not None
     assert slow.training is not None
     longer = dry_run(slow.training).step_time_s / dry_run(usual.training).step_time_s
@@ -359,7 +361,7 @@ def test_a_straggler_holds_up_its_pipeline(tmp_path: Path) -> None:
 
 
 def test_jitter_has_its_size_and_is_the_same_in_every_run(tmp_path: Path) -> None:
-    made = load(tmp_path, {"data_parallel_shard_degree": 8, "compute_jitter": "5 %"})
+    made = workload(tmp_path, {"data_parallel_shard_degree": 8, "compute_jitter": "5 %"})
     plan = made.plan
     places = [
         place for place, own in enumerate(plan.ranks[0]) if isinstance(own, Computing) and own.duration_s
@@ -400,7 +402,7 @@ def test_a_mapping_that_knows_buildings_lets_less_cross(tmp_path: Path) -> None:
     # stages outermost, so that with consecutive ranks all replicas are together; scattered they are not
     parallelism = {"data_parallel_shard_degree": 4, "pipeline_parallel_degree": 2, "placement": "sharded"}
     crossing = {
-        mapping: sent_bytes(load(tmp_path, {**parallelism, "mapping": mapping}), crossing=True)
+        mapping: sent_bytes(workload(tmp_path, {**parallelism, "mapping": mapping}), crossing=True)
         for mapping in ("consecutive", "scattered", "topology_aware")
     }
     assert crossing["topology_aware"] < 0.2 * crossing["consecutive"]
@@ -522,24 +524,24 @@ def test_what_does_not_fit_is_one_clear_error(
     tmp_path: Path, parallelism: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_memory(load(tmp_path, parallelism, **more))
+        check_memory(workload(tmp_path, parallelism, **more))
     assert said in str(raised.value)
 
 
 def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path) -> None:
     parallelism = {"data_parallel_replicate_degree": 4, "pipeline_parallel_degree": 2}
     (tmp_path / "mine.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n")
-    made = load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2})
+    made = workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2})
     assert made.training is not None
     assert made.training.schedule.name == "mine"
     (tmp_path / "mine.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
-    endless = load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2}).training
+    endless = workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 2}).training
     assert endless is not None
     with pytest.raises(ConfigError, match=r"got mine, expected one that comes to its end; this one never"):
         dry_run(endless)
     (tmp_path / "mine.csv").write_text("0F0,0B0\n")
     with pytest.raises(ConfigError, match=r"mine.csv: 1 lines, expected 2, one per rank"):
-        load(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
+        workload(tmp_path, parallelism, schedule={"file": "mine.csv", "microbatches": 1})
 
 
 # ---- where the time goes
@@ -558,7 +560,7 @@ def test_a_schedule_of_ones_own_is_read_from_beside_the_scenario(tmp_path: Path)
 def test_parts_of_a_step_add_up_and_its_critical_path_has_no_gaps(
     tmp_path: Path, parallelism: dict[str, Any], receives: str
 ) -> None:
-    made = load(tmp_path, parallelism, schedule={"receives": receives})
+    made = workload(tmp_path, parallelism, schedule={"receives": receives})
     assert made.training is not None
     spans = dry_run(made.training).spans
     split = split_step(made.plan, spans, made.buildings)

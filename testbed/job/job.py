@@ -10,10 +10,10 @@ from testbed.collectives import between_groups
 from testbed.config import Host, Scenario, Topology
 from testbed.controller import Flow
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
-from testbed.job.loads import Load, load_of
 from testbed.job.resolving import places_on, wiring_of
 from testbed.job.socket_rules import Planned
 from testbed.job.wiring import THIS_NAMESPACE, Wiring
+from testbed.job.workload import Workload, workload_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import TrafficClass
@@ -21,7 +21,7 @@ from testbed.words import PLANNED
 
 
 @dataclass(frozen=True)
-class Intent:
+class Job:
     """Of one scenario without variants, or of one variant. hosts: of the ranks, in their order.
 
     link_engine: which is to carry it.
@@ -31,7 +31,7 @@ class Intent:
     scale: Scale
     topology: Topology
     hosts: Sequence[Host]
-    load: Load
+    workload: Workload
     link_engine: str = NETEM
     _flows: dict[str, list[Flow]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -45,7 +45,7 @@ class Intent:
         if algorithm not in self._flows:
             self._flows[algorithm] = [
                 flow
-                for dscp, pairs in self.load.pairs(algorithm).items()
+                for dscp, pairs in self.workload.pairs(algorithm).items()
                 for flow in flows_of(self._joined, pairs, TrafficClass(dscp))
             ]
         return self._flows[algorithm]
@@ -86,12 +86,12 @@ class Intent:
 
     def wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula."""
-        pairs = self.load.pairs(algorithm).values()
-        return sum(between_groups(part, self.load.buildings) for part in pairs)
+        pairs = self.workload.pairs(algorithm).values()
+        return sum(between_groups(part, self.workload.buildings) for part in pairs)
 
 
-def intent_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Intent:
+def job_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Job:
     """ConfigError where parallelism does not fit."""
     topology = scenario.topology.resolve(scale)
-    load = load_of(scenario, topology, scale, link_engine)
-    return Intent(scenario, scale, topology, scenario.rank_hosts(topology), load, link_engine)
+    workload = workload_of(scenario, topology, scale, link_engine)
+    return Job(scenario, scale, topology, scenario.rank_hosts(topology), workload, link_engine)

@@ -18,7 +18,7 @@ ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
 
 @dataclass(frozen=True)
-class Load:
+class Workload:
     """Every rank's plan. training: how it came about, where the scenario spreads a model over ranks."""
 
     itemsize: int
@@ -65,13 +65,13 @@ class Load:
         return self._pairs[algorithm]
 
 
-def load_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Load:
+def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Workload:
     """Of a scenario on its topology, both in figures of `scale`. ConfigError where parallelism does not fit."""
     hosts = scenario.rank_hosts(topology)
     buildings = tuple(topology.building(host.building).index for host in hosts)
     itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
     if scenario.workload.parallelism is None:
         tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
-        return Load(itemsize, replace(plan_alike(scenario.workload, buildings, scale), tuning=tuning))
+        return Workload(itemsize, replace(plan_alike(scenario.workload, buildings, scale), tuning=tuning))
     training = training_of(scenario, topology, hosts, scale, itemsize, link_engine)
-    return Load(itemsize, training.plan, training)
+    return Workload(itemsize, training.plan, training)
