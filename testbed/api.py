@@ -20,7 +20,7 @@ from testbed.model.predictions import Prediction, predict_all
 from testbed.report import write_report
 from testbed.results.directory import default_path, hand_over
 from testbed.results.result import Result
-from testbed.running.choosing import choose_policy, choose_scale, choose_stack
+from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
 from testbed.running.networks import Network
 from testbed.running.request import Request, prepare
 from testbed.running.run import Progress
@@ -187,11 +187,11 @@ def up(
         ...     print(network.exec("east1", "ping", "-c", "3", "west1").stdout)
     """
     spec = load_topology(topology)
-    stack = choose_stack(None, None)
+    backend = choose_network_backend(None, None)
     scale = choose_scale(
-        spec.resolve, "auto" if size_scale is None else f"{size_scale:g}", 1.0, stack, ranks=0
+        spec.resolve, "auto" if size_scale is None else f"{size_scale:g}", 1.0, backend, ranks=0
     )
-    network = Network(spec, stack, scale, choose_policy(policy, "policy"))
+    network = Network(spec, backend, scale, choose_policy(policy, "policy"))
     with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
         yield Standing(fabric)
 

@@ -28,7 +28,7 @@ from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.resolving import places_on
 from testbed.ranks.programs import Programs
 from testbed.running.bench_run import bus_factor
-from testbed.running.choosing import choose_stack
+from testbed.running.choosing import choose_network_backend
 
 HERE = Path(__file__).parent
 PEERS = HERE.parents[1] / ".venv-peers" / "bin" / "python"
@@ -68,10 +68,12 @@ def run_one(
 def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """All libraries in turns on one network; a row per size."""
     topology = TopologySpec.model_validate(SETTINGS[name]).resolve()
-    stack = choose_stack(None, None)
+    backend = choose_network_backend(None, None)
     libraries = options.libraries.split(",")
     times: dict[str, Times] = {library: {size: [] for size in SIZES} for library in libraries}
-    fabric = Fabric(topology, policy="ecmp", link_engine=stack.link_engine, datapath=stack.datapath, seed=1)
+    fabric = Fabric(
+        topology, policy="ecmp", link_engine=backend.link_engine, datapath=backend.datapath, seed=1
+    )
     with fabric:
         places = places_on(topology, topology.hosts, fabric.state.pids)
         buildings = [place.building for place in places]

@@ -24,7 +24,7 @@ from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
 from testbed.links.command import inside
-from testbed.running.choosing import choose_policy, choose_scale, choose_stack
+from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
 from testbed.scale import Scale
 
 FabricOption = Annotated[
@@ -68,16 +68,16 @@ def up(
     console = Console(stderr=True, highlight=False)
     spec = load_topology(topology)
     chosen = choose_policy(policy)
-    stack = choose_stack(link_engine, datapath)
-    scale = choose_scale(spec.resolve, size_scale, 1.0, stack, ranks=0)
+    backend = choose_network_backend(link_engine, datapath)
+    scale = choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0)
     for fabric_id, removed in clean_abandoned().items():
         console.print(
             f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
         )
     options = {
         "policy": chosen.to_data(),
-        "link_engine": stack.link_engine,
-        "datapath": stack.datapath,
+        "link_engine": backend.link_engine,
+        "datapath": backend.datapath,
         "scale": dataclasses.asdict(scale),
     }
     fabric_id = start_background(

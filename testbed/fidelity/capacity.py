@@ -28,7 +28,7 @@ VIRTUAL_BYTES = 2e9  # a gigabyte takes some ten seconds
 
 
 @dataclass(frozen=True)
-class Stack:
+class NetworkBackend:
     """The parts that a run uses here: link engine ("userspace" or "netem"), datapath ("netdev" or "system")."""
 
     link_engine: str
@@ -43,13 +43,15 @@ class HostCapacity:
     memory_bytes: int
 
 
-def overload(topology: Topology, host: HostCapacity, stack: Stack, headroom: float = 1.0) -> list[str]:
+def overload(
+    topology: Topology, host: HostCapacity, backend: NetworkBackend, headroom: float = 1.0
+) -> list[str]:
     """What of `topology` (emulated rates) this host cannot carry, one sentence each; empty when it can."""
     nic_bps = sum(entry.nic.rate_bps for entry in topology.hosts) * headroom
     nic_limit_bps = NIC_BPS_PER_CORE * host.cores
     wan_bps = sum(link.a_to_b.rate_bps + link.b_to_a.rate_bps for link in topology.wan)
     packets = wan_bps / 8 / topology.mtu * headroom
-    packets_limit = WAN_PACKETS_PER_S_PER_CORE[stack.datapath] * host.cores
+    packets_limit = WAN_PACKETS_PER_S_PER_CORE[backend.datapath] * host.cores
     found = []
     if nic_bps > nic_limit_bps:
         found.append(
@@ -59,7 +61,7 @@ def overload(topology: Topology, host: HostCapacity, stack: Stack, headroom: flo
     if packets > packets_limit:
         found.append(
             f"its WAN links add up to {packets / headroom:,.0f} packets/s of {topology.mtu} bytes, this host's"
-            f" {stack.datapath} datapath carries about {packets_limit / headroom:,.0f}"
+            f" {backend.datapath} datapath carries about {packets_limit / headroom:,.0f}"
         )
     return found
 
@@ -107,7 +109,7 @@ def virtual_scale(traffic_bytes: float) -> float:
 def smallest_scale(
     resolve: Callable[[Scale], Topology],
     host: HostCapacity,
-    stack: Stack,
+    backend: NetworkBackend,
     size: float | None,
     dilation: float | None,
 ) -> Scale | None:
@@ -120,14 +122,14 @@ def smallest_scale(
     def at(factor: float) -> Scale:
         return Scale(factor, dilation or 1.0) if size is None else Scale(size, dilation or factor)
 
-    if not overload(resolve(at(1.0)), host, stack):
+    if not overload(resolve(at(1.0)), host, backend):
         return at(1.0)
     if size and dilation:
         return None
     power = 1.0
     while power <= LARGEST_SCALE:
         for step in (1.0, 2.0, 5.0):
-            if not overload(resolve(at(step * power)), host, stack, HEADROOM):
+            if not overload(resolve(at(step * power)), host, backend, HEADROOM):
                 return at(step * power)
         power *= 10
     return None

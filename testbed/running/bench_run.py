@@ -136,7 +136,7 @@ class BenchRun:
 
     def _socket_rules(self) -> SocketRules:
         hosts = self.topology.hosts[: self.ranks] if self.topology else ()
-        engine = self.network.stack.link_engine if self.network else NETEM
+        engine = self.network.backend.link_engine if self.network else NETEM
         rules = self.options.transport.sockets
         return socket_rules_of(rules, self.scale, self.topology, hosts, link_engine=engine)
 

@@ -14,7 +14,7 @@ from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fidelity.capacity import (
     HostCapacity,
-    Stack,
+    NetworkBackend,
     guest_memory,
     memory_shortage,
     overload,
@@ -32,7 +32,7 @@ LINK_ENGINES = ("netem", "userspace")
 DATAPATHS = ("system", "netdev")
 
 
-def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
+def choose_network_backend(link_engine: str | None, datapath: str | None) -> NetworkBackend:
     """The parts asked for, or the best that this host has.
 
     ConfigError for unknown names, FabricError for what this host does not have.
@@ -54,7 +54,7 @@ def choose_stack(link_engine: str | None, datapath: str | None) -> Stack:
     for value, name in ((link_engine, "netem"), (datapath, "system datapath")):
         if value in ("netem", "system") and not has[name].status:
             raise FabricError(f"{value} was asked for, but this host does not offer it: {has[name].evidence}")
-    return Stack(link_engine or choice.link_engine, datapath or choice.datapath)
+    return NetworkBackend(link_engine or choice.link_engine, datapath or choice.datapath)
 
 
 def choose_network(
@@ -75,13 +75,13 @@ def choose_network(
         return None, count
     chosen = choose_policy(policy)
     spec = load_topology(path)
-    stack = choose_stack(link_engine, datapath)
+    backend = choose_network_backend(link_engine, datapath)
     hosts = len(spec.resolve().hosts)
     count = ranks or hosts
     if not least <= count <= hosts:
         expected = f"{least} to {hosts}, as there are hosts"
         raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
-    return Network(spec, stack, choose_scale(spec.resolve, size_scale, 1.0, stack, count), chosen), count
+    return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, count), chosen), count
 
 
 def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
@@ -167,7 +167,7 @@ def choose_scale(
     resolve: Callable[[Scale], Topology],
     size_scale: float | str,
     time_dilation: float | str,
-    stack: Stack,
+    backend: NetworkBackend,
     ranks: int,
     file: str = "command line",
 ) -> Scale:
@@ -185,13 +185,13 @@ def choose_scale(
             [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]
         )
     size, dilation = _factor(size_scale, "size_scale", file), _factor(time_dilation, "time_dilation", file)
-    found = smallest_scale(resolve, host, stack, size, dilation)
+    found = smallest_scale(resolve, host, backend, size, dilation)
     if found is not None:
         return found
     if size is None or dilation is None:
         raise ConfigError([Problem(file, None, "rates", "beyond any scale", "lower rates or fewer hosts")])
-    too_much = "; ".join(overload(resolve(Scale(size, dilation)), host, stack))
-    fitting = smallest_scale(resolve, host, stack, None, dilation)
+    too_much = "; ".join(overload(resolve(Scale(size, dilation)), host, backend))
+    fitting = smallest_scale(resolve, host, backend, None, dilation)
     advice = (
         f"size_scale of at least {fitting.size_scale:g}, or auto" if fitting else "lower rates or fewer hosts"
     )

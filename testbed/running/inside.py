@@ -11,7 +11,7 @@ from pathlib import Path
 
 from testbed.config import load_scenario
 from testbed.errors import TestbedError
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.running.run import Progress, Run
 from testbed.scale import Scale
 
@@ -24,8 +24,8 @@ def main() -> int:
     )
     try:
         scenario = load_scenario(task["scenario"])
-        stack = Stack(task["link_engine"], task["datapath"])
-        Run(scenario, stack, Scale(**task["scale"]), Path(task["output"]), progress).execute()
+        backend = NetworkBackend(task["link_engine"], task["datapath"])
+        Run(scenario, backend, Scale(**task["scale"]), Path(task["output"]), progress).execute()
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

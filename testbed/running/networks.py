@@ -9,7 +9,7 @@ from testbed.config import TopologySpec
 from testbed.controller import PolicyChoice
 from testbed.fabric.network import Fabric
 from testbed.fabric.plan import Multipath
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.scale import Scale
 
 
@@ -18,7 +18,7 @@ class Network:
     """An emulated network to put ranks on."""
 
     topology: TopologySpec
-    stack: Stack
+    backend: NetworkBackend
     scale: Scale
     policy: PolicyChoice
 
@@ -30,8 +30,8 @@ class Network:
             self.topology.resolve(self.scale),
             policy=self.policy,
             multipath=multipath,
-            link_engine=self.stack.link_engine,
-            datapath=self.stack.datapath,
+            link_engine=self.backend.link_engine,
+            datapath=self.backend.datapath,
             scale=self.scale,
             seed=seed,
             progress=progress,

@@ -11,7 +11,7 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.fidelity import worst
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.results.directory import RunDirectory, surroundings
 from testbed.results.parts import Part, PartResult, cut, merge_records, merge_summaries
 from testbed.results.records import EVENTS, LINKS, SAMPLES
@@ -26,7 +26,7 @@ class PartedRun:
     def __init__(
         self,
         scenario: Scenario,
-        stack: Stack,
+        network_backend: NetworkBackend,
         scale: Scale,
         output: Path,
         progress: Progress,
@@ -34,7 +34,7 @@ class PartedRun:
     ) -> None:
         self.scenario = scenario
         self.machines = machines
-        self.stack = stack
+        self.network_backend = network_backend
         self.scale = scale
         self.output = output
         self.progress = progress
@@ -76,7 +76,9 @@ class PartedRun:
 
         output = part_folder(directory, part) / "run"
         output.parent.mkdir(parents=True)
-        Run(scenario, self.stack, self.scale, output, Progress(phase, step), self.machines).execute()
+        Run(
+            scenario, self.network_backend, self.scale, output, Progress(phase, step), self.machines
+        ).execute()
 
 
 def part_folder(directory: RunDirectory, part: Part) -> Path:

@@ -9,13 +9,13 @@ from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.job.workload import Workload
 from testbed.model.dry_run import workloads_of
 from testbed.running.choosing import (
     choose_guests,
+    choose_network_backend,
     choose_scale,
-    choose_stack,
     choose_virtual_scale,
     guest_settings,
 )
@@ -87,7 +87,7 @@ def check_here(scenario: Scenario, file: str, clock: str) -> None:
     if clock == "virtual":
         find_image()
     else:
-        _stack_and_scale(Request(scenario, Path(), file))
+        _backend_and_scale(Request(scenario, Path(), file))
 
 
 def check_clock(clock: str) -> None:
@@ -121,20 +121,22 @@ def _in_guests(request: Request, workloads: Iterable[Workload]) -> Prepared:
 def _here(request: Request, workloads: Iterable[Workload]) -> Prepared:
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
-    stack, scale = _stack_and_scale(request)
+    backend, scale = _backend_and_scale(request)
 
     def make(progress: Progress, scale: Scale) -> Run | PartedRun:
         kind = Run if scenario.variants is None else PartedRun
-        return kind(scenario, stack, scale, request.output, progress, machines)
+        return kind(scenario, backend, scale, request.output, progress, machines)
 
-    return Prepared(request, scale, f"link engine {stack.link_engine}, datapath {stack.datapath}", make)
+    return Prepared(request, scale, f"link engine {backend.link_engine}, datapath {backend.datapath}", make)
 
 
-def _stack_and_scale(request: Request) -> tuple[Stack, Scale]:
+def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
     scenario = request.scenario
-    stack = choose_stack(request.link_engine, request.datapath)
+    backend = choose_network_backend(request.link_engine, request.datapath)
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
-    return stack, choose_scale(scenario.topology.resolve, size, dilation, stack, scenario.ranks, request.file)
+    return backend, choose_scale(
+        scenario.topology.resolve, size, dilation, backend, scenario.ranks, request.file
+    )
 
 
 def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:

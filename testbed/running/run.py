@@ -19,7 +19,7 @@ from testbed.fabric.plan import WAN_NODE
 from testbed.fabric.state import clean_abandoned
 from testbed.fabric.watching import Watch
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, worst
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.job.job import job_of
@@ -39,11 +39,11 @@ from testbed.results.summary import (
     summarise_variant,
 )
 from testbed.results.training_summary import limited_words, training_summary
-from testbed.running.alone import Alone
 from testbed.running.assess import Evidence, assess
 from testbed.running.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.running.events import EventPlayer, changed_by, events_record
 from testbed.running.host_evidence import HostEvidence, why_not_again
+from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, series_of, shifted
 from testbed.scale import Scale
@@ -70,7 +70,7 @@ class Run:
     def __init__(
         self,
         scenario: Scenario,
-        stack: Stack,
+        network_backend: NetworkBackend,
         scale: Scale,
         output: Path,
         progress: Progress,
@@ -78,23 +78,23 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.machines = machines
-        self.stack = stack
+        self.network_backend = network_backend
         self.scale = scale
         self.output = output
         self.progress = progress
         self.clock = clock_here()
         self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
-        self.job = job_of(scenario, scale, stack.link_engine)
+        self.job = job_of(scenario, scale, network_backend.link_engine)
         self.topology: Topology = self.job.topology
         self.hosts, self.workload = self.job.hosts, self.job.workload
-        self.alone = Alone(
+        self.baseline = IsolatedBaseline(
             self.topology,
             self.hosts,
             scenario.transport,
             self.job.wiring,
             scale,
             self.workload.message_bytes,
-            stack.link_engine,
+            network_backend.link_engine,
         )
 
     def execute(self) -> dict[str, Any]:
@@ -118,8 +118,8 @@ class Run:
             flows=self.job.flows,
             multipath=multipath_of(scenario.transport, self.hosts),
             events=events.append,
-            link_engine=self.stack.link_engine,
-            datapath=self.stack.datapath,
+            link_engine=self.network_backend.link_engine,
+            datapath=self.network_backend.datapath,
             scale=self.scale,
             seed=scenario.seed,
             control=scenario.control.resolve(self.scale),
@@ -207,7 +207,7 @@ class Run:
             output=str(directory.partial.resolve()),
             neighbours=tuple(self._neighbours(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
-            calibration_numel=self.alone.message_bytes // self.workload.itemsize * len(self.hosts),
+            calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             calibrate_again=not why_not_again(scenario.events, scenario.neighbours, self.topology),
         )
 
@@ -235,7 +235,7 @@ class Run:
             event_log=log,
             scale=self.scale,
             numbers=numbers,
-            agreement=self.alone.agreement(records.calibrations),
+            agreement=self.baseline.agreement(records.calibrations),
             measurements=measurements,
             links=job.samples,
             monitor_files=self._monitor_files(directory.partial, tunnels),
@@ -267,8 +267,8 @@ class Run:
             "seed": self.scenario.seed,
             "clock": {"kind": summary["clock"], "cpu_time": self.clock or "real"},
             "scale": summary["scale"],
-            "link_engine": self.stack.link_engine,
-            "datapath": self.stack.datapath,
+            "link_engine": self.network_backend.link_engine,
+            "datapath": self.network_backend.datapath,
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "bootstrap": records.bootstrap(),
@@ -305,8 +305,8 @@ class Run:
             records.samples,
             self.scenario.events,
             log,
-            self.alone.lone(records.calibrations),
-            exact=self.alone.exact,
+            self.baseline.lone(records.calibrations),
+            exact=self.baseline.exact,
             settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
         )
 
@@ -366,7 +366,7 @@ class Run:
             gradient_bytes=self.scale.real_bytes(self.workload.rank_bytes),
             compute_s=self.scale.real_s(self.workload.compute_s),
             overhead_s=self.scenario.transport.software_cost.per_message_s,
-            emulated_overhead_s=self.alone.overhead_s,
+            emulated_overhead_s=self.baseline.overhead_s,
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)

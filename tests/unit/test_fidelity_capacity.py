@@ -9,7 +9,7 @@ from testbed.fidelity.capacity import (
     GUEST_STEP_BYTES,
     VIRTUAL_BYTES,
     HostCapacity,
-    Stack,
+    NetworkBackend,
     guest_memory,
     memory_shortage,
     overload,
@@ -20,8 +20,8 @@ from testbed.scale import Scale
 
 TWO_BUILDINGS = load_topology(Path(__file__).parents[2] / "topologies" / "two-buildings.yaml")
 LAPTOP = HostCapacity(cores=2, memory_bytes=8 * 1024**3)
-USERSPACE = Stack("userspace", "netdev")
-KERNEL = Stack("netem", "system")
+USERSPACE = NetworkBackend("userspace", "netdev")
+KERNEL = NetworkBackend("netem", "system")
 
 
 def test_real_rates_are_too_much_and_the_sentence_says_what_of() -> None:

@@ -30,7 +30,7 @@ from testbed.paths.hops import Paths
 from testbed.ranks.socket_sampler import SocketSampler
 from testbed.results.socket_use import socket_use
 from testbed.results.summary import StepResult
-from testbed.running.alone import Alone
+from testbed.running.isolated import IsolatedBaseline
 from testbed.scale import UNSCALED, Scale
 from testbed.transport import (
     MeshSettings,
@@ -300,7 +300,7 @@ def test_pacing_and_small_windows_are_part_of_the_model() -> None:
         of = topology()
         rules = socket_rules_of(specs(*entries), UNSCALED, of, of.hosts)
         spec = TransportSpec()
-        alone = Alone(of, of.hosts, spec, wiring(spec, rules), UNSCALED, 1e9)
+        alone = IsolatedBaseline(of, of.hosts, spec, wiring(spec, rules), UNSCALED, 1e9)
         found = alone.agreement(
             [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
         ).sentence

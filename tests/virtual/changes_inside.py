@@ -15,7 +15,7 @@ from typing import Any
 
 from testbed.config import load_scenario
 from testbed.fabric.network import Fabric
-from testbed.fidelity.capacity import Stack
+from testbed.fidelity.capacity import NetworkBackend
 from testbed.links import LinkError
 from testbed.links.command import run_script
 from testbed.running.events import EventPlayer
@@ -136,7 +136,7 @@ def main() -> None:
     trials = 10 if names == ("none",) else 140 if names else 280  # a lie takes one to two
     file.write_text(SCENARIO.format(trials=trials))
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
-    run = Saboteur(load_scenario(file), Stack("netem", "system"), Scale(), folder / "run", progress)
+    run = Saboteur(load_scenario(file), NetworkBackend("netem", "system"), Scale(), folder / "run", progress)
     run.names = names
     summary = run.execute()
     (variant,) = summary["variants"]

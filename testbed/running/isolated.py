@@ -30,7 +30,7 @@ from testbed.virtual import clock_here
 MESSAGE_S = 0.2e-3  # what a message costs ranks in Python here: docs/fidelity.md
 
 
-class Alone:
+class IsolatedBaseline:
     """The collective and its model. Figures are emulated; message_bytes: those of the workload's largest messages."""
 
     def __init__(
