@@ -25,7 +25,7 @@ from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
-from testbed.job.resolving import places_on
+from testbed.job.resolving import endpoints_on
 from testbed.ranks.programs import Programs
 from testbed.running.bench_run import bus_factor
 from testbed.running.choosing import choose_network_backend
@@ -47,7 +47,7 @@ Times = dict[int, list[float]]
 
 
 def run_one(
-    places: list[Any], library: str, environment: dict[str, str], options: argparse.Namespace
+    endpoints: list[Any], library: str, environment: dict[str, str], options: argparse.Namespace
 ) -> dict[int, float]:
     """Seconds per call by size, of one library once."""
     printed: list[str] = []
@@ -59,7 +59,7 @@ def run_one(
     python = sys.executable if library.startswith("ours") else str(PEERS)
     sizes = ",".join(map(str, SIZES))
     command = [python, str(HERE / "rank.py"), library, sizes, str(options.iterations), str(options.warmup)]
-    status = Programs(command, places, hear, environment).run()
+    status = Programs(command, endpoints, hear, environment).run()
     if status:
         raise SystemExit(f"{library} ended with status {status}:\n" + "\n".join(complaints[-20:]))
     return {int(size): took_s for size, took_s in json.loads(printed[-1]).items()}
@@ -75,12 +75,12 @@ def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         topology, policy="ecmp", link_engine=backend.link_engine, datapath=backend.datapath, seed=1
     )
     with fabric:
-        places = places_on(topology, topology.hosts, fabric.state.pids)
-        buildings = [place.building for place in places]
+        endpoints = endpoints_on(topology, topology.hosts, fabric.state.pids)
+        buildings = [endpoint.building for endpoint in endpoints]
         environment = {ENVIRONMENT_MARK: fabric.state.id, "PYTHONPATH": str(HERE.parents[1])}
         for trial in range(options.trials):
             for library in libraries if trial % 2 == 0 else libraries[::-1]:
-                for size, took_s in run_one(places, library, environment, options).items():
+                for size, took_s in run_one(endpoints, library, environment, options).items():
                     times[library][size].append(took_s)
     rows = []
     for size in SIZES:

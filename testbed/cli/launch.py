@@ -14,7 +14,7 @@ from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import POLICY_HELP
 from testbed.config import ConfigError, Problem
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.job.resolving import loopback_places, places_on
+from testbed.job.resolving import endpoints_on, loopback_endpoints
 from testbed.ranks.programs import Programs
 from testbed.running.choosing import choose_network
 
@@ -56,8 +56,8 @@ def launch(
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
     if network is None:
-        with loopback_places(count) as places:
-            status = Programs(command, places, _show).run()
+        with loopback_endpoints(count) as endpoints:
+            status = Programs(command, endpoints, _show).run()
         raise typer.Exit(status)
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
@@ -65,9 +65,9 @@ def launch(
     with fabric:
         if not network.scale.is_one:
             console.print(f"  {network.scale}")
-        places = places_on(resolved, resolved.hosts[:count], fabric.state.pids)
+        endpoints = endpoints_on(resolved, resolved.hosts[:count], fabric.state.pids)
         environment = {ENVIRONMENT_MARK: fabric.state.id}
-        status = Programs(command, places, _show, environment, fabric.failure).run()
+        status = Programs(command, endpoints, _show, environment, fabric.failure).run()
     raise typer.Exit(status)
 
 

@@ -41,17 +41,17 @@ def flows_of(
     for (source, target), size_bytes in sorted(pairs.items()):
         if source == target:
             continue
-        lanes = wiring.lanes(source, target)
-        for lane in range(lanes):
+        channels = wiring.channels(source, target)
+        for channel in range(channels):
             striped = wiring.kind == "striped"
-            key = wiring.connection(source, target, traffic, lane)
+            key = wiring.connection(source, target, traffic, channel)
             dialled = wiring.source_port(max(source, target), min(source, target), key)
             listening = LISTEN_PORT
-            if lane and not striped:  # of MPTCP's other ways the kernel chooses the dialling end
-                dialled, listening = 0, SUBFLOW_PORT + lane - 1
+            if channel and not striped:  # of MPTCP's other subflows the kernel chooses the dialling end
+                dialled, listening = 0, SUBFLOW_PORT + channel - 1
             ports = (dialled, listening) if source > target else (listening, dialled)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host
-            flows.append(Flow(*hosts, lane, size_bytes / lanes, *ports, traffic.dscp, job))
+            flows.append(Flow(*hosts, channel, size_bytes / channels, *ports, traffic.dscp, job))
     return flows
 
 
@@ -59,7 +59,7 @@ def planned_rates(wiring: Wiring, topology: Topology, flows: Sequence[Flow], det
     """What `te` has in mind for each flow between buildings: all are done when the busiest link is."""
     te = Te(detours=detours)
     rates_bps = te.planned_bps(View(topology, flows))
-    ranks = {place.host: place.rank for place in wiring.ranks}
+    ranks = {endpoint.host: endpoint.rank for endpoint in wiring.ranks}
     return [
         (ranks[flow.source], ranks[flow.destination], flow.dscp, flow.channel, rate_bps)
         for flow, rate_bps in rates_bps.items()

@@ -10,7 +10,7 @@ from testbed.collectives import between_groups
 from testbed.config import Host, Scenario, Topology
 from testbed.controller import Flow
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
-from testbed.job.resolving import places_on, wiring_of
+from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.socket_rules import Planned
 from testbed.job.wiring import THIS_NAMESPACE, Wiring
 from testbed.job.workload import Workload, workload_of
@@ -68,7 +68,7 @@ class Job:
             spec,
             self.scale,
             self.topology,
-            places_on(self.topology, self.hosts, {host.name: THIS_NAMESPACE for host in self.hosts}),
+            endpoints_on(self.topology, self.hosts, {host.name: THIS_NAMESPACE for host in self.hosts}),
             self.scenario.seed,
             congestion_control=spec.congestion_control,
         )

@@ -13,10 +13,10 @@ from testbed.config import Host, NeighbourSpec, Topology, TransportSpec, distanc
 from testbed.fabric.plan import Multipath
 from testbed.job.neighbours import NeighbourPlace
 from testbed.job.socket_rules import SocketRules
-from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankPlace, Wiring
+from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
 from testbed.scale import Scale
 from testbed.transport import StripeSettings
-from testbed.transport.lanes import LEAST_SEGMENT_BYTES
+from testbed.transport.channels import LEAST_SEGMENT_BYTES
 from testbed.virtual import clock_here
 
 # above those of ranks; the same in every run with the same seed, as hashes go by ports
@@ -24,28 +24,28 @@ NEIGHBOUR_PORT_BASE = 54_000
 NEIGHBOUR_PORTS = 5_000
 
 
-def places_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankPlace]:
+def endpoints_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankEndpoint]:
     """One rank on each of these hosts; `pids`: a process in the namespace of each host."""
     index = {building.name: building.index for building in topology.buildings}
     return [
-        RankPlace(rank, host.name, index[host.building], host.ip, pids[host.name])
+        RankEndpoint(rank, host.name, index[host.building], host.ip, pids[host.name])
         for rank, host in enumerate(hosts)
     ]
 
 
 @contextlib.contextmanager
-def loopback_places(ranks: int) -> Iterator[list[RankPlace]]:
-    """Places of ranks on this machine, at ports that are free."""
+def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
+    """Endpoints of ranks on this machine, at ports that are free."""
     with contextlib.ExitStack() as stack:
-        places = []
+        endpoints = []
         for rank in range(ranks):
             probe = stack.enter_context(socket.socket())
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-            places.append(RankPlace(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, port))
+            endpoints.append(RankEndpoint(rank, "localhost", 0, "127.0.0.1", THIS_NAMESPACE, port))
         stack.close()
-        yield places
+        yield endpoints
 
 
 def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
@@ -62,7 +62,7 @@ def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
 
 
 def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
-    """MPTCP's other ways between the ranks on these hosts, of which the later ones dial; None where there are none."""
+    """MPTCP's other subflows between the ranks on these hosts, of which the later ones dial; None without any."""
     if spec.kind != "mptcp" or spec.subflows == 1:
         return None
     ports = tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + spec.subflows - 1))
@@ -73,7 +73,7 @@ def wiring_of(
     spec: TransportSpec,
     scale: Scale,
     topology: Topology | None,
-    places: Sequence[RankPlace],
+    endpoints: Sequence[RankEndpoint],
     seed: int,
     timeout_s: float | None = None,
     congestion_control: str | None = None,
@@ -84,11 +84,11 @@ def wiring_of(
     timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
     """
     message_s, byte_s = software_cost(spec, scale)
-    ranks = len(places)
+    ranks = len(endpoints)
     hosts = {host.name: host for host in topology.hosts} if topology else {}
     return Wiring(
         token=secrets.token_hex(8),
-        ranks=tuple(places),
+        ranks=tuple(endpoints),
         seed=seed,
         timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
         kind=spec.kind,
@@ -98,7 +98,7 @@ def wiring_of(
         subflows=spec.subflows if spec.kind == "mptcp" else 1,
         sockets=sockets or SocketRules(),
         stripes=stripes_of(spec, scale),
-        distances=distances_of(topology, [hosts[place.host] for place in places])
+        distances=distances_of(topology, [hosts[endpoint.host] for endpoint in endpoints])
         if topology
         else (("same_rack",) * ranks,) * ranks,
         per_message_s=message_s,

@@ -57,8 +57,8 @@ class SocketRules:
             buffer_bytes = 2 * self.bdp_bytes[rank][peer]
         pacing_bps = found.get("pacing_bps")
         if pacing_bps == PLANNED:
-            place = rank, peer, key.traffic.dscp, key.lane
-            pacing_bps = next((entry[-1] for entry in self.planned if entry[:-1] == place), None)
+            wanted = rank, peer, key.traffic.dscp, key.channel
+            pacing_bps = next((entry[-1] for entry in self.planned if entry[:-1] == wanted), None)
         return replace(
             usual,
             congestion_control=found.get("congestion_control", usual.congestion_control),
@@ -76,7 +76,7 @@ class SocketRules:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> SocketRules:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
+        """The inverse of dataclasses.asdict, after a round trip through JSON."""
         rules = [
             SocketRule(**{**rule, "dscps": None if rule["dscps"] is None else tuple(rule["dscps"])})
             for rule in document["rules"]

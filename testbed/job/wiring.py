@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 LISTEN_PORT = 29_500
 BOOTSTRAP_PORT = 29_499
-SUBFLOW_PORT = 29_501  # of MPTCP's second way to a rank; the others follow
+SUBFLOW_PORT = 29_501  # of MPTCP's second subflow to a rank; the others follow
 SOURCE_PORT_BASE, SOURCE_PORTS = 33_000, 19_997
-MOST_LANES = 256
+MOST_CHANNELS = 256
 BOOTSTRAP_TIMEOUT_S = 30.0
 THIS_NAMESPACE = 0  # in place of a process in a rank's network namespace
 
 
 @dataclass(frozen=True)
-class RankPlace:
+class RankEndpoint:
     """One rank: its host and building, the address it listens on, a process in its host's network namespace."""
 
     rank: int
@@ -60,7 +60,7 @@ class Wiring:
     """
 
     token: str
-    ranks: tuple[RankPlace, ...]
+    ranks: tuple[RankEndpoint, ...]
     seed: int
     timeout_s: float
     kind: str = "tcp"
@@ -77,13 +77,13 @@ class Wiring:
     @property
     def buildings(self) -> list[int]:
         """The building of each rank."""
-        return [place.building for place in self.ranks]
+        return [endpoint.building for endpoint in self.ranks]
 
     def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
         """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections."""
         size = len(self.ranks)
         offset = random.Random(f"{self.seed}/ports").randrange(1000)
-        number = key.traffic.dscp * MOST_LANES + key.lane
+        number = key.traffic.dscp * MOST_CHANNELS + key.channel
         # a prime, so that two numbers of one pair never come to the same
         return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
 
@@ -91,16 +91,18 @@ class Wiring:
         """How far two ranks are apart."""
         return self.distances[rank][peer]
 
-    def lanes(self, rank: int, peer: int) -> int:
-        """How many connections for data two ranks have, of MPTCP how many ways one goes."""
+    def channels(self, rank: int, peer: int) -> int:
+        """How many connections for data two ranks have, of MPTCP how many subflows one has."""
         if self.kind != "striped":
             return self.subflows
         return int(self.stripes[self.distance(rank, peer)]["connections"])
 
-    def connection(self, rank: int, peer: int, traffic: TrafficClass, lane: int) -> ConnectionKey:
-        """Of two ranks, for traffic of a class, on one of their lanes: MPTCP's are all of one connection."""
+    def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
+        """Of two ranks, for traffic of a class, on one of their channels: MPTCP's are all of one connection."""
         striped = self.kind == "striped"
-        return ConnectionKey(traffic, lane, self.lanes(rank, peer)) if striped else ConnectionKey(traffic)
+        return (
+            ConnectionKey(traffic, channel, self.channels(rank, peer)) if striped else ConnectionKey(traffic)
+        )
 
     def stripe(self, rank: int, peer: int) -> Mapping[str, Any] | None:
         """How two ranks' messages are spread over their connections; None where they are not."""
@@ -132,8 +134,8 @@ class Wiring:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Wiring:
-        """The inverse of dataclasses.asdict, after a way through JSON."""
-        document["ranks"] = tuple(RankPlace(**item) for item in document["ranks"])
+        """The inverse of dataclasses.asdict, after a round trip through JSON."""
+        document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
         document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
         return cls(**document)

@@ -111,25 +111,25 @@ def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> 
 
 
 def ring_all_reduce_s(
-    steps: Sequence[Step], message_bytes: float, overhead_s: float, lanes: int = 1
+    steps: Sequence[Step], message_bytes: float, overhead_s: float, pieces: int = 1
 ) -> float:
     """What a ring all-reduce takes in which every message has so many bytes.
 
     Reduce-scatter and all-gather, n - 1 rounds each: a rank sends what it got in the round before, as soon as it has
-    it and has sent all before. lanes: pieces into which messages are cut that go round independently, one of which is
+    it and has sent all before. pieces: into which messages are cut that go round independently, one of which is
     sent while others are on their way; each costs its two ends `overhead_s`.
     """
-    size, piece_bytes = len(steps), message_bytes / lanes
+    size, piece_bytes = len(steps), message_bytes / pieces
     rounds = 2 * (size - 1)
     sent = [0.0] * size
     last_s = 0.0
-    ready = [(0.0, 0, lane, rank) for lane in range(lanes) for rank in range(size)]
+    ready = [(0.0, 0, piece, rank) for piece in range(pieces) for rank in range(size)]
     heapq.heapify(ready)
     while ready:
-        since_s, number, lane, rank = heapq.heappop(ready)
+        since_s, number, piece, rank = heapq.heappop(ready)
         sent[rank] = max(since_s, sent[rank]) + piece_bytes * steps[rank].beta_s
         there_s = sent[rank] + steps[rank].alpha_s(piece_bytes) + overhead_s
         if number + 1 < rounds:
-            heapq.heappush(ready, (there_s, number + 1, lane, (rank + 1) % size))
+            heapq.heappush(ready, (there_s, number + 1, piece, (rank + 1) % size))
         last_s = max(last_s, there_s)
     return last_s

@@ -12,7 +12,7 @@ import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.ranks.arrays import CollectiveArrays
-from testbed.ranks.posted import Posted
+from testbed.ranks.receive_credits import ReceiveCredits
 from testbed.workload.plan import (
     Computing,
     GroupCollective,
@@ -51,7 +51,7 @@ class Done:
 class Executor:
     """Runs a rank's plan, step after step.
 
-    of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. posted: where messages
+    of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. credits: where messages
     leave only once they are waited for.
     """
 
@@ -62,12 +62,12 @@ class Executor:
         groups: dict[int, Communicator],
         dtype: str,
         timeout_s: float,
-        posted: Posted | None,
+        credits: ReceiveCredits | None,
     ) -> None:
         self.plan = plan
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
-        self.timeout_s, self.posted = timeout_s, posted
+        self.timeout_s, self.credits = timeout_s, credits
         self._rooms: dict[str, Array] = {}
         for operation in self.operations:
             if isinstance(operation, Message):
@@ -182,11 +182,11 @@ class Executor:
 
     def _must_wait(self, operation: Message) -> bool:
         """Whether a message may not leave yet; and tell the sender of one that this rank waits for."""
-        if self.posted is None:
+        if self.credits is None:
             return False
         if operation.sends:
-            return not self.posted.take(operation.peer, operation.tag)
-        self.posted.tell(operation.peer, operation.tag)
+            return not self.credits.take(operation.peer, operation.tag)
+        self.credits.grant(operation.peer, operation.tag)
         return False
 
     def _start(self, place: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:

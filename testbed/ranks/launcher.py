@@ -23,13 +23,13 @@ from typing import Any, Protocol
 
 from testbed.job.neighbours import NeighbourPlace
 from testbed.job.spec import JobSpec
-from testbed.job.wiring import THIS_NAMESPACE, RankPlace
+from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
 from testbed.links.netns import set_network_namespace
 from testbed.links.process import end_with_parent
 from testbed.ranks.bench import BenchRank, BenchSpec
 from testbed.ranks.neighbour import Neighbour, end
-from testbed.ranks.posted import ears_for
 from testbed.ranks.rank import Rank
+from testbed.ranks.receive_credits import credit_sockets
 
 # for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
 GRACE_S = 2.5
@@ -46,7 +46,7 @@ class RankTask(Protocol):
 class Work:
     """What the ranks do: where they are, and what makes each one's task of (rank, what it tells)."""
 
-    places: tuple[RankPlace, ...]
+    endpoints: tuple[RankEndpoint, ...]
     make: Callable[[int, Callable[[dict[str, Any]], None]], RankTask]
     neighbours: tuple[NeighbourPlace, ...] = ()
 
@@ -57,36 +57,36 @@ def read_work(line: str) -> Work:
         bench = BenchSpec.from_json(line)
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
-    ears = ears_for(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
-    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, ears), job.neighbours)
+    sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
+    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, sockets), job.neighbours)
 
 
-def _rank(work: Work, place: RankPlace, pipe: int) -> None:
+def _rank(work: Work, endpoint: RankEndpoint, pipe: int) -> None:
     """Be one rank."""
-    work.make(place.rank, lambda event: _tell(pipe, event)).run()
-    _tell(pipe, {"event": "finished", "rank": place.rank})
+    work.make(endpoint.rank, lambda event: _tell(pipe, event)).run()
+    _tell(pipe, {"event": "finished", "rank": endpoint.rank})
 
 
-def _neighbour(place: NeighbourPlace, pipe: int) -> None:
+def _neighbour(endpoint: NeighbourPlace, pipe: int) -> None:
     """Be a host of another job."""
-    _tell(pipe, {"event": "neighbour", **Neighbour(place).run()})
+    _tell(pipe, {"event": "neighbour", **Neighbour(endpoint).run()})
 
 
-def _child(place: RankPlace | NeighbourPlace, pipe: int, act: Callable[[], None]) -> None:
-    """Become a process in that place, which does this; never returns."""
+def _child(endpoint: RankEndpoint | NeighbourPlace, pipe: int, act: Callable[[], None]) -> None:
+    """Become a process in its namespace, which does this; never returns."""
     status = 1
     try:
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        if place.namespace_pid != THIS_NAMESPACE:
-            descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        if endpoint.namespace_pid != THIS_NAMESPACE:
+            descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             set_network_namespace(descriptor)
             os.close(descriptor)
         act()
         status = 0
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        event = {"event": "failed", **_who(place), "message": f"{error}", "trace": trace}
+        event = {"event": "failed", **_who(endpoint), "message": f"{error}", "trace": trace}
         with contextlib.suppress(OSError):
             _tell(pipe, event)
     finally:
@@ -101,9 +101,9 @@ def _say(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
-def _who(place: RankPlace | NeighbourPlace) -> dict[str, Any]:
-    who = f"rank {place.rank}" if isinstance(place, RankPlace) else f"neighbour {place.job}"
-    return {"who": who, "host": place.host}
+def _who(endpoint: RankEndpoint | NeighbourPlace) -> dict[str, Any]:
+    who = f"rank {endpoint.rank}" if isinstance(endpoint, RankEndpoint) else f"neighbour {endpoint.job}"
+    return {"who": who, "host": endpoint.host}
 
 
 class Launcher:
@@ -112,7 +112,7 @@ class Launcher:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.selector = selectors.DefaultSelector()
-        self.children: dict[int, RankPlace | NeighbourPlace] = {}
+        self.children: dict[int, RankEndpoint | NeighbourPlace] = {}
         self.finished: set[int] = set()
         self.failed = False
         self.buffers: dict[int, bytes] = {}
@@ -121,19 +121,19 @@ class Launcher:
         """Fork every rank."""
         gc.freeze()  # what is loaded now stays shared between the ranks
         pids = {}
-        for place in self.work.places:
-            pids[str(place.rank)] = self._fork(place, partial(_rank, self.work, place))
+        for endpoint in self.work.endpoints:
+            pids[str(endpoint.rank)] = self._fork(endpoint, partial(_rank, self.work, endpoint))
         _say({"event": "started", "pids": pids})
 
-    def _fork(self, place: RankPlace | NeighbourPlace, act: Callable[[int], None]) -> int:
-        """A process in that place; `act` gets the pipe to tell things through."""
+    def _fork(self, endpoint: RankEndpoint | NeighbourPlace, act: Callable[[int], None]) -> int:
+        """A process in its namespace; `act` gets the pipe to tell things through."""
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
-            _child(place, write_end, partial(act, write_end))
+            _child(endpoint, write_end, partial(act, write_end))
         os.close(write_end)
-        self.children[pid] = place
+        self.children[pid] = endpoint
         self.buffers[read_end] = b""
         self.selector.register(read_end, selectors.EVENT_READ)
         return pid
@@ -141,7 +141,7 @@ class Launcher:
     @property
     def ranks_left(self) -> bool:
         """Whether a rank is at work."""
-        return any(isinstance(place, RankPlace) for place in self.children.values())
+        return any(isinstance(endpoint, RankEndpoint) for endpoint in self.children.values())
 
     def watch(self) -> bool:
         """Pass events on until all ranks have ended; returns whether all went well."""
@@ -151,7 +151,7 @@ class Launcher:
         while self.children:
             if not self.ranks_left and not told:
                 told = True
-                end([pid for pid, place in self.children.items() if isinstance(place, NeighbourPlace)])
+                end([pid for pid, endpoint in self.children.items() if isinstance(endpoint, NeighbourPlace)])
             wait_s = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _events in self.selector.select(wait_s):
                 if key.fd == 0:
@@ -165,7 +165,7 @@ class Launcher:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
         self._drain()
-        return len(self.finished) == len(self.work.places)
+        return len(self.finished) == len(self.work.endpoints)
 
     def _drain(self) -> None:
         """What was told right before the end is still in the pipes."""
@@ -189,19 +189,19 @@ class Launcher:
                     self.failed = True
                 _say(event)
                 if event["event"] == "step" and event["index"] == 0:
-                    for place in self.work.neighbours:
-                        self._fork(place, partial(_neighbour, place))
+                    for endpoint in self.work.neighbours:
+                        self._fork(endpoint, partial(_neighbour, endpoint))
 
     def _reap(self) -> None:
         for pid in list(self.children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if not done:
                 continue
-            place = self.children.pop(pid)
+            endpoint = self.children.pop(pid)
             if os.WIFSIGNALED(status):
                 self.failed = True
                 message = f"its process {pid} was killed by signal {os.WTERMSIG(status)}"
-                _say({"event": "killed", **_who(place), "message": message})
+                _say({"event": "killed", **_who(endpoint), "message": message})
 
     def stop(self) -> None:
         """Kill what is left."""
@@ -221,7 +221,9 @@ def main() -> int:
     work = read_work(sys.stdin.readline())
     if sys.argv[1:]:
         here = set(map(int, sys.argv[1].split(",")))
-        work = replace(work, places=tuple(place for place in work.places if place.rank in here))
+        work = replace(
+            work, endpoints=tuple(endpoint for endpoint in work.endpoints if endpoint.rank in here)
+        )
     launcher = Launcher(work)
     try:
         launcher.start()

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from testbed.job.wiring import THIS_NAMESPACE, RankPlace
+from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
 from testbed.links.netns import set_network_namespace
 from testbed.links.process import end_with_parent
 from testbed.ranks.pmi import PmiError, PmiSpace
@@ -34,46 +34,46 @@ class Programs:
     def __init__(
         self,
         command: Sequence[str],
-        places: Sequence[RankPlace],
+        endpoints: Sequence[RankEndpoint],
         on_line: OnLine,
         environment: Mapping[str, str] | None = None,
         check: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.command = list(command)
-        self.places = places
+        self.endpoints = endpoints
         self.on_line = on_line
         self.environment = dict(environment or {})
         self.check = check
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._partial: dict[int, bytes] = {}
-        alone = all(place.namespace_pid == THIS_NAMESPACE for place in places)
-        size = len(places)
+        alone = all(endpoint.namespace_pid == THIS_NAMESPACE for endpoint in endpoints)
+        size = len(endpoints)
         self._pmi = PmiSpace(size, *((1, size) if alone else (size, 1)))
         self._pmi_ends: dict[int, socket.socket] = {}
 
     def run(self) -> int:
         """Start all, pass on what they say, until all have ended; OSError when the command cannot be started."""
         try:
-            for place in self.places:
-                self._start(place)
+            for endpoint in self.endpoints:
+                self._start(endpoint)
             return self._watch()
         finally:
             self._stop()
 
-    def environment_of(self, place: RankPlace) -> dict[str, str]:
+    def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
         """What a rank's process is told about the job."""
-        here = place.namespace_pid == THIS_NAMESPACE
+        here = endpoint.namespace_pid == THIS_NAMESPACE
         interface = "lo" if here else HOST_INTERFACE
-        size = len(self.places)
+        size = len(self.endpoints)
         return {
-            "RANK": str(place.rank),
+            "RANK": str(endpoint.rank),
             "WORLD_SIZE": str(size),
-            "LOCAL_RANK": str(place.rank if here else 0),
+            "LOCAL_RANK": str(endpoint.rank if here else 0),
             "LOCAL_WORLD_SIZE": str(size if here else 1),
-            "GROUP_RANK": str(0 if here else place.rank),
-            "MASTER_ADDR": self.places[0].ip,
-            "MASTER_PORT": str(MASTER_PORT if not here else self.places[0].port),
+            "GROUP_RANK": str(0 if here else endpoint.rank),
+            "MASTER_ADDR": self.endpoints[0].ip,
+            "MASTER_PORT": str(MASTER_PORT if not here else self.endpoints[0].port),
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
             "TP_SOCKET_IFNAME": interface,
@@ -85,26 +85,26 @@ class Programs:
                 if here
                 else {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": interface}
             ),
-            "PMI_RANK": str(place.rank),
+            "PMI_RANK": str(endpoint.rank),
             "PMI_SIZE": str(size),
             "PMI_SPAWNED": "0",
-            "TESTBED_HOST": place.host,
-            "TESTBED_BUILDINGS": ",".join(str(other.building) for other in self.places),
+            "TESTBED_HOST": endpoint.host,
+            "TESTBED_BUILDINGS": ",".join(str(other.building) for other in self.endpoints),
         }
 
     # ---- starting
 
-    def _start(self, place: RankPlace) -> None:
+    def _start(self, endpoint: RankEndpoint) -> None:
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
             **self.environment,
-            **self.environment_of(place),
+            **self.environment_of(endpoint),
             "PMI_FD": str(theirs.fileno()),
         }
         descriptor = None
-        if place.namespace_pid != THIS_NAMESPACE:
-            descriptor = os.open(f"/proc/{place.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        if endpoint.namespace_pid != THIS_NAMESPACE:
+            descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
         def enter() -> None:
             end_with_parent(signal.SIGKILL)
@@ -126,13 +126,13 @@ class Programs:
             theirs.close()
             if descriptor is not None:
                 os.close(descriptor)
-        self._processes[place.rank] = process
-        self._pmi_ends[place.rank] = ours
+        self._processes[endpoint.rank] = process
+        self._pmi_ends[endpoint.rank] = ours
         assert process.stdout is not None
         assert process.stderr is not None
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
-            self._register(stream.fileno(), self._on_output, place.rank, is_error)
-        self._register(ours.fileno(), self._on_pmi, place.rank, False)
+            self._register(stream.fileno(), self._on_output, endpoint.rank, is_error)
+        self._register(ours.fileno(), self._on_pmi, endpoint.rank, False)
 
     def _register(self, descriptor: int, handler: Callable[..., None], rank: int, is_error: bool) -> None:
         os.set_blocking(descriptor, False)

@@ -18,9 +18,9 @@ from testbed.collectives import Array, CollectiveTimeout, Communicator
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
 from testbed.ranks.executor import Executor
-from testbed.ranks.posted import Ears, Posted
+from testbed.ranks.host_monitor import HostMonitor, resent_here
+from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.ranks.socket_sampler import SocketSampler
-from testbed.ranks.witness import Witness, resent_here
 from testbed.transport import TrafficClass, TransportError
 from testbed.virtual.memory import private_memory
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
@@ -32,10 +32,14 @@ class Rank:
     """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts."""
 
     def __init__(
-        self, job: JobSpec, rank: int, progress: Callable[[dict[str, Any]], None], ears: Ears = ()
+        self,
+        job: JobSpec,
+        rank: int,
+        progress: Callable[[dict[str, Any]], None],
+        credit_sockets: CreditSockets = (),
     ) -> None:
         self.job = job
-        self.ears = ears
+        self.credit_sockets = credit_sockets
         self.rank = rank
         self.progress = progress
         self.size = len(job.wiring.ranks)
@@ -51,12 +55,12 @@ class Rank:
         self.communicator = Communicator(
             self.transport, wiring.buildings, timeout_s=wiring.timeout_s, tuning=job.plan.tuning
         )
-        self.posted: Posted | None = None
+        self.credits: ReceiveCredits | None = None
         try:
             self.communicator.barrier()
             self.executor = self._make_executor()
             calibration = self._calibrate()
-            self.witness = Witness(joined.sockets)
+            self.host_monitor = HostMonitor(joined.sockets)
             with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
                 for index, step in enumerate(job.steps):
                     self._step(index, step)
@@ -69,8 +73,8 @@ class Rank:
             raise TransportError(f"{error}; {state}") from error
         finally:
             self.transport.close()
-            if self.posted is not None:
-                self.posted.close()
+            if self.credits is not None:
+                self.credits.close()
         lines = [*self.samples, *calibration]
         lines.append(
             {"rank": self.rank, "operation": "sockets", "sockets": sockets, "readings": sampler.records}
@@ -104,8 +108,8 @@ class Rank:
                 assert made is not None
                 groups[number] = made
         if plan.holds_receivers:
-            self.posted = Posted(self.ears, self.rank, self.transport.wake)
-        return Executor(plan, of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.posted)
+            self.credits = ReceiveCredits(self.credit_sockets, self.rank, self.transport.wake)
+        return Executor(plan, of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.credits)
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
         """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
@@ -143,13 +147,13 @@ class Rank:
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
             self.progress({"event": "step", **said})
-        self.witness.begin()
+        self.host_monitor.begin()
         self.communicator.sleep(start_s - time.monotonic())
         sent_before = self._sent()
         done = self.executor.run(start_s, step.algorithm)
         end_s = time.monotonic()
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
-        seen = self.witness.end(start_s, end_s)
+        seen = self.host_monitor.end(start_s, end_s)
         done.look()
         if step.trial < 0:
             return

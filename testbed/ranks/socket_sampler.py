@@ -38,9 +38,9 @@ class SocketSampler:
         """One reading of every connection that has done something since the last."""
         time_s = time.monotonic()
         for peer, key, figures in self._sockets.glances():
-            place = peer, key
+            connection = peer, key
             done = figures["bytes_acked"] + figures["retransmits"]
-            if self._seen.get(place) != done:
-                self._seen[place] = int(done)
-                marks = {"dscp": key.traffic.dscp, "lane": key.lane}
+            if self._seen.get(connection) != done:
+                self._seen[connection] = int(done)
+                marks = {"dscp": key.traffic.dscp, "channel": key.channel}
                 self.records.append({"time_s": time_s, "rank": self._rank, "peer": peer, **marks, **figures})

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from testbed.report.data import COMMUNICATION, WHOLE_STEP, RunData
 from testbed.report.figures import percent_text, time_text
-from testbed.report.lanes import pack_lanes
+from testbed.report.rows import pack_rows
 from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
 from testbed.results.records import JsonObject, Sample
 
@@ -26,7 +26,7 @@ _ROW = 62
 _AXIS_ROOM = 26
 _COMPUTE_HEIGHT = 10
 _COMMUNICATION_HEIGHT = 36
-_LANE_HEIGHT = 7.0
+_TRACK_HEIGHT = 7.0
 
 Step = tuple[int, int]
 """Trial and step."""
@@ -142,7 +142,7 @@ def median_step(samples: Sequence[Sample]) -> Step | None:
 def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> Markup | None:
     """The median step of `variant`, rank by rank, on an axis of `span_s` seconds (None: its own); None without samples.
 
-    Each rank has its compute as one row and below it what it sends and reduces, in as many lanes as were in flight,
+    Each rank has its compute as one row and below it what it sends and reduces, in as many rows as were in flight,
     from the moment it was started to its completion. Receives are left out: they are posted long before.
     """
     own = [sample for sample in data.samples if sample.variant == variant]
@@ -158,27 +158,27 @@ def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> 
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
 
     flying = {rank: [s for s in per_rank[rank] if s.operation in COMMUNICATION] for rank in ranks}
-    lanes = {rank: pack_lanes([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
-    most = max((1 + lane for own_lanes in lanes.values() for lane in own_lanes), default=0)
-    lane_height = min(_LANE_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
-    row = _COMPUTE_HEIGHT + 2 + lane_height * most + 8
-    height = row * len(ranks) + _AXIS_ROOM
+    rows = {rank: pack_rows([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
+    most = max((1 + row for own_rows in rows.values() for row in own_rows), default=0)
+    row_height = min(_TRACK_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
+    band = _COMPUTE_HEIGHT + 2 + row_height * most + 8
+    height = band * len(ranks) + _AXIS_ROOM
     drawing = Drawing(CHART_WIDTH, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
     axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10)
     hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
     for index, rank in enumerate(ranks):
-        top = index * row + 2
+        top = index * band + 2
         drawing.text(
             0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=_LABEL_ROOM - 10
         )
         for sample in per_rank[rank]:
             if sample.operation not in COMMUNICATION:
                 _draw_operation(drawing, axis, sample, origin, top, float(_COMPUTE_HEIGHT))
-        for number, (sample, lane) in enumerate(zip(flying[rank], lanes[rank], strict=True)):
-            y = top + _COMPUTE_HEIGHT + 2 + lane * lane_height
+        for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
+            y = top + _COMPUTE_HEIGHT + 2 + row * row_height
             # neighbours alternate in shade
-            _draw_operation(drawing, axis, sample, origin, y, lane_height, " odd" if number % 2 else "")
+            _draw_operation(drawing, axis, sample, origin, y, row_height, " odd" if number % 2 else "")
     return drawing.markup()
 
 

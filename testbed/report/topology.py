@@ -234,14 +234,14 @@ def _alike(scale: Scale, routes: list[_Route]) -> list[list[_Route]]:
     return list(bundles.values())
 
 
-def _draw_direction(drawing: Drawing, lane: Line, use: JsonObject | None) -> None:
+def _draw_direction(drawing: Drawing, line: Line, use: JsonObject | None) -> None:
     """One direction of a link: a line with an arrow head at its end."""
     utilisation = None if use is None else float(use["utilisation"])
     css = load_class(utilisation)
-    (dx, dy), (x, y) = lane.direction, lane.end
+    (dx, dy), (x, y) = line.direction, line.end
     neck = (x - dx * _ARROW, y - dy * _ARROW)
     group = drawing.group("wan")
-    drawing.line(lane.start, neck, css, width=2 + 3 * min(utilisation or 0.0, 1.0), parent=group)
+    drawing.line(line.start, neck, css, width=2 + 3 * min(utilisation or 0.0, 1.0), parent=group)
     head = [(x, y), (neck[0] - dy * 5, neck[1] + dx * 5), (neck[0] + dy * 5, neck[1] - dx * 5)]
     drawing.polygon(head, css, parent=group)
 

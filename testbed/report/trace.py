@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.report.data import COMMUNICATION, WHOLE_STEP
-from testbed.report.lanes import pack_lanes
+from testbed.report.rows import pack_rows
 from testbed.results.records import JsonObject, Sample
 
 STEP_STREAM = 0
@@ -59,8 +59,8 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
 def _rows(samples: Sequence[Sample]) -> list[str]:
     """For each its stream, or one of as many rows as are needed."""
     loose = [place for place, sample in enumerate(samples) if not sample.stream]
-    lanes = pack_lanes([(samples[place].start_s, samples[place].end_s) for place in loose])
-    names = {place: f"communication {lane:02}" for place, lane in zip(loose, lanes, strict=True)}
+    rows = pack_rows([(samples[place].start_s, samples[place].end_s) for place in loose])
+    names = {place: f"communication {row:02}" for place, row in zip(loose, rows, strict=True)}
     return [sample.stream or names[place] for place, sample in enumerate(samples)]
 
 

@@ -24,28 +24,28 @@ def socket_use(
     """
     connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
     for reading in readings:
-        place = tuple(reading[name] for name in ("rank", "peer", "dscp", "lane"))
-        times, own = connections.setdefault(place, ([], []))
+        key = tuple(reading[name] for name in ("rank", "peer", "dscp", "channel"))
+        times, own = connections.setdefault(key, ([], []))
         times.append(reading["time_s"])
         own.append(reading)
     groups: dict[tuple[str, str], list[tuple[int, ...]]] = {}
-    for place in connections:
-        ends = buildings[place[0]], buildings[place[1]]
+    for key in connections:
+        ends = buildings[key[0]], buildings[key[1]]
         if ends[0] != ends[1]:
-            groups.setdefault(ends, []).append(place)
+            groups.setdefault(ends, []).append(key)
     rows = []
-    for (here, there), places in sorted(groups.items()):
+    for (here, there), keys in sorted(groups.items()):
         round_trips: list[float] = []
         retransmits = 0
-        for place in places:
-            times, own = connections[place]
+        for key in keys:
+            times, own = connections[key]
             for step in steps:
                 first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
                 round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
                 if last:
                     before = own[first - 1]["retransmits"] if first else 0
                     retransmits += own[last - 1]["retransmits"] - before
-        row: dict[str, Any] = {"from": here, "to": there, "connections": len(places)}
+        row: dict[str, Any] = {"from": here, "to": there, "connections": len(keys)}
         if round_trips:
             shown = min(round_trips), statistics.median(round_trips), max(round_trips)
             row["rtt_s"] = dict(zip(("min", "median", "max"), shown, strict=True))

@@ -13,9 +13,9 @@ from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.declared import socket_rules_of
 from testbed.job.errors import RunError
-from testbed.job.resolving import loopback_places, multipath_of, places_on, wiring_of
+from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of, wiring_of
 from testbed.job.socket_rules import SocketRules
-from testbed.job.wiring import RankPlace, Wiring
+from testbed.job.wiring import RankEndpoint, Wiring
 from testbed.paths.hops import NETEM
 from testbed.ranks.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.running.launching import LauncherProcess
@@ -108,26 +108,26 @@ class BenchRun:
     def rows(self) -> Iterator[Row]:
         """Build, measure, take down; rows as they come. FabricError, RunError."""
         if self.network is None or self.topology is None:
-            with loopback_places(self.ranks) as places:
-                yield from self._measure(self._wiring(places), {})
+            with loopback_endpoints(self.ranks) as endpoints:
+                yield from self._measure(self._wiring(endpoints), {})
             return
         clean_abandoned()
         network, topology = self.network, self.topology
         multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
         fabric = network.fabric(self.options.seed, self.phase, multipath)
         with fabric:
-            places = places_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
-            yield from self._measure(self._wiring(places), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
+            endpoints = endpoints_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
+            yield from self._measure(self._wiring(endpoints), {ENVIRONMENT_MARK: fabric.state.id}, fabric)
 
     # ---- the ranks
 
-    def _wiring(self, places: list[RankPlace]) -> Wiring:
+    def _wiring(self, endpoints: list[RankEndpoint]) -> Wiring:
         options = self.options
         return wiring_of(
             options.transport,
             self.scale,
             self.topology,
-            places,
+            endpoints,
             options.seed,
             options.timeout_s,
             options.congestion_control,

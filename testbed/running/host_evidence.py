@@ -19,7 +19,7 @@ from testbed.fidelity.ledgers import building_of, grown, ledgers, timed_cables
 from testbed.fidelity.standing import Lone, network_as_before, ranks_awake, standstills
 from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
-from testbed.ranks.witness import REAL_LATE_S, REAL_WAIT_S
+from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
 from testbed.results.summary import StepResult
 
 Record = Mapping[str, Any]

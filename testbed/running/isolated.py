@@ -95,11 +95,11 @@ class IsolatedBaseline:
         if not ring:
             return 0.0
         size = len(ring)
-        lanes = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
+        pieces = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
         overhead_s = MESSAGE_S
         if self.exact:
-            overhead_s = 2 * (self.message_cost_s + self.message_bytes / lanes * self.byte_cost_s)
-        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, lanes)
+            overhead_s = 2 * (self.message_cost_s + self.message_bytes / pieces * self.byte_cost_s)
+        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces)
 
     def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
         """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""
@@ -109,9 +109,9 @@ class IsolatedBaseline:
             return found
         for rank, step in enumerate(ring):
             peer = (rank + 1) % size
-            lanes = self._wiring.lanes(rank, peer)
+            channels = self._wiring.channels(rank, peer)
             slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
-            found.append(replace(step, beta_s=max(step.beta_s, slowest_s / lanes)))
+            found.append(replace(step, beta_s=max(step.beta_s, slowest_s / channels)))
         return found
 
 

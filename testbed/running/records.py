@@ -76,7 +76,9 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
                 found.samples.append(entry)
         path.unlink()
     found.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
-    found.tcp.sort(key=lambda reading: (reading["time_s"], reading["rank"], reading["peer"], reading["lane"]))
+    found.tcp.sort(
+        key=lambda reading: (reading["time_s"], reading["rank"], reading["peer"], reading["channel"])
+    )
     return found
 
 

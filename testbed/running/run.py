@@ -24,7 +24,7 @@ from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.job.job import job_of
 from testbed.job.neighbours import NeighbourPlace
-from testbed.job.resolving import multipath_of, neighbour_places, places_on
+from testbed.job.resolving import endpoints_on, multipath_of, neighbour_places
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
@@ -196,7 +196,7 @@ class Run:
 
     def _job_spec(self, fabric: Fabric, directory: RunDirectory) -> JobSpec:
         scenario = self.scenario
-        places = places_on(self.topology, self.hosts, fabric.pids)
+        places = endpoints_on(self.topology, self.hosts, fabric.pids)
         return JobSpec(
             wiring=replace(self.job.wiring, ranks=tuple(places)),
             dtype=scenario.workload.gradient_dtype,

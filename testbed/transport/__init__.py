@@ -13,8 +13,8 @@ from testbed.transport.base import (
     TransportTimeout,
     wait_all,
 )
+from testbed.transport.channels import StripeSettings
 from testbed.transport.cost import CostedTransport
-from testbed.transport.lanes import StripeSettings
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
 from testbed.transport.protocols import PROTOCOLS, with_protocol
 from testbed.transport.rendezvous import RendezvousTransport

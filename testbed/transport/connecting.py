@@ -24,12 +24,12 @@ _MAX_STRANGERS = 256
 _IP_BIND_ADDRESS_NO_PORT = 24  # of linux/in.h
 
 
-Place = tuple[int, ConnectionKey]
+StreamKey = tuple[int, ConnectionKey]
 """A peer, and which of the connections with it."""
 
 
 class Connecting:
-    """What is under way until connections stand. `stream_at` gives the stream of a place, begun if need be."""
+    """What is under way until connections stand. `stream_at` gives the stream of a which, begun if need be."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Connecting:
         addresses: Sequence[tuple[str, int]],
         settings: MeshSettings,
         loop: EventLoop,
-        stream_at: Callable[[Place], Stream],
+        stream_at: Callable[[StreamKey], Stream],
     ) -> None:
         self.refused = 0  # connections from elsewhere
         self._rank = rank
@@ -47,9 +47,9 @@ class Connecting:
         self._sockets = settings.sockets
         self._loop = loop
         self._stream_at = stream_at
-        self._deadlines_s: dict[Place, float] = {}  # of those that this rank dials
-        self._attempts: dict[Place, tuple[float, str]] = {}  # when to try again, and why
-        self._pauses_s: dict[Place, float] = {}  # for how long, if it fails again
+        self._deadlines_s: dict[StreamKey, float] = {}  # of those that this rank dials
+        self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to try again, and why
+        self._pauses_s: dict[StreamKey, float] = {}  # for how long, if it fails again
         self._handshakes: dict[int, tuple[Handshake, float]] = {}  # per file descriptor, with its deadline
         self._due_s = 0.0  # when the first of these wants something
         self._listener: socket.socket | None = None
@@ -66,11 +66,11 @@ class Connecting:
         if self._listener is not None:
             self._listener.close()
 
-    def want(self, place: Place) -> None:
+    def want(self, which: StreamKey) -> None:
         """Have this peer dialled, unless it is its own turn to dial, or that is under way."""
-        if place[0] < self._rank and place not in self._deadlines_s:
-            self._deadlines_s[place] = time.monotonic() + self._settings.bootstrap_timeout_s
-            self._attempts[place] = (0.0, "not tried yet")
+        if which[0] < self._rank and which not in self._deadlines_s:
+            self._deadlines_s[which] = time.monotonic() + self._settings.bootstrap_timeout_s
+            self._attempts[which] = (0.0, "not tried yet")
             self._due_s = 0.0
 
     def listen(self, listener: socket.socket | None) -> None:
@@ -105,17 +105,17 @@ class Connecting:
     def _tend_all(self, now_s: float) -> float:
         """Look through all that is under way; when the next thing is due."""
         self._due_s = due_s = math.inf
-        for place, deadline_s in list(self._deadlines_s.items()):
+        for which, deadline_s in list(self._deadlines_s.items()):
             if now_s >= deadline_s:
-                self._give_up(place)
+                self._give_up(which)
                 due_s = now_s  # requests have ended: no waiting
                 continue
             due_s = min(due_s, deadline_s)
-            if place in self._attempts:
-                if now_s >= self._attempts[place][0]:
-                    self._dial(place)
-                if place in self._attempts:
-                    due_s = min(due_s, self._attempts[place][0])
+            if which in self._attempts:
+                if now_s >= self._attempts[which][0]:
+                    self._dial(which)
+                if which in self._attempts:
+                    due_s = min(due_s, self._attempts[which][0])
         for handshake, deadline_s in list(self._handshakes.values()):
             if now_s >= deadline_s:
                 self._fail_handshake(handshake, f"no hello within {_HELLO_TIMEOUT_S:g} s")
@@ -123,26 +123,26 @@ class Connecting:
                 due_s = min(due_s, deadline_s)
         return min(due_s, self._due_s)  # dialling may have failed at once, and be due again
 
-    def _give_up(self, place: Place) -> None:
+    def _give_up(self, which: StreamKey) -> None:
         for handshake, _ in list(self._handshakes.values()):
-            if (handshake.peer, handshake.key) == place:
+            if (handshake.peer, handshake.key) == which:
                 self._fail_handshake(handshake, "connected, but no hello came back")
-        del self._deadlines_s[place]
-        _, reason = self._attempts.pop(place)
-        peer = place[0]
+        del self._deadlines_s[which]
+        _, reason = self._attempts.pop(which)
+        peer = which[0]
         ip, port = self._addresses[peer]
         what = f"no connection ({ip}:{port}: {reason}) with"
         bound_s = self._settings.bootstrap_timeout_s
-        self._stream_at(place).fail(TransportTimeout(self._rank, [peer], what, bound_s))
+        self._stream_at(which).fail(TransportTimeout(self._rank, [peer], what, bound_s))
 
-    def _dial(self, place: Place) -> None:
-        peer, key = place
+    def _dial(self, which: StreamKey) -> None:
+        peer, key = which
         sock = self._sockets.make()
         handshake = Handshake(sock, self._rank, self._size, self._settings.token, peer, key)
         try:
-            self._settings_of(place).apply(sock, key.traffic)
+            self._settings_of(which).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port = self._local_port(place)
+            port = self._local_port(which)
             if not port:  # one that is free towards this peer, not towards all: there are enough of these
                 sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((self._addresses[self._rank][0], port))
@@ -152,16 +152,16 @@ class Connecting:
         except OSError as error:
             self._fail_handshake(handshake, str(error.strerror))
             return
-        self._begin_handshake(handshake, self._deadlines_s[place])
+        self._begin_handshake(handshake, self._deadlines_s[which])
 
-    def _settings_of(self, place: Place) -> SocketSettings:
+    def _settings_of(self, which: StreamKey) -> SocketSettings:
         usual, special = self._sockets, self._settings.socket_of
-        return usual if special is None else special(self._rank, *place, usual)
+        return usual if special is None else special(self._rank, *which, usual)
 
-    def _local_port(self, place: Place) -> int:
+    def _local_port(self, which: StreamKey) -> int:
         if self._settings.source_port is None:
             return 0
-        return self._settings.source_port(self._rank, *place)
+        return self._settings.source_port(self._rank, *which)
 
     def _on_caller(self, mask: int) -> None:
         """Accept one connection; epoll tells again of more."""
@@ -193,24 +193,24 @@ class Connecting:
     def _on_handshake(self, handshake: Handshake) -> None:
         sock = handshake.sock
         try:
-            place = handshake.on_event()
-            if place is None:
+            which = handshake.on_event()
+            if which is None:
                 self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
                 return
-            peer, key = place
+            peer, key = which
             if handshake.peer is None:
                 if peer < self._rank:
                     raise ValueError(f"sender: rank {peer} has no business to dial")
-                stream = self._stream_at(place)
+                stream = self._stream_at(which)
                 if stream.sock is not None or stream.lost is not None:
                     raise ValueError(f"sender: rank {peer} dialled before")
-                self._settings_of(place).apply(sock, key.traffic)
+                self._settings_of(which).apply(sock, key.traffic)
                 handshake.speak(peer, key)
-            stream = self._stream_at(place)
+            stream = self._stream_at(which)
         except (OSError, ValueError) as error:
             self._fail_handshake(handshake, getattr(error, "strerror", None) or str(error))
             return
-        self._deadlines_s.pop(place, None)
+        self._deadlines_s.pop(which, None)
         del self._handshakes[sock.fileno()]
         self._loop.watch(sock, 0, stream.on_event)
         priority = key.traffic.priority
@@ -225,11 +225,11 @@ class Connecting:
         if handshake.peer is None or handshake.key is None:
             self.refused += 1
         else:
-            place = (handshake.peer, handshake.key)
-            pause_s = self._pauses_s.get(place, _FIRST_RETRY_S)
-            self._pauses_s[place] = min(2 * pause_s, _LAST_RETRY_S)
+            which = (handshake.peer, handshake.key)
+            pause_s = self._pauses_s.get(which, _FIRST_RETRY_S)
+            self._pauses_s[which] = min(2 * pause_s, _LAST_RETRY_S)
             again_s = time.monotonic() + pause_s
-            self._attempts[place] = (again_s, reason)
+            self._attempts[which] = (again_s, reason)
             self._due_s = min(self._due_s, again_s)
 
 

@@ -21,7 +21,7 @@ Events = list[tuple[int, int]]
 
 
 @dataclass
-class Pulse:
+class StallDetector:
     """Whether a rank was able to run: it never waits longer than `wait_s`, so who is not back in `gap_s` stood still.
 
     gaps: (last seen, back again) of each time that it was not; CLOCK_MONOTONIC.

@@ -26,15 +26,15 @@ from testbed.transport.base import (
     check_writable,
     reason_bytes,
 )
-from testbed.transport.carried import Carried, carried
-from testbed.transport.connecting import Connecting, Place
-from testbed.transport.loop import EventLoop, Pulse, sharpen_timers
+from testbed.transport.connecting import Connecting, StreamKey
+from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
+from testbed.transport.wire_counts import WireCounts, wire_counts
 
 
-class Way(Protocol):
+class PeerConnections(Protocol):
     """A connection, or several, that messages take."""
 
     def send(self, request: Request) -> None:
@@ -66,9 +66,9 @@ class Mesh:
         self.size = len(addresses)
         self.now_s = time.monotonic()
         self.settings = settings
-        self.pulse: Pulse | None = None
+        self.stall_detector: StallDetector | None = None
         self._counters = {peer: PeerCounters() for peer in range(self.size) if peer != rank}
-        self._streams: dict[Place, Stream] = {}
+        self._streams: dict[StreamKey, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
         self._closed = False
         self._leftover: list[socket.socket] = []
@@ -89,7 +89,7 @@ class Mesh:
 
     # ---- for those who derive
 
-    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Way:
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> PeerConnections:
         """What carries messages of this class to and from a peer, begun if need be. ValueError for bad addresses."""
         raise NotImplementedError
 
@@ -106,14 +106,14 @@ class Mesh:
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
         request = Request("send", peer, tag, view)
-        self._way(peer, tag, traffic).send(request)
+        self._connections_to(peer, tag, traffic).send(request)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
         check_writable(view)
         request = Request("recv", peer, tag, view)
-        self._way(peer, tag, traffic).receive(request)
+        self._connections_to(peer, tag, traffic).receive(request)
         return request
 
     @property
@@ -133,13 +133,13 @@ class Mesh:
             return
         if self._connecting.busy:
             timeout_s = self._connecting.tend(timeout_s)
-        pulse = self.pulse
-        if pulse is not None:
-            timeout_s = pulse.wait_s if timeout_s is None else min(timeout_s, pulse.wait_s)
+        stall_detector = self.stall_detector
+        if stall_detector is not None:
+            timeout_s = stall_detector.wait_s if timeout_s is None else min(timeout_s, stall_detector.wait_s)
         events = self._loop.poll(timeout_s)
         before_s, self.now_s = self.now_s, time.monotonic()
-        if pulse is not None and self.now_s - before_s > pulse.gap_s:
-            pulse.gaps.append((before_s, self.now_s))
+        if stall_detector is not None and self.now_s - before_s > stall_detector.gap_s:
+            stall_detector.gaps.append((before_s, self.now_s))
         self._loop.handle(events)
 
     def connect(self, peers: Iterable[int] | None = None) -> None:
@@ -165,12 +165,12 @@ class Mesh:
             self.progress(left_s)
 
     def socket_info(self) -> list[dict[str, Any]]:
-        """Per connection, open or past: `peer`, class and lane where they are not 0, `Stream.info`. Ready for JSON."""
+        """Per connection, open or past: `peer`, class and channel unless 0, `Stream.info`. Ready for JSON."""
         entries = []
-        for (peer, (traffic, lane, _)), stream in sorted(self._streams.items(), key=lambda item: item[0]):
+        for (peer, (traffic, channel, _)), stream in sorted(self._streams.items(), key=lambda item: item[0]):
             info = stream.info()
             if info is not None:
-                marks = {"dscp": traffic.dscp, "priority": traffic.priority, "lane": lane}
+                marks = {"dscp": traffic.dscp, "priority": traffic.priority, "channel": channel}
                 entries.append({"peer": peer, **{k: v for k, v in marks.items() if v}, **info})
         return entries
 
@@ -183,11 +183,11 @@ class Mesh:
                     found.append((peer, key, glance(sock)))
         return found
 
-    def carried(self) -> Carried | None:
+    def wire_counts(self) -> WireCounts | None:
         """What the kernel has carried for all connections that are open; None where it does not tell."""
         sockets = [stream.sock for stream in self._streams.values() if stream.sock is not None]
         try:
-            return reduce(Carried.plus, map(carried, sockets), Carried())
+            return reduce(WireCounts.plus, map(wire_counts, sockets), WireCounts())
         except OSError:
             return None
 
@@ -201,7 +201,7 @@ class Mesh:
             if (sock := stream.sock) is not None:
                 with contextlib.suppress(OSError):
                     words = state_words(sock)
-            which = f", lane {key.lane}" if key.lanes else ""
+            which = f", channel {key.channel}" if key.channels else ""
             found.append(f"connection with rank {peer}{which}: {words}")
         return "; ".join(found)
 
@@ -264,9 +264,9 @@ class Mesh:
             self._connecting.want((peer, key))
         return stream
 
-    def _stream_at(self, place: Place) -> Stream:
+    def _stream_at(self, which: StreamKey) -> Stream:
         """The stream of a connection that a peer wants."""
-        return self._streams.get(place) or self._new_stream(*place)
+        return self._streams.get(which) or self._new_stream(*which)
 
     def _new_stream(self, peer: int, key: ConnectionKey) -> Stream:
         check_traffic_class(key.traffic)

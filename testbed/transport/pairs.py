@@ -1,11 +1,11 @@
-"""All lanes with one peer: deals out segments of messages, and puts together what comes; see `lanes` for the rules."""
+"""All channels with one peer: deals out segments of messages, puts together what comes; rules are in `channels`."""
 
 from __future__ import annotations
 
 from collections import deque
 
 from testbed.transport.base import PeerCounters, Request, TransportError
-from testbed.transport.lanes import FAST, FRAME, LAST, Incoming, Lane, Outgoing, StripeSettings
+from testbed.transport.channels import FAST, FRAME, LAST, Channel, Incoming, Outgoing, StripeSettings
 from testbed.transport.mailbox import Mailbox, Staged, wrong_length
 
 SEQUENCE_MASK = (1 << 24) - 1
@@ -15,7 +15,7 @@ _MOST_AHEAD = 1 << 20
 
 
 class Pair:
-    """All lanes with one peer, for one class of traffic. Sends and receives are accepted at any time."""
+    """All channels with one peer, for one class of traffic. Sends and receives are accepted at any time."""
 
     def __init__(
         self, rank: int, peer: int, settings: StripeSettings, max_staged_bytes: int, counters: PeerCounters
@@ -25,13 +25,13 @@ class Pair:
         self.settings = settings
         self.counters = counters
         self.lost: TransportError | None = None
-        self.lanes: dict[int, Lane] = {}
+        self.channels: dict[int, Channel] = {}
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
         # outgoing
         self._next_message = 0
         self._next_sequence = 0
-        self._next_lane = 0
+        self._next_channel = 0
         self._waiting: deque[Outgoing] = deque()  # not cut up entirely
         self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
         # incoming
@@ -43,21 +43,21 @@ class Pair:
 
     @property
     def connected(self) -> bool:
-        """Whether every lane has a connection, or had one."""
-        lanes = self.lanes.values()
-        count = sum(lane.sock is not None or lane.lost is not None for lane in lanes)
+        """Whether every channel has a connection, or had one."""
+        channels = self.channels.values()
+        count = sum(channel.sock is not None or channel.lost is not None for channel in channels)
         return count == self.settings.connections
 
     @property
     def may_part(self) -> bool:
-        """Whether every lane can say goodbye now: nothing is left to be cut up, and a pair in use has all its lanes."""
-        begun = any(lane.sock is not None for lane in self.lanes.values())
+        """Whether all channels can say goodbye now: nothing is left to be cut up, and a pair in use has all of them."""
+        begun = any(channel.sock is not None for channel in self.channels.values())
         return self.lost is not None or (not self._waiting and (self.connected or not begun))
 
     # ---- what the rank asks for
 
     def send(self, request: Request) -> None:
-        """Send now as far as lanes take it, the rest when they can."""
+        """Send now as far as channels take it, the rest when they can."""
         if self.lost is not None:
             request.fail(self.lost)
             return
@@ -65,7 +65,7 @@ class Pair:
         self._next_message = (self._next_message + 1) & _MESSAGE_MASK
         self._unsent[out.number] = out
         if out.left <= self.settings.fast_bytes:
-            self.lanes[0].segment(out, FAST | LAST, 0, 0, out.left)
+            self.channels[0].segment(out, FAST | LAST, 0, 0, out.left)
         else:
             self._waiting.append(out)
             self.pump()
@@ -83,19 +83,19 @@ class Pair:
             self._give(staged, request)
         self._go_on()
 
-    def _go_on(self, but: Lane | None = None) -> None:
-        """Lanes that found no room may find some now."""
-        for lane in list(self.lanes.values()):
-            if lane is not but:
-                lane.go_on()
+    def _go_on(self, but: Channel | None = None) -> None:
+        """Channels that found no room may find some now."""
+        for channel in list(self.channels.values()):
+            if channel is not but:
+                channel.go_on()
 
     def pump(self) -> None:
-        """Deal out what waits, as far as lanes have room."""
+        """Deal out what waits, as far as channels have room."""
         settings = self.settings
         waiting = self._waiting
         while waiting and self.lost is None:
-            lane = self._lane_with_room()
-            if lane is None:
+            channel = self._channel_with_room()
+            if channel is None:
                 return
             out = waiting[0]
             total = len(out.request.view)
@@ -108,23 +108,27 @@ class Pair:
                 self._next_sequence = (sequence + 1) & SEQUENCE_MASK
             if end == total:
                 waiting.popleft()
-            lane.outstanding += 1
-            lane.segment(out, LAST if end == total else 0, sequence, start, end)
+            channel.outstanding += 1
+            channel.segment(out, LAST if end == total else 0, sequence, start, end)
             if end == total and settings.mode == "spray":
-                self.lanes[0].notify(out)
+                self.channels[0].notify(out)
 
-    def _lane_with_room(self) -> Lane | None:
+    def _channel_with_room(self) -> Channel | None:
         """The next in turn that is connected and has not too much under way."""
         count = self.settings.connections
         for step in range(count):
-            number = (self._next_lane + step) % count
-            lane = self.lanes.get(number)
-            if lane is not None and lane.sock is not None and lane.outstanding < self.settings.outstanding:
-                self._next_lane = number + 1
-                return lane
+            number = (self._next_channel + step) % count
+            channel = self.channels.get(number)
+            if (
+                channel is not None
+                and channel.sock is not None
+                and channel.outstanding < self.settings.outstanding
+            ):
+                self._next_channel = number + 1
+                return channel
         return None
 
-    # ---- what lanes tell
+    # ---- what channels tell
 
     def on_sent(self, out: Outgoing, size_bytes: int) -> None:
         """The kernel has another part of a message."""
@@ -136,7 +140,7 @@ class Pair:
             self.counters.bytes_sent += len(out.request.view)
             out.request.complete()
 
-    def incoming(self, lane: Lane, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
+    def incoming(self, channel: Channel, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
         """The message of this number, begun if need be; None when it has to wait, or the peer breaks the rules."""
         into = self._messages.get(number)
         if into is not None:
@@ -158,7 +162,7 @@ class Pair:
             self._mailbox.reserve(total)
         if ahead == 0:
             self._match()
-            self._go_on(but=lane)  # what could not be matched yet perhaps can now
+            self._go_on(but=channel)  # what could not be matched yet perhaps can now
         return None if self.lost is not None else into
 
     def _match(self) -> None:
@@ -190,8 +194,8 @@ class Pair:
             for offset, length in into.segments if into.total else ():
                 request.view[offset : offset + length] = into.view[offset : offset + length]
                 self.counters.bytes_copied += length
-            for lane in self.lanes.values():
-                self.counters.bytes_copied += lane.repoint(into, request.view)
+            for channel in self.channels.values():
+                self.counters.bytes_copied += channel.repoint(into, request.view)
         into.staged = False
         into.view = request.view
         into.request = request
@@ -199,7 +203,7 @@ class Pair:
             request.complete()
 
     def on_segment(
-        self, lane: Lane, into: Incoming, offset: int, length: int, flags: int, sequence: int
+        self, channel: Channel, into: Incoming, offset: int, length: int, flags: int, sequence: int
     ) -> None:
         """Another part of a message is there."""
         into.received += length
@@ -210,15 +214,15 @@ class Pair:
                 into.announced = 1
             self.on_progress(into)
             return
-        self._note(lane, sequence)
+        self._note(channel, sequence)
         if flags & LAST:
             self._notices.append((sequence, into))
         self._tell_notices()
 
-    def _note(self, lane: Lane, sequence: int) -> None:
+    def _note(self, channel: Channel, sequence: int) -> None:
         """A sequence number has come: those without a gap before them are done with."""
         if (sequence - self._expected) & SEQUENCE_MASK > SEQUENCE_MASK // 2 or sequence in self._early:
-            lane.fail(f"it sent segment {sequence} twice")
+            channel.fail(f"it sent segment {sequence} twice")
             return
         self._early.add(sequence)
         while self._expected in self._early:
@@ -254,27 +258,27 @@ class Pair:
         if into.request is not None:
             into.request.complete()
 
-    def on_lane_lost(self, lane: Lane, error: TransportError) -> None:
-        """One lane is gone: with a goodbye the others finish first, else all is over."""
-        if not lane.left_well or all(other.lost is not None for other in self.lanes.values()):
+    def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
+        """One channel is gone: with a goodbye the others finish first, else all is over."""
+        if not channel.left_well or all(other.lost is not None for other in self.channels.values()):
             self.fail(error)
 
     def fail(self, reason: TransportError | str) -> None:
-        """The peer is lost: let all lanes go, fail all that waits. Whole messages can still be received."""
+        """The peer is lost: let all channels go, fail all that waits. Whole messages can still be received."""
         if self.lost is not None:
             return
-        lanes = list(self.lanes.values())
+        channels = list(self.channels.values())
         if isinstance(reason, str):
-            # the lane words it, and comes back here with the error
-            alive = next((lane for lane in lanes if lane.lost is None), None)
+            # the channel words it, and comes back here with the error
+            alive = next((channel for channel in channels if channel.lost is None), None)
             if alive is not None:
                 alive.left_well = False
                 alive.fail(reason)
                 return
             reason = TransportError(reason)
         self.lost = reason
-        for lane in lanes:
-            lane.fail(reason)
+        for channel in channels:
+            channel.fail(reason)
         for into in self._messages.values():
             if not into.ended:
                 if into.request is not None:

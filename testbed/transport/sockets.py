@@ -226,7 +226,7 @@ def state_words(sock: socket.socket) -> str:
 
 
 def subflows(sock: socket.socket) -> int:
-    """How many ways an MPTCP connection goes. ValueError when it is plain TCP, because of the other end for example."""
+    """How many subflows an MPTCP connection has. ValueError when it is plain TCP, by the other end for example."""
     try:
         raw = sock.getsockopt(_SOL_MPTCP, _MPTCP_INFO, 64)
     except OSError:

@@ -1,6 +1,6 @@
 """Frames over one socket, before, during and after the socket's life: a header of fixed size, then a payload.
 
-What frames mean is for those who derive from `Stream`: `connection` for whole messages, `lanes` for parts of them.
+What frames mean is for those who derive from `Stream`: `connection` for whole messages, `channels` for parts of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several connections per peer, over which large messages are spread: see `lanes` and `pairs` for how."""
+"""Several connections per peer, over which large messages are spread: see `channels` and `pairs` for how."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
-from testbed.transport.lanes import Lane, StripeSettings
+from testbed.transport.channels import Channel, StripeSettings
 from testbed.transport.mesh import Mesh
 from testbed.transport.pairs import Pair
 from testbed.transport.sockets import MeshSettings
@@ -37,8 +37,8 @@ class StripedTransport(Mesh):
         self._stripes = stripes or (lambda peer: StripeSettings())
         super().__init__(rank, addresses, settings, listener, eager)
 
-    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
-        """The lanes to a peer, begun if need be."""
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Pair:
+        """The channels to a peer, begun if need be."""
         pair = self._pairs.get((peer, traffic))
         if pair is None or not 0 <= tag <= MAX_TAG:
             self._check_address(peer, tag)
@@ -47,20 +47,22 @@ class StripedTransport(Mesh):
                 self._stream(peer, key)
         return self._pairs[peer, traffic]
 
-    def _make_stream(self, peer: int, key: ConnectionKey) -> Lane:
+    def _make_stream(self, peer: int, key: ConnectionKey) -> Channel:
         settings = self._stripes(peer)
-        if key.lanes != settings.connections or key.lane >= key.lanes:
-            raise ValueError(f"lane: got {key.lane} of {key.lanes}, expected one of {settings.connections}")
+        if key.channels != settings.connections or key.channel >= key.channels:
+            raise ValueError(
+                f"channel: got {key.channel} of {key.channels}, expected one of {settings.connections}"
+            )
         pair = self._pairs.get((peer, key.traffic))
         if pair is None:
             counters, staged = self._counters[peer], self.settings.max_staged_bytes
             pair = self._pairs[peer, key.traffic] = Pair(self.rank, peer, settings, staged, counters)
-        lane = pair.lanes[key.lane] = Lane(pair, key.lane)
-        return lane
+        channel = pair.channels[key.channel] = Channel(pair, key.channel)
+        return channel
 
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
-        return [ConnectionKey(traffic, lane, count) for lane in range(count)]
+        return [ConnectionKey(traffic, channel, count) for channel in range(count)]
 
     def _before_goodbye(self, deadline_s: float) -> None:
         while not all(pair.may_part for pair in self._pairs.values()):

@@ -41,7 +41,7 @@ class TcpTransport(Mesh):
         self._usual = self._connections[BEST_EFFORT]
         super().__init__(rank, addresses, settings, listener, eager)
 
-    def _way(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
+    def _connections_to(self, peer: int, tag: int, traffic: TrafficClass) -> Connection:
         """The connection with a peer, begun if need be."""
         connections = self._usual if traffic is BEST_EFFORT else self._connections.get(traffic, {})
         connection = connections.get(peer)
@@ -54,8 +54,8 @@ class TcpTransport(Mesh):
         return connection
 
     def _make_stream(self, peer: int, key: ConnectionKey) -> Connection:
-        if key.lane or key.lanes:
-            raise ValueError(f"lane: got {key.lane} of {key.lanes}, expected none")
+        if key.channel or key.channels:
+            raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
         made = Connection(self.rank, peer, self.settings.max_staged_bytes, self._counters[peer])
         self._connections.setdefault(key.traffic, {})[peer] = made
         return made

@@ -2,7 +2,7 @@
 
 A connection begins with one hello from each side, the dialler's first. After that each side sends messages: a header
 of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. The last one is a goodbye, whose
-payload, if any, tells why its sender gave up. Lanes of a striped pair send frames instead: see `lanes`.
+payload, if any, tells why its sender gave up. Channels of a striped pair send frames instead: see `channels`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,30 @@ GOODBYE_TAG = 2**64 - 1
 
 
 class ConnectionKey(NamedTuple):
-    """Which of the connections between two ranks: the class of its traffic, and the lane within a striped pair.
+    """Which of the connections between two ranks: the class of its traffic, and the channel within a striped pair.
 
-    lanes: how many lanes there are, so that both ends know; 0 where a pair has one connection per class.
+    channels: how many channels there are, so that both ends know; 0 where a pair has one connection per class.
     """
 
     traffic: TrafficClass = BEST_EFFORT
-    lane: int = 0
-    lanes: int = 0
+    channel: int = 0
+    channels: int = 0
 
 
 def make_hello(sender: int, receiver: int, size: int, token: str, key: ConnectionKey) -> bytes:
     """What `sender` says first to `receiver`, in a job of `size` ranks with this token."""
-    traffic, lane, lanes = key
+    traffic, channel, channels = key
     return _HELLO.pack(
-        _MAGIC, VERSION, traffic.dscp, traffic.priority, lane, lanes, size, sender, receiver, _digest(token)
+        _MAGIC,
+        VERSION,
+        traffic.dscp,
+        traffic.priority,
+        channel,
+        channels,
+        size,
+        sender,
+        receiver,
+        _digest(token),
     )
 
 
@@ -48,7 +57,9 @@ def read_hello(data: bytes, receiver: int, size: int, token: str) -> tuple[int, 
 
     Raises ValueError, saying what is wrong, unless it is meant for us.
     """
-    magic, version, dscp, priority, lane, lanes, their_size, sender, addressee, digest = _HELLO.unpack(data)
+    magic, version, dscp, priority, channel, channels, their_size, sender, addressee, digest = _HELLO.unpack(
+        data
+    )
     if magic != _MAGIC:
         raise ValueError(f"magic: got {magic!r}, expected {_MAGIC!r}")
     if version != VERSION:
@@ -61,7 +72,7 @@ def read_hello(data: bytes, receiver: int, size: int, token: str) -> tuple[int, 
         raise ValueError(f"addressee: got rank {addressee}, expected rank {receiver}")
     if sender >= size or sender == receiver:
         raise ValueError(f"sender: got rank {sender}, expected another rank of 0 to {size - 1}")
-    return int(sender), ConnectionKey(TrafficClass(dscp, priority), lane, lanes)
+    return int(sender), ConnectionKey(TrafficClass(dscp, priority), channel, channels)
 
 
 def _digest(token: str) -> bytes:

@@ -107,7 +107,7 @@ def over_tcp(size: int, program: Program, **options: Any) -> list[Any]:
         places.close()
 
 
-def over_lanes(size: int, program: Program, **options: Any) -> list[Any]:
+def over_channels(size: int, program: Program, **options: Any) -> list[Any]:
     """Like `in_memory`, each rank with a StripedTransport."""
     places = Places(size)
     options = {"connections": 3, "segment_bytes": 5000, "outstanding": 2, "fast_bytes": 1000, **options}
@@ -118,8 +118,8 @@ def over_lanes(size: int, program: Program, **options: Any) -> list[Any]:
 
 
 def over_spray(size: int, program: Program, **options: Any) -> list[Any]:
-    """Like `over_lanes`, in the mode without sequence numbers."""
-    return over_lanes(size, program, mode="spray", **options)
+    """Like `over_channels`, in the mode without sequence numbers."""
+    return over_channels(size, program, mode="spray", **options)
 
 
 def _threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:

@@ -18,9 +18,9 @@ from testbed.fidelity.ledgers import building_of, grown, ledgers
 from testbed.fidelity.standing import Attempt, Lone, network_as_before, ranks_awake, standstills
 from testbed.links.counts import NodeCounts, PortCounts
 from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
-from testbed.ranks.witness import Glimpse, traffic
+from testbed.ranks.host_monitor import HostCounts, traffic
 from testbed.running.host_evidence import pauses_of, why_not_again
-from testbed.transport.carried import Carried
+from testbed.transport.wire_counts import WireCounts
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 TWO = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
@@ -250,8 +250,8 @@ def test_how_bad_foreign_traffic_is_goes_by_the_time_that_it_takes(
 
 
 def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
-    before = Glimpse(protocols(100, 50), Carried(3, 90, 40, 9000, 4000))
-    after = Glimpse(protocols(300, 150), Carried(4, 250, 140, 90_000, 44_000))
+    before = HostCounts(protocols(100, 50), WireCounts(3, 90, 40, 9000, 4000))
+    after = HostCounts(protocols(300, 150), WireCounts(4, 250, 140, 90_000, 44_000))
     found = traffic(before, after)
     assert found is not None
     assert found["opened"] == 1
@@ -271,7 +271,7 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
     assert found["in"]["packets"] == 96
     assert traffic(before, dataclasses.replace(after, own=None)) is None
     # a connection that has gone takes its counts with it
-    assert traffic(before, Glimpse(after.host, Carried(2, 250, 140, 90_000, 44_000))) is None
+    assert traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
 
 
 STILL = [{"at_s": 0.1, "for_s": 0.22}]

@@ -9,7 +9,7 @@ import pytest
 from testbed.config import Scenario, TransportSpec, WorkloadSpec, load_topology
 from testbed.controller import PolicyChoice, View, compute
 from testbed.job.declared import flows_of, total
-from testbed.job.resolving import places_on, wiring_of
+from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.results.parts import cut
@@ -26,7 +26,7 @@ TOPOLOGY = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
 
 
 def wiring(**transport: object) -> object:
-    places = places_on(
+    places = endpoints_on(
         TOPOLOGY, TOPOLOGY.hosts[:8], dict.fromkeys((host.name for host in TOPOLOGY.hosts), THIS_NAMESPACE)
     )
     spec = TransportSpec.model_validate(transport)
@@ -55,10 +55,10 @@ def test_a_striped_pair_has_a_flow_for_each_lane_and_no_two_connections_share_a_
     assert {flow.size_bytes for flow in flows if flow.destination == "west1"} == {200}
     assert {flow.dscp for flow in flows} == {46}
     ports = {
-        made.source_port(7, peer, ConnectionKey(TrafficClass(dscp), lane, 4))  # type: ignore[attr-defined]
+        made.source_port(7, peer, ConnectionKey(TrafficClass(dscp), channel, 4))  # type: ignore[attr-defined]
         for peer in range(7)
         for dscp in (0, 46)
-        for lane in range(4)
+        for channel in range(4)
     }
     assert len(ports) == 7 * 2 * 4
 

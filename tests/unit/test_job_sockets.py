@@ -22,7 +22,7 @@ from testbed.controller.policies.explicit import Te
 from testbed.fabric.plan import Multipath, make_plan
 from testbed.fabric.setups import host_setup
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
-from testbed.job.resolving import multipath_of, places_on, wiring_of
+from testbed.job.resolving import endpoints_on, multipath_of, wiring_of
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import LISTEN_PORT, SUBFLOW_PORT, THIS_NAMESPACE, Wiring
 from testbed.paths.alpha_beta import bdp_bytes
@@ -58,7 +58,7 @@ def specs(*entries: dict[str, Any]) -> tuple[SocketsSpec, ...]:
 
 def wiring(spec: TransportSpec, rules: SocketRules | None = None) -> Wiring:
     of = topology()
-    places = places_on(of, of.hosts, {host.name: THIS_NAMESPACE for host in of.hosts})
+    places = endpoints_on(of, of.hosts, {host.name: THIS_NAMESPACE for host in of.hosts})
     return wiring_of(spec, UNSCALED, of, places, seed=3, sockets=rules)
 
 
@@ -249,11 +249,11 @@ def test_readings_are_kept_when_something_has_happened(pair: tuple[TcpTransport,
     first, second = sampler.records
     assert second["bytes_acked"] >= first["bytes_acked"] + 100_000
     assert second["time_s"] > first["time_s"]
-    assert {key: second[key] for key in ("rank", "peer", "dscp", "lane")} == {
+    assert {key: second[key] for key in ("rank", "peer", "dscp", "channel")} == {
         "rank": 1,
         "peer": 0,
         "dscp": 0,
-        "lane": 0,
+        "channel": 0,
     }
     assert 0 < second["rtt_s"] < 1
 
@@ -269,7 +269,7 @@ def test_the_sampler_ends_with_a_last_reading(pair: tuple[TcpTransport, TcpTrans
 
 
 def reading(time_s: float, rtt_s: float, retransmits: int, rank: int = 0, peer: int = 1) -> dict[str, Any]:
-    marks = {"rank": rank, "peer": peer, "dscp": 0, "lane": 0}
+    marks = {"rank": rank, "peer": peer, "dscp": 0, "channel": 0}
     return {"time_s": time_s, **marks, "rtt_s": rtt_s, "retransmits": retransmits}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.config import TransportSpec, load_topology
 from testbed.job.resolving import distances_of, stripes_of
 from testbed.job.spec import JobSpec, plan_steps
-from testbed.job.wiring import RankPlace, Wiring
+from testbed.job.wiring import RankEndpoint, Wiring
 from testbed.scale import Scale
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 
@@ -18,7 +18,7 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
     job = JobSpec(
         wiring=Wiring(
             token="t",
-            ranks=(RankPlace(0, "east1", 0, "10.0.0.1", 17),),
+            ranks=(RankEndpoint(0, "east1", 0, "10.0.0.1", 17),),
             seed=3,
             timeout_s=2.5,
             kind="striped",

@@ -38,8 +38,8 @@ def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
     # six rounds of 10 s, of which a message crosses three far steps one after the other
     assert ring_all_reduce_s(ring, 10e6, 0.0) == pytest.approx(6 * 10 + 3 * 10)
     # in four pieces the cards never stand still: what is left is the way of the last piece
-    assert ring_all_reduce_s(ring, 10e6, 0.0, lanes=4) == pytest.approx(6 * 10 + 10, rel=0.05)
-    assert ring_all_reduce_s(ring, 10e6, 0.0, lanes=2) == pytest.approx(6 * 10 + 10, rel=0.05)
+    assert ring_all_reduce_s(ring, 10e6, 0.0, pieces=4) == pytest.approx(6 * 10 + 10, rel=0.05)
+    assert ring_all_reduce_s(ring, 10e6, 0.0, pieces=2) == pytest.approx(6 * 10 + 10, rel=0.05)
 
 
 def test_steps_of_two_buildings_are_cards_within_and_a_plane_between() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.collectives import CollectiveTimeout, Communicator, traffic
 from testbed.ranks.executor import Done, Executor
-from testbed.ranks.posted import Posted, ears_for
+from testbed.ranks.receive_credits import ReceiveCredits, credit_sockets
 from testbed.transport import TrafficClass
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
@@ -39,7 +39,7 @@ def carry_out(
     plan: JobPlan,
     steps: int = 2,
     spoil: bool = False,
-    ears: Any = None,
+    sockets: Any = None,
     timeout_s: float = 5.0,
 ) -> Done:
     communicator = Communicator(transport, timeout_s=timeout_s)
@@ -48,8 +48,8 @@ def carry_out(
         made = communicator.split(members, name)
         if made is not None:
             groups[number] = made
-    posted = Posted(ears, communicator.rank, transport.wake) if plan.holds_receivers else None
-    executor = Executor(plan, {0: communicator}, groups, "float32", timeout_s, posted)
+    credits = ReceiveCredits(sockets, communicator.rank, transport.wake) if plan.holds_receivers else None
+    executor = Executor(plan, {0: communicator}, groups, "float32", timeout_s, credits)
     try:
         for step in range(steps):
             executor.prepare(salt=1000 * step)
@@ -59,8 +59,8 @@ def carry_out(
             done = executor.run(time.monotonic()).look()
         communicator.barrier()
     finally:
-        if posted is not None:
-            posted.close()
+        if credits is not None:
+            credits.close()
     return done
 
 
@@ -194,8 +194,8 @@ def test_what_comes_wrong_is_counted() -> None:
 def test_a_message_waits_until_its_receiver_waits_for_it() -> None:
     operations: tuple[Operation, ...] = (compute(0.1), recv(0, 4, 0))
     plan = JobPlan(((send(1, 4),), operations), holds_receivers=True)
-    ears = ears_for(2)
-    first, second = in_memory(2, lambda transport: carry_out(transport, plan, ears=ears))
+    sockets = credit_sockets(2)
+    first, second = in_memory(2, lambda transport: carry_out(transport, plan, sockets=sockets))
     assert first.spans[0][1] >= second.spans[0][1] - 0.02
     assert second.wrong == 0
     early = JobPlan(plan.ranks)

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.report.lanes import pack_lanes
+from testbed.report.rows import pack_rows
 from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, trace_events, write_trace
 from testbed.results.records import Sample, read_samples
 from testbed.scale import Scale
@@ -88,13 +88,13 @@ def test_operations_of_a_plan_have_their_streams_rows() -> None:
 
 @given(INTERVALS)
 def test_lanes_never_overlap_and_are_as_few_as_possible(intervals: list[tuple[float, float]]) -> None:
-    lanes = pack_lanes(intervals)
+    rows = pack_rows(intervals)
     for i, first in enumerate(intervals):
         for j, second in enumerate(intervals[:i]):
-            if lanes[i] == lanes[j]:
+            if rows[i] == rows[j]:
                 assert first[1] <= second[0] or second[1] <= first[0]
     in_flight = [sum(start <= moment < end for start, end in intervals) for moment, _ in intervals]
-    assert len(set(lanes)) == max(in_flight, default=0)
+    assert len(set(rows)) == max(in_flight, default=0)
 
 
 def test_dilated_times_and_scaled_bytes_come_back_real(tmp_path: Path) -> None:

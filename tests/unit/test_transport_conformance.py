@@ -19,7 +19,15 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from tests.unit.ranks import in_memory, in_place, over_lanes, over_spray, over_tcp, through_slots, with_cost
+from tests.unit.ranks import (
+    in_memory,
+    in_place,
+    over_channels,
+    over_spray,
+    over_tcp,
+    through_slots,
+    with_cost,
+)
 
 Runner = Callable[..., list[Any]]
 
@@ -28,7 +36,7 @@ RUNNERS = {
     "memory": in_memory,
     "tcp": over_tcp,
     "cost": with_cost,
-    "striped": over_lanes,
+    "striped": over_channels,
     "spray": over_spray,
     "rendezvous": in_place,
     "staged": through_slots,

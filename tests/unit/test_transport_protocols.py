@@ -16,7 +16,7 @@ from testbed.transport import (
     with_protocol,
 )
 from tests.unit.collective_runs import filled
-from tests.unit.ranks import in_memory, over_lanes, over_tcp
+from tests.unit.ranks import in_memory, over_channels, over_tcp
 
 
 def both_ways(transport: Transport, size_bytes: int, early: bool) -> int:
@@ -123,7 +123,7 @@ def test_collectives_work_over_either(protocol: str) -> None:
         finally:
             layer.close()
 
-    for runner in (in_memory, over_tcp, over_lanes):
+    for runner in (in_memory, over_tcp, over_channels):
         assert runner(5, program) == [0] * 5
 
 

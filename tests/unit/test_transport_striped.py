@@ -27,10 +27,10 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.lanes import FRAME, Lane
+from testbed.transport.channels import FRAME, Channel
 from testbed.transport.pairs import Pair
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
-from tests.unit.ranks import TOKEN, Places, over_lanes, over_tcp
+from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
 
 SEGMENT, ACK, NOTIFY, GOODBYE, LAST, FAST = 1, 2, 3, 4, 1, 2
 
@@ -43,7 +43,7 @@ def places() -> Iterator[Places]:
 
 
 class Ends:
-    """Two pairs whose lanes are joined by sockets that the test carries, or holds back, one by one."""
+    """Two pairs whose channels are joined by sockets that the test carries, or holds back, one by one."""
 
     def __init__(self, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
@@ -52,16 +52,16 @@ class Ends:
         for number in range(settings.connections):
             for rank, sock in enumerate(socket.socketpair()):
                 sock.setblocking(False)
-                lane = self.pairs[rank].lanes[number] = Lane(self.pairs[rank], number)
-                lane.header_bytes = FRAME.size
-                lane._set_low_water = lambda: None  # type: ignore[method-assign]
-                lane.info = lambda: None  # type: ignore[method-assign]
-                lane.attach(sock, lambda mask, r=rank, n=number: self.masks[r].__setitem__(n, mask))
+                channel = self.pairs[rank].channels[number] = Channel(self.pairs[rank], number)
+                channel.header_bytes = FRAME.size
+                channel._set_low_water = lambda: None  # type: ignore[method-assign]
+                channel.info = lambda: None  # type: ignore[method-assign]
+                channel.attach(sock, lambda mask, r=rank, n=number: self.masks[r].__setitem__(n, mask))
 
-    def carry(self, rank: int, *lanes: int) -> None:
-        """Let a rank read from these lanes what has come."""
-        for number in lanes:
-            self.pairs[rank].lanes[number].on_event(1)
+    def carry(self, rank: int, *channels: int) -> None:
+        """Let a rank read from these channels what has come."""
+        for number in channels:
+            self.pairs[rank].channels[number].on_event(1)
 
     def close(self) -> None:
         for pair in self.pairs:
@@ -86,14 +86,14 @@ def test_segments_go_round_the_lanes_and_full_ones_are_passed_over() -> None:
     ends = Ends(outstanding=2)
     sender, receiver = ends.pairs
     sender.send(request("send", 1, 5, bytes(20_000)))
-    assert [lane.outstanding for lane in sender.lanes.values()] == [2, 2, 2]
+    assert [channel.outstanding for channel in sender.channels.values()] == [2, 2, 2]
     buffer = bytearray(20_000)
     receiver.receive(request("recv", 0, 5, buffer))
-    # lane 1 does not move: the others carry all but the two segments that it has
+    # channel 1 does not move: the others carry all but the two segments that it has
     for _ in range(20):
         ends.carry(1, 0, 2)
         ends.carry(0, 0, 2)
-    assert sender.lanes[1].outstanding == 2
+    assert sender.channels[1].outstanding == 2
     assert receiver.counters.messages_received == 0
     assert sum(map(len, [sender._waiting])) == 0
     ends.carry(1, 1)
@@ -109,7 +109,7 @@ def test_no_more_is_under_way_than_the_settings_say() -> None:
     sender.send(request("send", 1, 5, bytes(50_000)))
     most = 0
     while receiver.counters.messages_received == 0:
-        most = max(most, sum(lane.outstanding for lane in sender.lanes.values()))
+        most = max(most, sum(channel.outstanding for channel in sender.channels.values()))
         ends.carry(1, 0, 1)
         ends.carry(0, 0, 1)
     assert most == 6
@@ -127,7 +127,7 @@ def test_small_messages_take_lane_0_at_once_however_full_it_is() -> None:
     ends.carry(1, 0)
     assert small.done
     assert bytes(buffer) == b"small"
-    assert sender.lanes[0].outstanding == 1
+    assert sender.channels[0].outstanding == 1
     ends.close()
 
 
@@ -158,13 +158,13 @@ def test_whatever_the_order_of_lanes_messages_come_whole_and_in_order(mode: str,
             sender.send(to_send.pop(0))
         if to_post and rng.random() < 0.5:
             receiver.receive(receives[to_post.pop(0)])
-        lanes = list(sender.lanes)
-        rng.shuffle(lanes)
-        ends.carry(1, *lanes[: rng.randrange(len(lanes) + 1)])
-        ends.carry(0, *lanes)
+        channels = list(sender.channels)
+        rng.shuffle(channels)
+        ends.carry(1, *channels[: rng.randrange(len(channels) + 1)])
+        ends.carry(0, *channels)
         for pair in ends.pairs:
-            for lane in pair.lanes.values():
-                lane.on_event(4)
+            for channel in pair.channels.values():
+                channel.on_event(4)
     assert [bytes(buffer) for buffer in buffers] == [bytes(send.view) for send in sends]
     assert not any(item.error for item in (*sends, *receives))
     counters = receiver.counters
@@ -185,7 +185,7 @@ def test_a_receive_posted_in_time_is_filled_in_place_and_a_late_one_copied() -> 
         wait_all(transport, [transport.isend(peer, 1, memoryview(bytes(size)))], 10)
         return 0
 
-    for runner in (over_lanes, over_tcp):
+    for runner in (over_channels, over_tcp):
         assert runner(2, program)[1] == 0
 
 
@@ -206,7 +206,7 @@ def test_numbers_come_round() -> None:
     ends.close()
 
 
-# ---- classes, lanes and ends that do not agree
+# ---- classes, channels and ends that do not agree
 
 
 def test_every_class_has_lanes_of_its_own() -> None:
@@ -221,12 +221,12 @@ def test_every_class_has_lanes_of_its_own() -> None:
             exchange(1, 100_000, traffic)
         end_s = time.monotonic() + 10
         while len(transport.socket_info()) < 6 and time.monotonic() < end_s:
-            transport.progress(0.01)  # lanes that came late were not needed
+            transport.progress(0.01)  # channels that came late were not needed
         exchange(2, 1, TrafficClass())  # nobody leaves before both have looked
-        return sorted((entry.get("dscp", 0), entry.get("lane", 0)) for entry in transport.socket_info())
+        return sorted((entry.get("dscp", 0), entry.get("channel", 0)) for entry in transport.socket_info())
 
-    expected = [(dscp, lane) for dscp in (0, 8) for lane in range(3)]
-    assert over_lanes(2, program) == [expected, expected]
+    expected = [(dscp, channel) for dscp in (0, 8) for channel in range(3)]
+    assert over_channels(2, program) == [expected, expected]
 
 
 def test_ends_that_disagree_on_the_lanes_do_not_meet(places: Places) -> None:
@@ -262,12 +262,12 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, object], wor
 # ---- hostile peers
 
 
-def pose_as_rank_1(places: Places, transport: StripedTransport, lanes: int = 2) -> list[socket.socket]:
-    """Lanes of an impostor who knows the token."""
+def pose_as_rank_1(places: Places, transport: StripedTransport, channels: int = 2) -> list[socket.socket]:
+    """Channels of an impostor who knows the token."""
     found = []
-    for lane in range(lanes):
+    for channel in range(channels):
         impostor = socket.create_connection(places.addresses[0], timeout=5)
-        impostor.sendall(make_hello(1, 0, 2, TOKEN, ConnectionKey(TrafficClass(), lane, lanes)))
+        impostor.sendall(make_hello(1, 0, 2, TOKEN, ConnectionKey(TrafficClass(), channel, channels)))
         while True:
             transport.progress(0.01)
             impostor.setblocking(False)
@@ -298,35 +298,35 @@ def test_frames_that_make_no_sense_end_in_an_error(
     places: Places, frame: tuple[int, ...], words: str
 ) -> None:
     transport = places.striped(0, connections=2, max_staged_bytes=5000)
-    lanes = pose_as_rank_1(places, transport)
+    channels = pose_as_rank_1(places, transport)
     receive = transport.irecv(1, 7, memoryview(bytearray(10)))
-    lanes[0].sendall(struct.pack("<BBHIIIQQQ", *frame) + b"x" * 20)
+    channels[0].sendall(struct.pack("<BBHIIIQQQ", *frame) + b"x" * 20)
     with pytest.raises(PeerLost, match=f"rank 0: lost peer 1: {words}"):
         wait_all(transport, [receive], 5)
     transport.close()
-    for lane in lanes:
-        lane.close()
+    for channel in channels:
+        channel.close()
 
 
 def test_a_segment_that_comes_twice_is_noticed(places: Places) -> None:
     transport = places.striped(0, connections=2)
-    lanes = pose_as_rank_1(places, transport)
+    channels = pose_as_rank_1(places, transport)
     receive = transport.irecv(1, 7, memoryview(bytearray(2000)))
     segment = FRAME.pack(SEGMENT, 0, 0, 5, 0, 5, 7, 0, 2000) + b"12345"
-    lanes[0].sendall(segment)
-    lanes[1].sendall(segment)
+    channels[0].sendall(segment)
+    channels[1].sendall(segment)
     with pytest.raises(PeerLost, match="it sent segment 5 twice"):
         wait_all(transport, [receive], 5)
     transport.close()
-    for lane in lanes:
-        lane.close()
+    for channel in channels:
+        channel.close()
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nonsense_ends_in_errors_and_nothing_else(places: Places, seed: int) -> None:
     rng = random.Random(seed)
     transport = places.striped(0, connections=2, max_staged_bytes=5000)
-    lanes = pose_as_rank_1(places, transport)
+    channels = pose_as_rank_1(places, transport)
     requests = [transport.irecv(1, 7, memoryview(bytearray(4))) for _ in range(3)]
     for _ in range(rng.randrange(1, 12)):
         length = rng.choice([0, 3, 4, 4, 100, rng.getrandbits(32)])
@@ -338,10 +338,10 @@ def test_nonsense_ends_in_errors_and_nothing_else(places: Places, seed: int) -> 
             rng.choice([0, 1, rng.getrandbits(64)]), total,
         )  # fmt: skip
         with suppress(ConnectionResetError, BrokenPipeError):
-            rng.choice(lanes).sendall(frame + rng.randbytes(min(length, 6000)))
+            rng.choice(channels).sendall(frame + rng.randbytes(min(length, 6000)))
         transport.progress(rng.choice([0.0, 0.001]))
-    for lane in lanes:
-        lane.close()
+    for channel in channels:
+        channel.close()
     begun_s = time.monotonic()
     with suppress(TransportError):
         wait_all(transport, requests, 5)
@@ -351,14 +351,14 @@ def test_nonsense_ends_in_errors_and_nothing_else(places: Places, seed: int) -> 
 
 def test_a_lane_that_breaks_ends_the_whole_pair(places: Places) -> None:
     transport = places.striped(0, connections=2)
-    lanes = pose_as_rank_1(places, transport)
+    channels = pose_as_rank_1(places, transport)
     receive = transport.irecv(1, 7, memoryview(bytearray(4)))
-    lanes[1].close()
+    channels[1].close()
     with pytest.raises(PeerLost, match="its end closed without a goodbye"):
         wait_all(transport, [receive], 5)
     assert isinstance(transport.isend(1, 1, memoryview(b"")).error, PeerLost)
     transport.close()
-    lanes[0].close()
+    channels[0].close()
 
 
 def test_what_was_sent_before_closing_arrives(places: Places) -> None:

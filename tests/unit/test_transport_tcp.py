@@ -22,7 +22,7 @@ from testbed.transport import (
     TransportTimeout,
     wait_all,
 )
-from testbed.transport.loop import Pulse
+from testbed.transport.loop import StallDetector
 from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, make_hello, read_hello
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
@@ -414,19 +414,19 @@ def test_closing_is_bounded_when_the_peer_hangs(places: Places) -> None:
 def test_what_the_kernel_carried_is_told_in_segments_and_bytes() -> None:
     def program(transport: TcpTransport) -> tuple[int, int, int]:
         exchange(transport)
-        before = transport.carried()
+        before = transport.wire_counts()
         exchange(transport, 100_000)
         exchange(transport)  # whose answer follows all of that
-        after = transport.carried()
+        after = transport.wire_counts()
         exchange(transport)  # nobody leaves before both have looked
         assert before is not None
         assert after is not None
         assert after.segments_out > before.segments_out
         assert after.segments_in >= before.segments_in
-        return after.ways, after.bytes_out - before.bytes_out, after.bytes_in
+        return after.subflows, after.bytes_out - before.bytes_out, after.bytes_in
 
-    for ways, sent, received in over_tcp(2, program):
-        assert ways == 1
+    for subflows, sent, received in over_tcp(2, program):
+        assert subflows == 1
         assert sent >= 100_000 + HEADER.size  # more where anything was sent again
         assert received >= 100_000 + 500 + 2 * HEADER.size
 
@@ -435,7 +435,7 @@ def test_mptcp_tells_it_too() -> None:
     def program(transport: TcpTransport) -> int:
         exchange(transport, 100_000)
         exchange(transport)
-        found = transport.carried()
+        found = transport.wire_counts()
         exchange(transport)
         assert found is not None
         return found.bytes_out
@@ -446,14 +446,14 @@ def test_mptcp_tells_it_too() -> None:
 def test_a_rank_notices_that_it_stood_still() -> None:
     def program(transport: TcpTransport) -> list[float]:
         exchange(transport)
-        pulse = transport.pulse = Pulse(wait_s=0.01, gap_s=0.15)
+        stall_detector = transport.stall_detector = StallDetector(wait_s=0.01, gap_s=0.15)
         transport.progress(None)  # nothing comes, and it looks round all the same
         if transport.rank == 1:
             transport.progress(0.0)
             time.sleep(0.3)
         transport.progress(0.0)
         exchange(transport)
-        return [until_s - since_s for since_s, until_s in pulse.gaps]
+        return [until_s - since_s for since_s, until_s in stall_detector.gaps]
 
     quiet, stopped = over_tcp(2, program)
     assert max(stopped) > 0.29

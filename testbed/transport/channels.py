@@ -1,9 +1,9 @@
-"""One message over several connections: cut into segments, dealt out to lanes that have room, put together again.
+"""One message over several connections: cut into segments, dealt out to channels that have room, put together again.
 
 After NCCLX's dynamic queue-pair load balancing (DQPLB; arXiv:2510.20171, and the public code `CtranIbVc`): segments go
-round the lanes, one with too many of them unacknowledged is passed over, sequence numbers let the receiver put them in
-order, the last segment of a message notifies, and small messages take a fast path over lane 0. Here a lane is a TCP
-connection, its completions are acknowledgements of the receiver's, and data go to where the receive was posted.
+round the channels, one with too many of them unacknowledged is passed over, sequence numbers let the receiver put them
+in order, the last segment of a message notifies, and small messages take a fast path over channel 0. Here a channel is
+a TCP connection, its completions are acknowledgements of the receiver's, and data go to where the receive was posted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MODES = ("dqplb", "spray")
 class StripeSettings:
     """How messages to a peer are cut and dealt out; both ends of a pair have the same.
 
-    connections: lanes. segment_bytes: of a segment at most. outstanding: segments of a lane that are not acknowledged.
-    mode: "dqplb" numbers segments through, and messages end in their order; in "spray" they carry no number, and each
-    message's end is announced apart, on lane 0. fast_bytes: messages up to this size go on lane 0 at once, whole,
-    uncounted. The defaults are those of NCCLX's public code within a zone, but for lanes (16 there), which here cost
-    connections, and for the fast path's bound.
+    connections: how many channels. segment_bytes: of a segment at most. outstanding: segments of a channel without
+    acknowledgement. mode: "dqplb" numbers segments through, and messages end in their order; in "spray" they carry no
+    number, and each message's end is announced apart, on channel 0. fast_bytes: messages up to this size go on channel
+    0 at once, whole, uncounted. The defaults are those of NCCLX's public code within a zone, but for channels (16
+    there), which here cost connections, and for the fast path's bound.
     """
 
     connections: int = 4
@@ -100,39 +100,39 @@ class Incoming(Staged):
         self.ended = False
 
 
-class LaneOwner(Protocol):
-    """What a lane tells its pair of; see `pairs`."""
+class ChannelOwner(Protocol):
+    """What a channel tells its pair of; see `pairs`."""
 
     rank: int
     peer: int
 
     def pump(self) -> None:
-        """There is room, or a lane more."""
+        """There is room, or a channel more."""
 
     def on_sent(self, out: Outgoing, size_bytes: int) -> None:
         """The kernel has another part of a message."""
 
-    def incoming(self, lane: Lane, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
+    def incoming(self, channel: Channel, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
         """The message of this number; None when it has to wait, or the peer breaks the rules."""
 
     def on_segment(
-        self, lane: Lane, into: Incoming, offset: int, length: int, flags: int, sequence: int
+        self, channel: Channel, into: Incoming, offset: int, length: int, flags: int, sequence: int
     ) -> None:
         """Another part of a message is there."""
 
     def on_progress(self, into: Incoming) -> None:
         """It is known of how many segments a message is made."""
 
-    def on_lane_lost(self, lane: Lane, error: TransportError) -> None:
-        """The lane is gone."""
+    def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
+        """The channel is gone."""
 
 
-class Lane(Stream):
+class Channel(Stream):
     """One connection of a pair."""
 
     header_bytes = FRAME.size
 
-    def __init__(self, pair: LaneOwner, number: int) -> None:
+    def __init__(self, pair: ChannelOwner, number: int) -> None:
         super().__init__(pair.rank, pair.peer)
         self.pair = pair
         self.number = number
@@ -143,7 +143,7 @@ class Lane(Stream):
         self._farewell: bytearray | None = None
 
     def attach(self, sock: Any, watch: Any) -> None:
-        """See Stream; then there is a lane more."""
+        """See Stream; then there is a channel more."""
         super().attach(sock, watch)
         self.pair.pump()
 
@@ -260,4 +260,4 @@ class Lane(Stream):
 
     def _lost(self, error: TransportError) -> None:
         self.current = None
-        self.pair.on_lane_lost(self, error)
+        self.pair.on_channel_lost(self, error)

@@ -7,8 +7,8 @@ from typing import Any
 
 from testbed.links.protocols import ProtocolCounts, read_protocols
 from testbed.transport import StripedTransport, TcpTransport
-from testbed.transport.carried import Carried
-from testbed.transport.loop import Pulse
+from testbed.transport.loop import StallDetector
+from testbed.transport.wire_counts import WireCounts
 from testbed.virtual import clock_here
 
 LOOKS = 50  # in a step, where nothing else wakes a rank
@@ -18,48 +18,48 @@ REAL_WAIT_S, REAL_LATE_S = 0.05, 0.05
 
 
 @dataclass(frozen=True)
-class Glimpse:
+class HostCounts:
     """What a host's IPv4 and its rank's connections had counted at one moment; None where the kernel does not tell."""
 
     host: ProtocolCounts
-    own: Carried | None
+    own: WireCounts | None
 
 
-class Witness:
+class HostMonitor:
     """Of one rank in a namespace that it has for itself. `begin` before each step, `end` after it."""
 
     def __init__(self, sockets: TcpTransport | StripedTransport) -> None:
         self._sockets = sockets
         self._exact = clock_here() == "free"
-        self._before: Glimpse | None = None
+        self._before: HostCounts | None = None
         wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
         late_s = LATE_S if self._exact else REAL_LATE_S
-        self._pulse = sockets.pulse = Pulse(wait_s, wait_s + late_s)
+        self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
 
     def begin(self) -> None:
         """A step is going to start."""
-        own = self._sockets.carried()
+        own = self._sockets.wire_counts()
         # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
-        self._before = Glimpse(read_protocols(), own)
-        self._pulse.gaps.clear()
+        self._before = HostCounts(read_protocols(), own)
+        self._stall_detector.gaps.clear()
 
     def end(self, start_s: float, end_s: float) -> dict[str, Any]:
         """What was seen during the step, ready for JSON."""
         before = self._before
         assert before is not None
-        after = Glimpse(read_protocols(), self._sockets.carried())
-        wait_s = self._pulse.wait_s
+        after = HostCounts(read_protocols(), self._sockets.wire_counts())
+        wait_s = self._stall_detector.wait_s
         found: dict[str, Any] = {"traffic": traffic(before, after), "looks_s": wait_s}
         still = [
             {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
-            for since_s, until_s in self._pulse.gaps
+            for since_s, until_s in self._stall_detector.gaps
             if until_s > start_s and since_s < end_s
         ]
         if still:
             found["stood_still"] = still
         if self._exact:
-            self._pulse.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
-            self._pulse.gap_s = self._pulse.wait_s + LATE_S
+            self._stall_detector.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
+            self._stall_detector.gap_s = self._stall_detector.wait_s + LATE_S
         return found
 
 
@@ -68,15 +68,15 @@ def resent_here() -> int:
     return read_protocols().tcp_resent
 
 
-def traffic(before: Glimpse, after: Glimpse) -> dict[str, Any] | None:
-    """What the host's IPv4 and the rank's connections carried between two glimpses, each way; None: not known.
+def traffic(before: HostCounts, after: HostCounts) -> dict[str, Any] | None:
+    """What the host's IPv4 and the rank's connections carried between two counts, each way; None: not known.
 
-    `opened`: connections, or ways of them, that came meanwhile: some of their first segments are the listener's.
+    `opened`: connections, or subflows of them, that came meanwhile: some of their first segments are the listener's.
     """
     early, late = before.own, after.own
-    if early is None or late is None or late.ways < early.ways:
+    if early is None or late is None or late.subflows < early.subflows:
         return None
-    found: dict[str, Any] = {"opened": late.ways - early.ways}
+    found: dict[str, Any] = {"opened": late.subflows - early.subflows}
     for way, segments in (("out", "segments_out"), ("in", "segments_in")):
         names = {
             "packets": f"{way}_packets",
