@@ -12,12 +12,18 @@ OWNER := $(shell stat -c %u .)
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
-# Not by the real clock: under the virtual one figures do not depend on what else runs; a guest keeps one core busy.
+# Not by the real clock: under the virtual one figures do not depend on what else runs.
 SIDE_BY_SIDE := -n logical --maxprocesses 4
+# One more than there are cores: a guest stays on one core, which need not be the idlest for long.
+GUESTS := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 ))) --dist loadfile --no-loadscope-reorder
+# Two networks at once mostly wait for each other's clocks; what must not have another beside it is marked `quiet`.
+NETS := -n 2 --dist loadfile
+# Where `make test` reads what passed and what was skipped.
+REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test test-all setup environment virtual lint unit thorough net test-virtual test-vagrant test-machines lock build clean-env
+.PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -28,12 +34,12 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	$(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; status=$$?; \
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
-test: setup ## install what is missing, run all checks and tests
-	@tools/bootstrap ryu peers validate
-	@$(MAKE) --no-print-directory --keep-going lint unit net test-virtual
+test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
+	@tools/bootstrap ryu peers validate machines
+	@$(CLEANLY) $(BIN)/python -m tests.lanes
 
-test-all: test ## the same, all that tests try by turns, and a network over two machines; for a night
-	@$(MAKE) --no-print-directory --keep-going thorough test-machines
+test-all: ## the same, and all of what it tries a part of; for a night
+	@$(MAKE) --no-print-directory --keep-going test thorough
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
 	@tools/bootstrap system switch environment
@@ -52,18 +58,26 @@ lint: environment ## ruff, mypy, the order of rooms
 	$(AS_OWNER) $(BIN)/lint-imports --no-logo --no-cache
 
 unit: environment ## tests that need no root
-	$(AS_OWNER) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit
+	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit
 
-thorough: environment ## what unit tests try by turns, all of it, and link engines in guests, too; minutes
+thorough: environment ## what other lanes try a part of, all of it: by turns, in guests, with Ryu; minutes
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
+	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/net
 	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/virtual
 
-net: setup ## tests on real namespaces and Open vSwitch, as root
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 tests/net
+net: net-shared net-quiet ## tests on real namespaces and Open vSwitch, as root
+
+net-shared: setup
+	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider --durations=12 $(NETS) \
+		-m 'net and not quiet and not thorough' tests/net
+
+net-quiet: setup
+	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider --durations=12 \
+		-m 'quiet and not thorough' tests/net
 
 ifeq ($(shell uname -m),x86_64)
 test-virtual: virtual ## tests under the virtual clock, as an ordinary user where that can be
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider --durations=12 $(SIDE_BY_SIDE) --dist loadfile tests/virtual
+	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider --durations=12 $(GUESTS) tests/virtual
 else
 test-virtual:
 	@echo 'not tested: the virtual clock, whose kernel runs on x86-64 only'
@@ -75,7 +89,7 @@ test-vagrant: environment ## tests in a machine of Vagrant's, on libvirt, as roo
 
 test-machines: setup ## tests of a network over two machines, which are namespaces of this one, as root; minutes
 	@tools/bootstrap machines
-	$(AS_ROOT) $(BIN)/python -m pytest -p no:cacheprovider -v -m machines tests/machines
+	$(AS_ROOT) $(BIN)/python -m pytest $(REPORT) -p no:cacheprovider -v -m machines tests/machines
 
 lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
 	@tools/lock $(if $(UPGRADE),--upgrade)

@@ -34,8 +34,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, the net lane where it cannot run, and what the virtual clock has no meaning for."""
+    """Skip, with the reason, the net lane where it cannot run, and what the virtual clock has no meaning for.
+
+    What goes the same way with either controller library is tried with Ryu in the thorough lane only.
+    """
+    for item in items:
+        with_ryu = isinstance(item, pytest.Function) and "ryu" in item.name
+        if with_ryu and item.get_closest_marker("by_either_library"):
+            item.add_marker(pytest.mark.thorough)
     if clock_here() is not None:
         for item in items:
             if marker := item.get_closest_marker("real_clock"):

@@ -18,7 +18,7 @@ import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, load_all
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 

@@ -18,7 +18,7 @@ from testbed.links.timing import one_way_times
 from testbed.virtual import clock_here
 from tests.net.patience import assert_within
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 LEAF_S, SPINE_S, WAN_S = 0.003, 0.007, 0.015
 

@@ -22,7 +22,7 @@ from testbed.links.timing import udp_pair
 from testbed.virtual import clock_here
 from tests.net.conftest import skip_without
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 EVERY_S = 0.00025
 EXACT = clock_here() == "free"

@@ -151,6 +151,7 @@ def test_ecmp_spreads_tcp_and_udp_flows_and_keeps_each_on_one_link(two: Site) ->
         assert all(links.count(link) >= FLOWS / 4 for link in interfaces), (ip_proto, links)
 
 
+@pytest.mark.by_either_library
 def test_flows_take_the_links_that_the_table_in_memory_gives_them(two: Site) -> None:
     interfaces = two.wan_interfaces("west")
     edges = {edge.building: edge for edge in two.edges}
@@ -174,6 +175,7 @@ def test_flows_take_the_links_that_the_table_in_memory_gives_them(two: Site) -> 
     assert len(checked) >= 2 * FLOWS
 
 
+@pytest.mark.by_either_library
 def test_probes_take_exactly_their_link(two: Site) -> None:
     interfaces = two.wan_interfaces("east")
     for index, link in enumerate(two.topology.wan):
@@ -185,6 +187,7 @@ def test_probes_take_exactly_their_link(two: Site) -> None:
         assert [name for name, interface in interfaces.items() if seen[interface]] == [link.name]
 
 
+@pytest.mark.by_either_library
 @pytest.mark.parametrize("target", ["10.1.9.9", "10.99.0.1"])
 def test_unknown_destinations_are_dropped(two: Site, target: str) -> None:
     east = two.topology.building("east").hosts[0].ip
@@ -203,6 +206,8 @@ def test_unknown_destinations_are_dropped(two: Site, target: str) -> None:
     assert {packet.target for packets in on_wan.values() for packet in packets} == expected
 
 
+@pytest.mark.by_any_datapath
+@pytest.mark.by_either_library
 def test_rules_outlive_the_controller(library: Library) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
         os.kill(controller.pid, signal.SIGKILL)
@@ -211,6 +216,7 @@ def test_rules_outlive_the_controller(library: Library) -> None:
         assert_all_pairs_reach(built)
 
 
+@pytest.mark.by_either_library
 def test_three_buildings_take_the_path_of_least_delay(library: Library) -> None:
     with site(THREE) as built, library.installed(built, "ecmp"):
         assert_all_pairs_reach(built)
@@ -223,6 +229,8 @@ def test_three_buildings_take_the_path_of_least_delay(library: Library) -> None:
         assert used == {"north-east-0", "south-east-1"}
 
 
+@pytest.mark.by_any_datapath
+@pytest.mark.by_either_library
 def test_two_controllers_run_side_by_side(library: Library, two: Site) -> None:
     with site(TWO) as second, library.installed(second, "shortest"):
         assert_all_pairs_reach(two)
@@ -232,6 +240,7 @@ def test_two_controllers_run_side_by_side(library: Library, two: Site) -> None:
         assert not any("bundle" in flow for flow in second.flows("east"))
 
 
+@pytest.mark.by_any_datapath
 def test_a_lost_connection_or_a_new_controller_leaves_the_rules_alone(library: Library) -> None:
     with site(TWO) as built:
         with library.installed(built, "shortest") as controller:
@@ -253,6 +262,7 @@ def test_a_lost_connection_or_a_new_controller_leaves_the_rules_alone(library: L
             assert_all_pairs_reach(built)
 
 
+@pytest.mark.by_any_datapath
 def test_flows_and_groups_of_others_are_removed(library: Library) -> None:
     with site(TWO) as built:
         bridge = built.bridge("east")
@@ -275,6 +285,7 @@ def test_flows_and_groups_of_others_are_removed(library: Library) -> None:
             assert_all_pairs_reach(built)
 
 
+@pytest.mark.by_any_datapath
 def test_lost_rules_are_noticed_and_put_in_again(library: Library) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
         bridge, lost = built.bridge("east"), built.topology.hosts[0].ip
@@ -289,6 +300,7 @@ def test_lost_rules_are_noticed_and_put_in_again(library: Library) -> None:
         assert_all_pairs_reach(built)
 
 
+@pytest.mark.by_any_datapath
 def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
         edges = {building.name: built.bridge(building.name) for building in TWO.buildings}
@@ -309,6 +321,8 @@ def test_another_policy_is_put_in_force_and_shown(library: Library) -> None:
         assert any(rule["packets"] > 0 and "fast_failover" in rule["actions"][0] for rule in counted)
 
 
+@pytest.mark.by_any_datapath
+@pytest.mark.by_either_library
 def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library, tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
@@ -329,6 +343,7 @@ def test_what_cannot_be_is_refused_and_the_last_good_rules_stay(library: Library
             replace(controller.api, token="guess").show()
 
 
+@pytest.mark.by_either_library
 def test_connections_outlive_changes_of_policy(library: Library) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
         east, west = (built.topology.building(name).hosts[0].ip for name in ("east", "west"))
@@ -340,6 +355,7 @@ def test_connections_outlive_changes_of_policy(library: Library) -> None:
                     assert received(server, 1000) == bytes([number]) * 1000
 
 
+@pytest.mark.by_any_datapath
 @pytest.mark.parametrize("by", ["who started it", "somebody else"])
 def test_a_killed_controller_comes_back_while_packets_go_on(library: Library, by: str) -> None:
     with site(TWO) as built, library.installed(built, "shortest") as controller:
@@ -384,6 +400,7 @@ def test_when_a_link_dies_new_ways_are_found(library: Library) -> None:
         assert exchange()
 
 
+@pytest.mark.by_any_datapath
 def test_ten_thousand_rules_are_in_and_read_back() -> None:
     hosts = topology(
         "many", {"east": 100, "west": 100}, {"a": "east", "b": "west", "planes": 2, "delay": "1 ms"}
@@ -424,6 +441,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.by_any_datapath
 def test_a_refused_rule_is_named(library: Library) -> None:
     with site(TWO) as built:
         bridge = built.bridge("west")
@@ -438,6 +456,7 @@ def test_a_refused_rule_is_named(library: Library) -> None:
         assert "OFPFMFC_TABLE_FULL" in message
 
 
+@pytest.mark.by_any_datapath
 def test_a_missing_port_is_named(library: Library) -> None:
     with site(TWO) as built:
         vsctl("del-port", f"{built.bridge('east')}p4")
@@ -446,6 +465,7 @@ def test_a_missing_port_is_named(library: Library) -> None:
             pass
 
 
+@pytest.mark.by_any_datapath
 def test_a_bridge_that_does_not_speak_openflow_13_is_named(library: Library) -> None:
     with site(TWO) as built:
         vsctl("set", "bridge", built.bridge("east"), "protocols=OpenFlow10")

@@ -25,7 +25,7 @@ from testbed.virtual import clock_here
 from tests.net.iperf import iperf_server
 from tests.net.patience import assert_within
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 

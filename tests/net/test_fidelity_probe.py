@@ -32,7 +32,7 @@ from testbed.links.shaping import Shape, shape_commands
 from testbed.links.timing import probe_s
 from tests.net.namespaces import namespaces
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 _fork = multiprocessing.get_context("fork")
 
 

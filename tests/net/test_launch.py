@@ -112,7 +112,9 @@ def sleeping() -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.quiet)]
+)
 def test_an_interrupted_launch_leaves_nothing(number: signal.Signals) -> None:
     process = subprocess.Popen(
         command("launch", "-t", TOPOLOGY, "--size-scale", 1, "--", "sleep", "1000"),

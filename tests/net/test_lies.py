@@ -152,6 +152,7 @@ def busy_cores(programs: int) -> Iterator[None]:
             hog.wait()
 
 
+@pytest.mark.quiet
 def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
     """The step time may or may not suffer, the verdict must."""
     with busy_cores(1):
@@ -164,6 +165,7 @@ def test_a_busy_machine_turns_the_verdict(tmp_path: Path) -> None:
         assert variant["verdict"]["status"] != "trusted"
 
 
+@pytest.mark.quiet
 def test_an_untrusted_run_is_repeated_with_more_dilation_and_its_figures_withheld(tmp_path: Path) -> None:
     options = ("--strict", "--retry-dilated", 2, "--json", *SMALLER)
     with busy_cores(4):

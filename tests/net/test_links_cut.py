@@ -12,7 +12,7 @@ from testbed.links.command import run_script
 from testbed.links.timing import udp_pair
 from tests.net.line import LEFT, RIGHT, Line, running, stream, way
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 
 def carrier(line: Line, port: str) -> bool:

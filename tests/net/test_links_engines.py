@@ -32,7 +32,7 @@ from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, balanced, fastes
 from tests.net.namespaces import namespaces
 from tests.net.patience import assert_within
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 
 def test_round_trip_is_the_sum_of_both_delays(engine_kind: str, line: Line, tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_
         end(run)
 
 
+@pytest.mark.quiet
 def test_what_a_killed_run_leaves_is_cleaned_and_only_that(tmp_path: Path) -> None:
     run, said = start(tmp_path)
     wait_for_words(run, said, "step")

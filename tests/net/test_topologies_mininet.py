@@ -13,6 +13,7 @@ import pytest
 
 pytestmark = [
     pytest.mark.net,
+    pytest.mark.quiet,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
     pytest.mark.skipif(shutil.which("mn") is None, reason="needs Mininet's `mn`"),
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.virtual.conftest import NOBODY, Person
+from tests.virtual.conftest import BEHIND_OTHERS, NOBODY, SOON_S, Person
 
 pytestmark = pytest.mark.virtual
 
@@ -38,7 +38,7 @@ print(computed - began, slept - computed)
     computed, slept = map(int, person.inside(*python(code)).stdout.split())
     assert computed < 100
     assert abs(slept - 3600 * 10**9) < 1000
-    assert time.monotonic() - began_s < 60
+    assert time.monotonic() - began_s < 60 * BEHIND_OTHERS
 
 
 def test_who_spins_until_a_moment_comes_gets_there(person: Person) -> None:
@@ -130,7 +130,7 @@ def test_a_stalled_clock_is_recognised(person: Person) -> None:
     assert done.returncode == 1
     assert "the virtual clock has stood still" in done.stderr
     assert "--cpu-time counted" in done.stderr
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 30 * BEHIND_OTHERS
 
 
 def test_wall_time_can_be_limited(person: Person) -> None:
@@ -141,7 +141,7 @@ def test_wall_time_can_be_limited(person: Person) -> None:
 
 def guest_kernel(process: psutil.Process) -> psutil.Process:
     """The kernel's process below a running `testbed`."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON_S
     while time.monotonic() < deadline:
         for child in process.children(recursive=True):
             if "linux" in child.name():
@@ -156,7 +156,7 @@ def test_an_interrupted_guest_leaves_nothing(number: int, person: Person) -> Non
     guest_kernel(psutil.Process(running.pid))
     time.sleep(1)
     running.send_signal(number)
-    running.communicate(timeout=10)
+    running.communicate(timeout=SOON_S)
     assert running.returncode == 128 + number
 
 
@@ -167,7 +167,7 @@ def test_a_killed_kernel_is_said(person: Person) -> None:
     kernel = guest_kernel(psutil.Process(running.pid))
     time.sleep(1)
     kernel.kill()
-    _, said = running.communicate(timeout=10)
+    _, said = running.communicate(timeout=SOON_S)
     assert running.returncode == 1
     assert "killed by signal 9" in said
 
@@ -177,8 +177,8 @@ def test_a_killed_command_takes_its_guest_along_and_the_next_one_sweeps_up(perso
     time.sleep(1.5)
     processes = psutil.Process(running.pid).children(recursive=True)
     running.kill()
-    running.communicate(timeout=10)
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    running.communicate(timeout=SOON_S)
+    _, alive = psutil.wait_procs(processes, timeout=SOON_S)
     assert not alive
     assert person.inside("true").returncode == 0
 

@@ -20,22 +20,31 @@ PARTS = (
 
 # What carries frames in a process of its own does so in the net lane, too; in guests, the whole of it in a night.
 NOT_BY_THE_KERNEL = ("test_links_engines.py", "test_links_cut.py", "test_control.py")
+NOT_BY_ITSELF = "not thorough and not vagrant and not machines"
 
 
 @pytest.mark.parametrize("files", PARTS, ids=lambda files: files[0].removesuffix(".py"))
 def test_the_net_lane_passes_under_the_virtual_clock(files: tuple[str, ...], person: Person) -> None:
-    _pass_in_a_guest(files, "not ryu and not userspace", person)
+    _pass_in_a_guest(files, "not ryu and not userspace", f"{NOT_BY_ITSELF} and not by_any_datapath", person)
 
 
 @pytest.mark.thorough
 def test_what_the_kernel_does_not_carry_passes_under_the_virtual_clock(person: Person) -> None:
-    _pass_in_a_guest(NOT_BY_THE_KERNEL, "not ryu and userspace", person)
+    _pass_in_a_guest(NOT_BY_THE_KERNEL, "not ryu and userspace", NOT_BY_ITSELF, person)
 
 
-def _pass_in_a_guest(files: tuple[str, ...], which: str, person: Person) -> None:
+@pytest.mark.thorough
+def test_what_no_datapath_changes_passes_under_the_virtual_clock(person: Person) -> None:
+    _pass_in_a_guest(
+        ("test_controller_switches.py",), "not ryu", f"{NOT_BY_ITSELF} and by_any_datapath", person
+    )
+
+
+def _pass_in_a_guest(files: tuple[str, ...], which: str, marked: str, person: Person) -> None:
     done = person.call(
         *("virtual", "exec", "--memory", "3 GiB", "--timeout", "1100 s", "--"),
         *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--rootdir", str(REPOSITORY)),
+        *("-m", marked),
         *("-k", which),  # switches do not see which of the two controllers it is; the net lane tries both
         "--basetemp=/tmp/net-lane",  # pytest's usual place may be there already, of a user of this machine
         *(str(REPOSITORY / "tests/net" / name) for name in files),

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.virtual.conftest import REPOSITORY, Person, ordinary_user
+from tests.virtual.conftest import REPOSITORY, SOON_S, Person, ordinary_user
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -168,7 +168,7 @@ def test_an_interrupted_run_leaves_nothing(person: Person) -> None:
             break
     assert psutil.Process(running.pid).children(recursive=True)
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=20)
+    running.communicate(timeout=SOON_S)
     assert running.returncode == 130
     assert list(person.home.iterdir()) == []
 

@@ -1,0 +1,321 @@
+"""The lanes of `make test`, those that can stand it beside each other; what each took, and what was skipped and why.
+
+The virtual lane's figures do not depend on what else the machine does, and the net lane mostly waits: so guests run on
+what the lanes in front of them leave of the cores. The kernel is asked for that (SCHED_IDLE, and an idle control group
+where sessions would share cores evenly); where it cannot be had the virtual lane comes after the others.
+
+Each lane is a target of the Makefile. Usage: python -m tests.lanes
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from xml.etree import ElementTree
+
+REPOSITORY = Path(__file__).parents[1]
+# Lint and unit tests keep all cores busy: guests would wait for them.
+FIRST = ("lint", "unit")
+# By the real clock; each has the machine to itself but for the guests.
+FRONT = ("net-shared", "net-quiet", "test-machines")
+BACK = "test-virtual"
+EVERY_S = 0.2
+HEARTBEAT_S = 60.0
+# After the signal that ends all: until those that do not end are told once more, and until they are killed.
+PATIENCE_S, KILL_AFTER_S = 20.0, 20.0
+# For what lanes that have ended had started: until it is told to end, and until it is killed.
+ORPHANS_S = 5.0
+PR_SET_PDEATHSIG = 1
+GROUPS = Path("/sys/fs/cgroup")
+# Version 1 has a folder for each controller, version 2 one for all.
+CPU_GROUPS = ("cpu,cpuacct", "cpu", "")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a lane ended: its exit status, the seconds it took, how many tests passed, reasons of those skipped."""
+
+    lane: str
+    status: int
+    took_s: float
+    passed: int = 0
+    skipped: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """One line on it."""
+        tests = f", {self.passed} passed, {len(self.skipped)} skipped" if self.passed or self.skipped else ""
+        said = "" if self.status == 0 else f", FAILED with status {self.status}"
+        return f"{self.lane:14} {self.took_s:5.0f} s{tests}{said}"
+
+
+def results(report: Path) -> tuple[int, tuple[str, ...]]:
+    """How many tests passed and, of those skipped, the reasons: from pytest's JUnit report, where there is one."""
+    try:
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return 0, ()
+    skipped = [case.find("skipped") for case in cases]
+    reasons = [found.get("message", "") for found in skipped if found is not None]
+    bad = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    return len(cases) - len(reasons) - len(bad), tuple(reasons)
+
+
+def summary(outcomes: Sequence[Outcome], took_s: float, missing: Sequence[str] = ()) -> str:
+    """What `make test` says at its end; `missing`: lanes that did not run."""
+    lines = ["lanes:", *(f"  {outcome.line()}" for outcome in outcomes), f"  {'together':14} {took_s:5.0f} s"]
+    lines += [f"  {lane:14} did not run" for lane in missing]
+    reasons = Counter((outcome.lane, reason) for outcome in outcomes for reason in outcome.skipped)
+    lines.append("skipped, and why:" if reasons else "skipped: nothing")
+    lines += [f"  {lane}: {count} of them: {reason}" for (lane, reason), count in reasons.items()]
+    lines.append("left to `make test-all`: what is marked `thorough` (pyproject.toml says what that is)")
+    lines.append("left to `make test-vagrant`: a machine of Vagrant's")
+    return "\n".join(lines)
+
+
+def shares_by_session(groups: str, autogroup: str | None) -> bool:
+    """Whether the kernel shares cores between sessions first, so that an idle process of one counts as much as others.
+
+    `groups` is /proc/self/cgroup, `autogroup` the kernel's setting, None where it has none.
+    """
+    if autogroup is None or autogroup.strip() != "1":
+        return False
+    rows = [line.split(":", 2) for line in groups.splitlines()]
+    own = [row[2] for row in rows if "cpu" in row[1].split(",")] or [row[2] for row in rows if not row[1]]
+    return not own or own[0] == "/"
+
+
+@contextlib.contextmanager
+def idle_group() -> Iterator[Path | None]:
+    """A control group whose processes get what others leave, gone with the block; None where there cannot be one."""
+    group = None
+    for controller in CPU_GROUPS:
+        made = GROUPS / controller / f"testbed-tests-{os.getpid()}"
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        try:
+            (made / "cpu.idle").write_text("1")
+        except OSError:
+            made.rmdir()
+            continue
+        group = made
+        break
+    try:
+        yield group
+    finally:
+        deadline = time.monotonic() + PATIENCE_S
+        while group is not None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):  # busy while something in it is about to end
+                group.rmdir()
+                break
+            time.sleep(EVERY_S)
+
+
+class Lane:
+    """One that runs."""
+
+    def __init__(
+        self, name: str, reports: Path, output: Path | None = None, behind: Path | None = None
+    ) -> None:
+        """Start it; `output`: the file for what it says; `behind`: the idle control group to run in."""
+        self.name = name
+        self.output = output
+        self._report = reports / f"{name}.xml"
+        self._began_s = time.monotonic()
+        command = ["make", "--no-print-directory", name, f"REPORTS={reports}"]
+        with output.open("wb") if output else contextlib.nullcontext() as said:
+            self.process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said and subprocess.STDOUT,
+                preexec_fn=_behind(behind) if output else _with_parent,  # noqa: PLW1509 (no threads here)
+            )
+
+    def poll(self) -> Outcome | None:
+        """How it ended, if it has."""
+        status = self.process.poll()
+        if status is None:
+            return None
+        return Outcome(self.name, status, time.monotonic() - self._began_s, *results(self._report))
+
+    def progress(self) -> str:
+        """The last that it said, and for how long it has been running."""
+        words = self.output.read_text(errors="replace").split("\n") if self.output else []
+        last = next((line.strip() for line in reversed(words) if line.strip()), "")
+        return f"{self.name} has been running for {time.monotonic() - self._began_s:.0f} s: {last[-60:]}"
+
+
+def _with_parent() -> None:
+    """In a lane's first process: it is told to end when whoever started it is no more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _behind(group: Path | None) -> Callable[[], None]:
+    def prepare() -> None:
+        _with_parent()
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+    return prepare
+
+
+class Lanes:
+    """All of them, as they start and end."""
+
+    def __init__(self, reports: Path) -> None:
+        self.outcomes: list[Outcome] = []
+        self.stopped: int | None = None
+        self._reports = reports
+        self._running: list[Lane] = []
+        self._said_s = time.monotonic()
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """What a signal does: no further lane starts; those that run are told, and killed if they do not end."""
+        self.stopped = self.stopped or number
+
+    def run(self, group: Path | None, beside: bool) -> None:
+        """All, in their order, until the last has ended or one is to stop. `beside`: the virtual lane behind others."""
+        for name in FIRST:
+            self._wait_for(self._start(name))
+        behind = self._start(BACK, group) if beside else None
+        for name in FRONT:
+            self._wait_for(self._start(name))
+        self._wait_for(behind or self._start(BACK, group))
+
+    def _start(self, name: str, group: Path | None = None) -> Lane | None:
+        if self.stopped:
+            return None
+        say(name + (": behind the others; what it says follows at its end" if name == BACK else ""))
+        output = self._reports / f"{name}.out" if name == BACK else None
+        lane = Lane(name, self._reports, output, group)
+        self._running.append(lane)
+        return lane
+
+    def _wait_for(self, lane: Lane | None) -> None:
+        """Until it has ended; and the one behind the others, if that has ended meanwhile, says its piece then."""
+        while lane in self._running:
+            time.sleep(EVERY_S)
+            if self.stopped:
+                return self._end_all(self.stopped)
+            if lane is not None and lane.output and time.monotonic() - self._said_s > HEARTBEAT_S:
+                say(lane.progress())
+                self._said_s = time.monotonic()
+            self._note(lane)
+        self._note(None)
+        self._said_s = time.monotonic()
+        return None
+
+    def _note(self, waited_for: Lane | None) -> None:
+        """Those that have ended; not in the middle of what another is saying."""
+        for lane in list(self._running):
+            quiet = waited_for is None or lane is waited_for
+            if quiet and (outcome := lane.poll()) is not None:
+                self._running.remove(lane)
+                self.outcomes.append(outcome)
+                if lane.output:
+                    say(f"{lane.name} said:")
+                    print(lane.output.read_text(errors="replace"), flush=True)
+
+    def _end_all(self, number: int) -> None:
+        """A terminal's Ctrl-C and `timeout` reach all of this process group; who else sends a signal means us alone."""
+        say(f"stopped by signal {number}; waiting for what runs to take down what it made")
+        processes = [lane.process for lane in self._running]
+        started = descendants(os.getpid())
+        if number == signal.SIGTERM:
+            for process in processes:
+                process.terminate()
+        for patience_s, then in ((PATIENCE_S, signal.SIGTERM), (KILL_AFTER_S, signal.SIGKILL)):
+            deadline = time.monotonic() + patience_s
+            while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+                time.sleep(EVERY_S)
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(then)
+        for process in processes:
+            process.wait()
+        for then in (signal.SIGTERM, signal.SIGKILL):
+            deadline = time.monotonic() + ORPHANS_S
+            while (left := started & living().keys()) and time.monotonic() < deadline:
+                time.sleep(EVERY_S)
+            for pid in left:
+                with contextlib.suppress(OSError):  # ended meanwhile, or root's
+                    os.kill(pid, then)
+        self.outcomes += [outcome for lane in self._running if (outcome := lane.poll()) is not None]
+        self._running.clear()
+
+
+def living() -> dict[int, int]:
+    """The processes of this machine that have not ended, each with its parent."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+    return parents
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below a process."""
+    parents, found, new = living(), set[int](), {pid}
+    while new:
+        new = {child for child, parent in parents.items() if parent in new} - found
+        found |= new
+    return found
+
+
+def say(words: str) -> None:
+    """A line that is none of a lane's own."""
+    print(f"==> {words}", flush=True)
+
+
+def main() -> int:
+    """The exit status: of the first lane that failed; 128 and the signal's number where one ended all."""
+    began_s = time.monotonic()
+    reports = Path(tempfile.mkdtemp(prefix="testbed-lanes-"))
+    reports.chmod(0o777)  # lanes run as root, or as the checkout's owner
+    lanes = Lanes(reports)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lanes.stop)
+    try:
+        with idle_group() as group:
+            lanes.run(group, group is not None or not _shares_by_session())
+    finally:
+        shutil.rmtree(reports, ignore_errors=True)
+    ran = {outcome.lane for outcome in lanes.outcomes}
+    print(
+        summary(
+            lanes.outcomes, time.monotonic() - began_s, [n for n in (*FIRST, *FRONT, BACK) if n not in ran]
+        )
+    )
+    if lanes.stopped:
+        return 128 + lanes.stopped
+    return next((1 for outcome in lanes.outcomes if outcome.status), 0)
+
+
+def _shares_by_session() -> bool:
+    try:
+        autogroup: str | None = Path("/proc/sys/kernel/sched_autogroup_enabled").read_text()
+    except OSError:
+        autogroup = None
+    return shares_by_session(Path("/proc/self/cgroup").read_text(), autogroup)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
