@@ -217,6 +217,52 @@ def test_ryu_that_cannot_be_installed_is_said_and_goes_on(tmp_path: Path) -> Non
     assert not any((tmp_path / ".venv-ryu").glob("*"))
 
 
+MAKER = """
+cat >python <<'END'
+#!/bin/sh
+case "$*" in
+-m\\ venv\\ *) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; echo "made $3" >>"$CALLS" ;;
+-VV) echo Python 3 ;;
+esac
+END
+chmod +x python; PYTHON=$PWD/python; export CALLS; echo numpy >wanted
+"""
+
+
+def test_environments_of_others_are_kept_for_all_checkouts_by_what_is_in_them(tmp_path: Path) -> None:
+    code = f"""
+    cd {tmp_path}; KEPT={tmp_path}/kept; {MAKER}
+    mkdir one two; ln -s ../wanted one; ln -s ../wanted two
+    for checkout in one two one; do (cd $checkout; other_people .venv-peers wanted true); done
+    readlink one/.venv-peers two/.venv-peers
+    rm -rf one/.venv-peers
+    echo torch >wanted; (cd two; other_people .venv-peers wanted true); readlink two/.venv-peers
+    """
+    done = bootstrap(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second, third = done.stdout.split()
+    assert first == second != third
+    assert calls(tmp_path) == [f"made {first}", f"made {third}"]
+    assert {Path(kept, ".installed").read_text() for kept in (first, third)} == {"numpy\n", "torch\n"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_environments_of_others_are_in_the_checkout_where_they_cannot_be_kept(
+    tmp_path: Path, there: bool
+) -> None:
+    """Where a folder is there already, it may be another machine's mount; and not everybody may write for all."""
+    code = f"""
+    cd {tmp_path}; KEPT={f"{tmp_path}/kept" if there else "/proc/none"}; {MAKER}
+    {"mkdir .venv-peers" if there else ""}
+    for again in 1 2; do other_people .venv-peers wanted true; done
+    """
+    done = bootstrap(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert calls(tmp_path) == ["made .venv-peers"]
+    assert not (tmp_path / ".venv-peers").is_symlink()
+    assert not (tmp_path / "kept").exists()
+
+
 def test_an_unknown_stage_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     command = [str(CHECKOUT / "tools/bootstrap"), "environment", "everything"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
