@@ -37,6 +37,7 @@ def rooted(value: Any, folder: Path) -> Any:
 
 
 REGISTRIES = {
+    "schedules": "testbed.workload.schedules:SCHEDULES",
     "policies": "testbed.controller.policies:POLICIES",
 }
 """Where each registry stands, MODULE:NAME."""

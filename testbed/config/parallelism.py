@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from testbed.config.forms import (
     Size,
     SizeOrNone,
     choice,
+    named,
     number,
     whole,
 )
@@ -37,11 +38,6 @@ TOPOLOGY_AWARE = "topology_aware"
 MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
-SCHEDULES = (
-    *("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "ZBH1", "ZBVZeroBubble"),
-    *("CrossUD", "CrossUDSub", "CrossWave"),
-)
-
 
 # what may be named for each dimension's collectives; checked once more with what these are
 COLLECTIVES_OF = {
@@ -222,8 +218,11 @@ class ParallelismSpec(Strict):
 class ScheduleSpec(Strict):
     """In which order each rank of a pipeline computes."""
 
-    name: Annotated[str, choice("a schedule", SCHEDULES)] = Field(
-        default="1F1B", description="Which schedule, under PyTorch's and CrossPipe's names."
+    renamed: ClassVar[Mapping[str, str]] = {"wan_turns": "wan_send_tokens"}
+
+    name: Annotated[str, named("schedules")] = Field(
+        default="1F1B",
+        description="Which schedule, under PyTorch's and CrossPipe's names, or one of your own as FILE.py:FUNCTION.",
     )
     file: str | None = Field(
         default=None,
@@ -251,16 +250,16 @@ class ScheduleSpec(Strict):
         default=1, description="How many layers ahead sharded parameters are gathered."
     )
 
-    wan_turns: Flag = Field(
+    wan_send_tokens: Flag = Field(
         default=False,
-        description="Replicas of a pipeline send to another building one after the other, each with the whole link, "
-        "in place of all at once (Atlas, arXiv:2411.14458).",
+        description="Replicas of a pipeline send to another building one after the other, as a token goes round, each "
+        "with the whole link, in place of all at once (Atlas, arXiv:2411.14458).",
     )
 
     def checks(self) -> Iterator[Finding]:
-        """The file is there; turns are those of messages that leave when their turn comes."""
-        if self.wan_turns and self.receives != "early":
-            yield Finding(("wan_turns",), "true", "receives: early")
+        """The file is there; send tokens are of messages that leave as soon as they may."""
+        if self.wan_send_tokens and self.receives != "early":
+            yield Finding(("wan_send_tokens",), "true", "receives: early")
         if self.file is not None and not Path(self.file).is_file():
             yield Finding(("file",), show(self.file), "a CSV file with a line per rank")
 

@@ -40,7 +40,7 @@ from testbed.workload.parallelism import (
     make_mesh,
 )
 from testbed.workload.planning import groups_of
-from testbed.workload.schedules import SCHEDULES
+from testbed.workload.schedules import find_schedule
 from testbed.workload.stages import Sizes, Stage, model_stages
 
 UNIT = 1 << 20  # bytes of the array by which links' shares are found
@@ -119,10 +119,10 @@ class Screener:
             return changes.get(path, self._base[path])
 
         name, chunks = value(SCHEDULE + "name"), value(SCHEDULE + "chunks")
-        kept = SCHEDULES[name]
-        if not kept.takes(chunks):
+        entry = find_schedule(name)
+        if not entry.takes(chunks):
             return None
-        chunks = kept.chunks or chunks
+        chunks = entry.chunks or chunks
         local = value("workload.local_batch_size")
         replicas = value(f"{PARALLELISM}{REPLICATE}_degree") * value(f"{PARALLELISM}{SHARD}_degree")
         microbatches = changes.get(SCHEDULE + "microbatches", self._sequences // (replicas * local))
@@ -133,7 +133,7 @@ class Screener:
         if work is None:
             return None
         stages = value(f"{PARALLELISM}{PIPELINE}_degree")
-        return _pipeline_s(work, stages, microbatches, chunks, split=kept.split) + work.end_s
+        return _pipeline_s(work, stages, microbatches, chunks, split=entry.split) + work.end_s
 
     def _key(self, changes: Changes) -> tuple[object, ...]:
         degrees = tuple(

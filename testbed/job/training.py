@@ -14,7 +14,7 @@ from testbed.job.tuning import tuning_of
 from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
-from testbed.workload.layers import Options, Turn
+from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
 from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
 from testbed.workload.placing import least_crossing
@@ -22,10 +22,10 @@ from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.planning import plan_job
 from testbed.workload.schedules import (
-    SCHEDULES,
     Costs,
     Schedule,
     ScheduleError,
+    find_schedule,
     make_schedule,
     read_csv,
     schedule_of,
@@ -99,7 +99,7 @@ class _Planner:
             schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
             stages = _stages(self.scenario, mesh, len(schedule.owners), self.itemsize)
         else:
-            count = ranks * (SCHEDULES[asked.name].chunks or asked.chunks)
+            count = ranks * (find_schedule(asked.name).chunks or asked.chunks)
             stages = _stages(self.scenario, mesh, count, self.itemsize)
             schedule = _by_name(asked, mesh, stages, self.network, self.hosts, self.scale)
         options = Options(
@@ -110,7 +110,7 @@ class _Planner:
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
             routing_skew=spec.routing_skew,
-            turns=_turns(self.network, self.hosts) if asked.wan_turns else {},
+            send_tokens=_send_tokens(self.network, self.hosts) if asked.wan_send_tokens else {},
             slowdowns=_slowdowns(spec.stragglers, mesh.size),
             jitter=spec.compute_jitter,
             seed=self.scenario.seed,
@@ -121,13 +121,13 @@ class _Planner:
         return mesh, schedule, stages, replace(plan, buildings=self.buildings, tuning=self.tuning)
 
 
-def _turns(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], Turn]:
+def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
     """Of all pairs of ranks in different buildings."""
     found = {}
     for (here, there), path in network.paths.items():
-        way = hosts[here].building, hosts[there].building
-        if way[0] != way[1]:
-            found[here, there] = Turn(way, min(network.capacities[part] for part in path.parts))
+        direction = hosts[here].building, hosts[there].building
+        if direction[0] != direction[1]:
+            found[here, there] = SendToken(direction, min(network.capacities[part] for part in path.parts))
     return found
 
 
@@ -161,8 +161,8 @@ def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
 def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host]) -> Sequence[int]:
     if asked == "scattered":
         buildings = [host.building for host in hosts]
-        turn = [buildings[:number].count(building) for number, building in enumerate(buildings)]
-        return sorted(range(len(hosts)), key=lambda rank: (turn[rank], rank))
+        index = [buildings[:number].count(building) for number, building in enumerate(buildings)]
+        return sorted(range(len(hosts)), key=lambda rank: (index[rank], rank))
     return () if isinstance(asked, str) else asked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
-from testbed.config import ConfigError, Scenario
+from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
 from testbed.job.training import Training, wrong_workload
 from testbed.job.workload import Workload, workload_of
@@ -26,6 +26,10 @@ def dry_run(training: Training) -> Timeline:
             )
         except Stuck as error:
             expected = f"one that comes to its end; this one {error}"
+            if training.schedule.source is not None:
+                file, line = training.schedule.source
+                name = training.schedule.name.rpartition(":")[2]
+                raise ConfigError([Problem(file, line, "schedule", name, expected)]) from None
             raise wrong_workload("schedule", training.schedule.name, expected) from None
     return _known[training]
 

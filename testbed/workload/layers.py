@@ -27,10 +27,10 @@ FSDP = "fsdp"
 _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
 
-class Turn(NamedTuple):
-    """Between two buildings: which, and the bytes per second of a message that is alone on its way."""
+class SendToken(NamedTuple):
+    """Who holds it may send from one building to another: which ones, and the bytes per second of a message alone."""
 
-    way: tuple[str, str]
+    direction: tuple[str, str]
     rate: float
 
 
@@ -50,7 +50,7 @@ class Options:
     and messages leave at once; else a receive is posted when its action is next, and its message leaves then.
     sequence_parallel: tensor ranks share out the sequence.
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
-    turns: pairs of ranks between which replicas send one after the other.
+    send_tokens: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
     what dimensions send.
     """
@@ -62,7 +62,7 @@ class Options:
     early_receives: bool = True
     sequence_parallel: bool = False
     routing_skew: float = 0.0
-    turns: Mapping[tuple[int, int], Turn] = field(default_factory=dict)
+    send_tokens: Mapping[tuple[int, int], SendToken] = field(default_factory=dict)
     slowdowns: Mapping[int, float] = field(default_factory=dict)
     jitter: float = 0.0
     seed: int = 0
@@ -143,12 +143,12 @@ class LayerPlanner:
         numel = self.numel(part.context * (1 if kind is Kind.FORWARD else 2))
         begins = tuple({*self.gate, *self.computed[-1:]})
         arrived: tuple[int, ...] = begins
-        for turn in range(size - 1):
-            after = begins if not turn else arrived
-            self.add(Message(f"{name} keys to {to}", "context send", CONTEXT, after, to, numel, turn, True))
-            got = Message(f"{name} keys of {source}", "context receive", CONTEXT, after, source, numel, turn)
+        for step in range(size - 1):
+            after = begins if not step else arrived
+            self.add(Message(f"{name} keys to {to}", "context send", CONTEXT, after, to, numel, step, True))
+            got = Message(f"{name} keys of {source}", "context receive", CONTEXT, after, source, numel, step)
             arrived = (self.add(got),)
-            self.compute(f"{name} {turn}", kind, seconds / size)
+            self.compute(f"{name} {step}", kind, seconds / size)
             self.gate += arrived
         self.compute(f"{name} {size - 1}", kind, seconds / size)
 

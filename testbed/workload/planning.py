@@ -1,7 +1,7 @@
 """From a schedule to every rank's plan: its actions in order, and pipeline_parallel's messages between stages.
 
-Activations go forward, their gradients back; replicas may take turns between buildings (Atlas, arXiv:2411.14458). What
-goes on within an action is in `layers`.
+Activations go forward, their gradients back; replicas in a building may pass on a send token, with which one at a time
+sends to another building (Atlas, arXiv:2411.14458). What goes on within an action is in `layers`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from testbed.workload.parallelism import CONTEXT, EXPERT, PIPELINE, REPLICATE, S
 from testbed.workload.plan import Computing, JobPlan, Message, Operation, Pause
 from testbed.workload.schedules import Action, Kind, Schedule
 from testbed.workload.stages import Stage
+
+TOKEN = "send_token"  # the kind of what passes it on
 
 
 def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: Options) -> JobPlan:
@@ -154,42 +156,42 @@ class _RankPlanner(LayerPlanner):
         target = _next_stage(action, len(self.stages))
         return None if target is None else self.line[self.schedule.owners[target]]
 
-    # ---- turns of replicas: each sends for as long as its message takes, then tells the next one
+    # ---- send tokens of replicas: who has one sends for as long as its message takes, then passes it on
 
     def _send(self, target: int, action: Action, peer: int, after: tuple[int, ...]) -> None:
-        turn, sharing = self.sent[peer], self._sharing(peer)
+        number, sharing = self.sent[peer], self._sharing(peer)
         self.sent[peer] += 1
         if len(sharing) <= 1:
             self._message(target, action, peer, after, sends=True)
             return
         own = sharing.index(self.rank)
-        if turn or own:
-            after = (*after, self._turn_of(peer, turn, sharing[own - 1], (), sends=False))
+        if number or own:
+            after = (*after, self._token(peer, number, sharing[own - 1], (), sends=False))
         place = self._message(target, action, peer, after, sends=True)
         message = self.plan[place]
         assert isinstance(message, Message)
-        seconds = message.numel * self.options.itemsize / self.options.turns[self.rank, peer].rate
-        over = self.add(Pause(f"turn of {message.name}", f"turn {peer}", "turn", after, seconds))
+        seconds = message.numel * self.options.itemsize / self.options.send_tokens[self.rank, peer].rate
+        over = self.add(Pause(f"token of {message.name}", f"token {peer}", TOKEN, after, seconds))
         if own < len(sharing) - 1:
-            self._turn_of(peer, turn, sharing[own + 1], (over,), sends=True)
-        elif turn < self.to_send[peer] - 1:
-            self._turn_of(peer, turn + 1, sharing[0], (over,), sends=True)
+            self._token(peer, number, sharing[own + 1], (over,), sends=True)
+        elif number < self.to_send[peer] - 1:
+            self._token(peer, number + 1, sharing[0], (over,), sends=True)
 
     def _sharing(self, peer: int) -> list[int]:
         """Ranks of replicas that send what this rank sends to `peer`, from the same building to the same other one."""
-        turns, there = self.options.turns, self.line.index(peer)
-        if (self.rank, peer) not in turns:
+        tokens, there = self.options.send_tokens, self.line.index(peer)
+        if (self.rank, peer) not in tokens:
             return []
-        way = turns[self.rank, peer].way
+        direction = tokens[self.rank, peer].direction
         pairs = [(line[self.own], line[there]) for line in self.lines]
-        return [pair[0] for pair in pairs if pair in turns and turns[pair].way == way]
+        return [pair[0] for pair in pairs if pair in tokens and tokens[pair].direction == direction]
 
-    def _turn_of(self, peer: int, turn: int, replica: int, after: tuple[int, ...], *, sends: bool) -> int:
-        """One end of the word that a replica may send its message number `turn` to its `peer`."""
-        tag = 2 * turn + (self.line.index(peer) > self.own)
+    def _token(self, peer: int, number: int, replica: int, after: tuple[int, ...], *, sends: bool) -> int:
+        """One end of the token with which a replica may send its message of this number to its `peer`."""
+        tag = 2 * number + (self.line.index(peer) > self.own)
         return self.add(
             Message(
-                f"turn {turn}", f"turn {peer}", "turn", after, peer=replica, numel=1, tag=tag, sends=sends
+                f"token {number}", f"token {peer}", TOKEN, after, peer=replica, numel=1, tag=tag, sends=sends
             )
         )
 

@@ -81,13 +81,13 @@ def test_events_neighbours_and_protocols_are_not_the_model_s() -> None:
 
 
 def test_the_command_shows_every_variant() -> None:
-    ran = CliRunner().invoke(app, ["predict", str(SCENARIOS / "turns.yaml"), "--json"])
+    ran = CliRunner().invoke(app, ["predict", str(SCENARIOS / "send-tokens.yaml"), "--json"])
     assert ran.exit_code == 0, ran.output
     found = json.loads(ran.output)
-    assert list(found) == ["gpipe", "gpipe-turns", "1f1b", "1f1b-turns", "crossudsub", "crossudsub-turns"]
+    assert list(found) == ["gpipe", "gpipe-tokens", "1f1b", "1f1b-tokens", "crossudsub", "crossudsub-tokens"]
     assert {entry["wan_bytes"] for entry in found.values()} == {12_800_000_000}
-    shown = CliRunner().invoke(app, ["predict", str(SCENARIOS / "turns.yaml")]).output
-    assert "1f1b-turns" in shown
+    shown = CliRunner().invoke(app, ["predict", str(SCENARIOS / "send-tokens.yaml")]).output
+    assert "1f1b-tokens" in shown
     assert "12.8 GB" in shown
     assert "By the model, in" in shown
 

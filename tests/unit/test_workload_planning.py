@@ -278,7 +278,7 @@ def test_bytes_of_dimensions_have_their_class(tmp_path: Path) -> None:
     assert set(usual.pairs("ring")) == {0}
 
 
-# ---- replicas that take turns
+# ---- replicas that pass a send token
 
 
 def between_buildings(made: Workload) -> list[tuple[float, float]]:
@@ -304,12 +304,12 @@ def test_replicas_take_turns_on_the_way_between_buildings(tmp_path: Path, mappin
         "mapping": mapping,
     }
     together = workload(tmp_path, parallelism)
-    turns = workload(tmp_path, parallelism, schedule={"wan_turns": True})
-    words = sum(op.kind == "turn" for own in turns.plan.ranks for op in own)
-    assert 0 <= sent_bytes(turns) - sent_bytes(together) <= words * 4 * SCALE.size_scale
+    tokens = workload(tmp_path, parallelism, schedule={"wan_send_tokens": True})
+    words = sum(op.kind == "send_token" for own in tokens.plan.ranks for op in own)
+    assert 0 <= sent_bytes(tokens) - sent_bytes(together) <= words * 4 * SCALE.size_scale
     if mapping != "consecutive":  # in part beside each other, in part apart: it comes to its end all the same
         return
-    messages = between_buildings(turns)
+    messages = between_buildings(tokens)
     assert len(messages) == 4 * MICROBATCHES
     for earlier, later in pairwise(messages):
         assert later[0] >= earlier[1] - 1e-5  # ranks take a few microseconds for each message
@@ -484,12 +484,12 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
         ),
         (
             {"data_parallel_shard_degree": 8},
-            {"schedule": {"wan_turns": True, "receives": "in_order"}},
-            "workload.schedule.wan_turns: got true, expected receives: early",
+            {"schedule": {"wan_send_tokens": True, "receives": "in_order"}},
+            "workload.schedule.wan_send_tokens: got true, expected receives: early",
         ),
         (
             {"data_parallel_shard_degree": 8, "routing_skew": -1},
-            {"schedule": {"wan_turns": "maybe"}},
+            {"schedule": {"wan_send_tokens": "maybe"}},
             "routing_skew: got -1, expected a number from 0 to 10, such as 0.5",
         ),
         (
@@ -502,7 +502,11 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {},
             "expected of pipeline_parallel a DSCP, a whole number from 0 to 63",
         ),
-        ({"data_parallel_shard_degree": 8}, {"schedule": {"wan_turns": 2}}, "got 2, expected true or false"),
+        (
+            {"data_parallel_shard_degree": 8},
+            {"schedule": {"wan_send_tokens": 2}},
+            "got 2, expected true or false",
+        ),
         (
             {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": "far_fist"}},
             {},

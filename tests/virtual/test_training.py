@@ -49,9 +49,9 @@ variants:
       {dim: 2048, n_layers: 2, n_heads: 16, n_kv_heads: 8, ffn_dim: 4096, vocab_size: 8192,
        experts: 8, experts_per_token: 2}
     workload.parallelism: {data_parallel_shard_degree: 8, expert_parallel_degree: 8, routing_skew: 0.5}
-  stages-in-turns:
+  stages-with-tokens:
     workload.parallelism: {pipeline_parallel_degree: 2, data_parallel_replicate_degree: 4, placement: atlas}
-    workload.schedule.wan_turns: true
+    workload.schedule.wan_send_tokens: true
 trials: 1
 warmup: 1
 scale: {size_scale: 60}
@@ -64,7 +64,7 @@ VARIANTS = (
     "shards",
     "tensor-context",
     "experts-uneven",
-    "stages-in-turns",
+    "stages-with-tokens",
 )
 
 # Where much is sent at once, a step depends on whose packet is first at an instant: five steps of `in-order` took

@@ -1,4 +1,8 @@
-"""Pipeline schedules: what every rank computes in which order, by name, from a file, checked."""
+"""Pipeline schedules: what every rank computes in which order, by name, from a file, checked.
+
+Each is a function that registers under its name in the module where it stands. A user's own is one in a file of its
+own: see docs/plugins/schedules.md.
+"""
 
 from testbed.workload.schedules.actions import (
     Action,
@@ -9,8 +13,17 @@ from testbed.workload.schedules.actions import (
     read_csv,
     write_csv,
 )
-from testbed.workload.schedules.catalogue import SCHEDULES, Schedule, make_schedule, schedule_of
-from testbed.workload.schedules.greedy import Costs
+from testbed.workload.schedules.base import (
+    SCHEDULES,
+    Costs,
+    Schedule,
+    ScheduleEntry,
+    ScheduleRequest,
+    find_schedule,
+    make_schedule,
+    schedule,
+    schedule_of,
+)
 
 __all__ = [
     "SCHEDULES",
@@ -19,10 +32,14 @@ __all__ = [
     "Kind",
     "Order",
     "Schedule",
+    "ScheduleEntry",
     "ScheduleError",
+    "ScheduleRequest",
     "check_orders",
+    "find_schedule",
     "make_schedule",
     "read_csv",
+    "schedule",
     "schedule_of",
     "write_csv",
 ]

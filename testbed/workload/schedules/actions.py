@@ -30,6 +30,9 @@ class Kind(Enum):
         return self in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
 
 
+FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
+INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+
 # messages and the gathering of parameters: PyTorch writes them in schedules too; here they follow from the rest
 IMPLIED = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
 _TEXT = re.compile(
@@ -94,10 +97,17 @@ def write_csv(orders: Iterable[Sequence[Action]]) -> str:
     return out.getvalue()
 
 
+_NEEDS = {FULL: FORWARD, INPUT: FORWARD, WEIGHT: INPUT}
+
+
 def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
-    """The rank of every stage. ScheduleError unless each stage is one rank's, and does all microbatches whole, once."""
+    """The rank of every stage.
+
+    ScheduleError unless each stage is one rank's, and does all microbatches whole, once, forward before backward.
+    """
     owner: dict[int, int] = {}
     seen: dict[Action, int] = {}
+    done: set[tuple[int, Kind, int]] = set()
     for rank, order in enumerate(orders):
         for action in order:
             if owner.setdefault(action.stage, rank) != rank:
@@ -108,6 +118,10 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
                 )
             if action in seen:
                 raise ScheduleError(where=f"rank {rank}", got=f"{action} twice", expected="each action once")
+            if (needed := _NEEDS.get(action.kind)) and (action.stage, needed, action.microbatch) not in done:
+                expected = f"{Action(action.stage, needed, action.microbatch)} before it"
+                raise ScheduleError(where=f"rank {rank}", got=str(action), expected=expected)
+            done.add((action.stage, action.kind, action.microbatch))
             seen[action] = rank
     stages = len(owner)
     if not stages or sorted(owner) != list(range(stages)):

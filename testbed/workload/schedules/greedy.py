@@ -10,32 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from testbed.workload.schedules.actions import Action, Kind, Order
-
-FORWARD, INPUT, WEIGHT = Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the play goes by: seconds of one stage for one microbatch, and of a message between ranks r and r + 1.
-
-    latency_s, busy_s: of each of those hops; while `busy_s` lasts, nothing else goes that way.
-    """
-
-    forward_s: float
-    input_s: float
-    weight_s: float
-    latency_s: tuple[float, ...] = ()
-    busy_s: tuple[float, ...] = ()
-
-    def seconds(self, kind: Kind) -> float:
-        """Of one stage for one microbatch."""
-        return {
-            FORWARD: self.forward_s,
-            INPUT: self.input_s,
-            WEIGHT: self.weight_s,
-            Kind.FULL_BACKWARD: self.input_s + self.weight_s,
-        }[kind]
+from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Kind, Order
+from testbed.workload.schedules.base import Costs
 
 
 @dataclass
@@ -69,8 +45,8 @@ class Rules:
 def greedy(owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules) -> tuple[Order, ...]:
     """The order of every rank; owners: the rank of each stage.
 
-    A rank that is free takes, of what is there: forward until its first backward comes; then forward and backward by
-    turns; weight gradients where memory is full, or nothing else is there.
+    A rank that is free takes, of what is there: forward until its first backward comes; then forward and backward
+    alternate; weight gradients where memory is full, or nothing else is there.
     """
     return _Play(owners, microbatches, costs, rules).run()
 

@@ -1,25 +1,42 @@
 """Schedules that are orders alone, whatever takes how long. Each gives the order of every rank of a pipeline.
 
-ranks: of the pipeline. Stage s is rank s mod ranks' (loops), or goes there and back (V). Orders and names are those of
+Stage s is rank s mod ranks' (loops), or goes there and back (V). Orders and names are those of
 PyTorch's torch.distributed.pipelining.schedules, where it has them.
 """
 
 from __future__ import annotations
 
-from testbed.workload.schedules.actions import Action, Kind, Order, ScheduleError
+from testbed.workload.schedules.actions import (
+    FORWARD,
+    FULL,
+    INPUT,
+    WEIGHT,
+    Action,
+    Kind,
+    Order,
+    ScheduleError,
+)
+from testbed.workload.schedules.base import SCHEDULES, ScheduleRequest, schedule
 
-FORWARD, FULL = Kind.FORWARD, Kind.FULL_BACKWARD
-INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 Counts = dict[tuple[int, Kind], int]
 
 
-def gpipe(ranks: int, microbatches: int) -> tuple[Order, ...]:
+@SCHEDULES.register("GPipe")
+@schedule()
+def gpipe(request: ScheduleRequest) -> tuple[Order, ...]:
     """All forward, then all backward (Huang et al. 2019, "GPipe", arXiv:1811.06965)."""
-    return looped_bfs(ranks, microbatches, 1)
+    return _chunk_by_chunk(request)
 
 
-def looped_bfs(ranks: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
-    """All microbatches through a chunk before the next chunk's turn (Lamy-Poirier 2023, arXiv:2211.05953)."""
+@SCHEDULES.register("LoopedBFS")
+@schedule(chunks=None)
+def looped_bfs(request: ScheduleRequest) -> tuple[Order, ...]:
+    """All microbatches through a chunk before the next chunk begins (Lamy-Poirier 2023, arXiv:2211.05953)."""
+    return _chunk_by_chunk(request)
+
+
+def _chunk_by_chunk(request: ScheduleRequest) -> tuple[Order, ...]:
+    ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
     orders = []
     for rank in range(ranks):
         stages = range(rank, ranks * chunks, ranks)
@@ -33,8 +50,11 @@ def looped_bfs(ranks: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
     return tuple(orders)
 
 
-def one_f_one_b(ranks: int, microbatches: int) -> tuple[Order, ...]:
+@SCHEDULES.register("1F1B")
+@schedule()
+def one_f_one_b(request: ScheduleRequest) -> tuple[Order, ...]:
     """1F1B: as few microbatches under way as keep the pipeline full (Narayanan et al. 2021, arXiv:2104.04473)."""
+    ranks, microbatches = request.ranks, request.microbatches
     orders = []
     for rank in range(ranks):
         ahead = min(microbatches, ranks - rank)
@@ -47,11 +67,14 @@ def one_f_one_b(ranks: int, microbatches: int) -> tuple[Order, ...]:
     return tuple(orders)
 
 
-def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order, ...]:
+@SCHEDULES.register("Interleaved1F1B")
+@schedule(chunks=None)
+def interleaved_1f1b(request: ScheduleRequest) -> tuple[Order, ...]:
     """1F1B with `chunks` stages per rank (arXiv:2104.04473, section 2.2). ScheduleError.
 
     Microbatches go round in rounds of `ranks`, or more where they do not divide evenly, as PyTorch has it.
     """
+    ranks, microbatches, chunks = request.ranks, request.microbatches, request.chunks
     rounds = max(1, microbatches // ranks)
     if microbatches % rounds:
         raise ScheduleError(
@@ -66,8 +89,9 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order,
         ahead = min(count, (chunks - 1) * together + 2 * (ranks - 1 - rank))
 
         def action(kind: Kind, step: int, rank: int = rank) -> Action:
-            turn = step // together % chunks
-            chunk = turn if kind is FORWARD else chunks - 1 - turn
+            chunk = step // together % chunks
+            if kind is not FORWARD:
+                chunk = chunks - 1 - chunk
             number = step // (together * chunks) * together + step % together
             return Action(chunk * ranks + rank, kind, number)
 
@@ -79,12 +103,15 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> tuple[Order,
     return tuple(orders)
 
 
-def zb_v(ranks: int, microbatches: int) -> tuple[Order, ...]:
+@SCHEDULES.register("ZBVZeroBubble")
+@schedule(chunks=2, split=True)
+def zb_v(request: ScheduleRequest) -> tuple[Order, ...]:
     """ZBVZeroBubble: two chunks per rank, there and back (arXiv:2401.10241).
 
     No bubble where forward and both gradients take alike.
     Memory is that of 1F1B. The rule is made for 2 x ranks - 1 microbatches or more; of fewer the rest is left out.
     """
+    ranks, microbatches = request.ranks, request.microbatches
     planned = max(2 * ranks - 1, microbatches)
     orders = []
     for rank in range(ranks):

@@ -1,0 +1,193 @@
+"""What a schedule is: a function from a request to every rank's order, registered where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.plugins import PluginError, Registry, blamed
+from testbed.workload.schedules.actions import (
+    FORWARD,
+    INPUT,
+    WEIGHT,
+    Action,
+    Kind,
+    Order,
+    ScheduleError,
+    check_orders,
+)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one stage for one microbatch, and of a message between ranks r and r + 1 of the pipeline.
+
+    latency_s, busy_s: of each of those hops; while `busy_s` lasts, nothing else goes in that direction.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+    latency_s: tuple[float, ...] = ()
+    busy_s: tuple[float, ...] = ()
+
+    def seconds(self, kind: Kind) -> float:
+        """Of one stage for one microbatch."""
+        return {
+            FORWARD: self.forward_s,
+            INPUT: self.input_s,
+            WEIGHT: self.weight_s,
+            Kind.FULL_BACKWARD: self.input_s + self.weight_s,
+        }[kind]
+
+
+@dataclass(frozen=True)
+class ScheduleRequest:
+    """What a schedule is for.
+
+    Attributes:
+        ranks: Of the pipeline, numbered from 0 at the model's first layers.
+        microbatches: Of a step, numbered from 0.
+        chunks: Stages per rank.
+        memory: What a rank may keep alive of activations, in multiples of the most that one keeps under 1F1B.
+        costs: Emulated seconds of a stage and of the messages between ranks.
+    """
+
+    ranks: int
+    microbatches: int
+    chunks: int
+    memory: float
+    costs: Costs
+
+    @property
+    def loop(self) -> list[int]:
+        """The rank of every stage where stages go round: stage s is rank s mod ranks'."""
+        return list(range(self.ranks)) * self.chunks
+
+    @property
+    def there_and_back(self) -> list[int]:
+        """The rank of every stage where there are two per rank and the last rank's follow each other (a V)."""
+        return [*range(self.ranks), *reversed(range(self.ranks))]
+
+    @property
+    def nearer(self) -> tuple[int, ...]:
+        """How many microbatches rank after rank has under way in 1F1B."""
+        return tuple(range(self.ranks, 0, -1))
+
+
+MakeOrders = Callable[[ScheduleRequest], Sequence[Order]]
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """A schedule as the registry has it: what makes its orders, and what must be known before they are made.
+
+    Attributes:
+        make: From a request to the order of every rank.
+        chunks: Stages per rank; None where the scenario says.
+        split: Whether backward comes in two actions, gradients of inputs (I) and of weights (W).
+        by_costs: Whether the order depends on `request.costs`.
+    """
+
+    make: MakeOrders
+    chunks: int | None = 1
+    split: bool = False
+    by_costs: bool = False
+
+    def takes(self, chunks: int) -> bool:
+        """Whether it can have so many stages per rank; one says nothing."""
+        return self.chunks is None or chunks in (1, self.chunks)
+
+    @property
+    def source(self) -> tuple[str, int]:
+        """File and line of the function."""
+        code = getattr(self.make, "__code__", None)
+        return (code.co_filename, code.co_firstlineno) if code else (self.make.__module__, 1)
+
+
+def schedule(
+    *, chunks: int | None = 1, split: bool = False, by_costs: bool = False
+) -> Callable[[MakeOrders], ScheduleEntry]:
+    """Decorate a function that makes a schedule's orders; arguments as ScheduleEntry has them."""
+
+    def made(make: MakeOrders) -> ScheduleEntry:
+        return ScheduleEntry(make, chunks, split, by_costs)
+
+    return made
+
+
+def _check(thing: object) -> str | None:
+    if isinstance(thing, ScheduleEntry) or (callable(thing) and not isinstance(thing, type)):
+        return None
+    return "a function from a ScheduleRequest to the order of every rank"
+
+
+SCHEDULES: Registry[ScheduleEntry | MakeOrders] = Registry(
+    "schedule", "testbed.workload.schedules", "testbed.schedules", _check
+)
+"""All that have a name. Each registers where it stands: `@SCHEDULES.register("1F1B")` above `@schedule()`."""
+
+
+def find_schedule(name: str) -> ScheduleEntry:
+    """By name, or of a file as FILE.py:NAME; a plain function has one stage per rank. PluginError."""
+    found = SCHEDULES.find(name)
+    return found if isinstance(found, ScheduleEntry) else ScheduleEntry(found)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Every rank's order, and the rank of every stage. source: file and line of the plug-in that made it."""
+
+    name: str
+    orders: tuple[Order, ...]
+    owners: tuple[int, ...]
+    microbatches: int
+    source: tuple[str, int] | None = None
+
+
+def make_schedule(
+    name: str, ranks: int, microbatches: int, costs: Costs, chunks: int = 1, memory: float = 1.0
+) -> Schedule:
+    """One of SCHEDULES, or of a file. costs: of a stage; chunks: stages per rank where the schedule leaves it open.
+
+    ScheduleError where it does not fit the request, or is none; PluginError where its function raises, with the line.
+    """
+    entry = find_schedule(name)
+    if not entry.takes(chunks):
+        raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(entry.chunks))
+    request = ScheduleRequest(ranks, microbatches, entry.chunks or chunks, memory, costs)
+    with blamed(f"schedule {name}", Path(entry.source[0])):
+        made: Any = entry.make(request)
+    own = None if entry.make.__module__.startswith(f"{__package__}.") else entry.source
+    try:
+        return replace(schedule_of(name, _orders(made, ranks), microbatches), source=own)
+    except ScheduleError as error:
+        if own is None:
+            raise
+        where = f"{own[0]}:{own[1]}: schedule {name.rpartition(':')[2]}"
+        raise PluginError(where=where, got=error.found, expected=error.expected) from None
+
+
+def _orders(made: Any, ranks: int) -> list[Order]:
+    """What a function returned, as orders. ScheduleError."""
+    expected = f"{ranks} sequences of Actions, one per rank of the pipeline"
+    if not isinstance(made, Sequence) or isinstance(made, str):
+        raise ScheduleError(got=f"a {type(made).__name__}", expected=expected)
+    if len(made) != ranks:
+        raise ScheduleError(got=f"orders of {len(made)} ranks", expected=expected)
+    for rank, order in enumerate(made):
+        if not isinstance(order, Sequence) or isinstance(order, str):
+            raise ScheduleError(
+                where=f"rank {rank}", got=f"a {type(order).__name__}", expected="a sequence of Actions"
+            )
+        for action in order:
+            if not isinstance(action, Action):
+                raise ScheduleError(where=f"rank {rank}", got=repr(action), expected="an Action")
+    return [tuple(order) for order in made]
+
+
+def schedule_of(name: str, orders: Sequence[Order], microbatches: int) -> Schedule:
+    """Orders from anywhere, as a schedule. ScheduleError where they are none."""
+    return Schedule(name, tuple(orders), check_orders(orders, microbatches), microbatches)
