@@ -37,7 +37,7 @@ def predict(
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
 
     The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
-    per message, and what each collective sends. It knows nothing of full queues, events, neighbours and protocols.
+    per message, and what each collective sends. It knows nothing of full queues, events, background traffic, protocols.
     """
     began_s = time.perf_counter()
     found = predict_all(load_scenario(scenario, overrides or []), find_calibration(clock))

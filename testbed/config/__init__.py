@@ -1,9 +1,9 @@
 """Topology and scenario files: strict models, units, and errors with file, line, field, value and expectation."""
 
+from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
-from testbed.config.neighbours import NeighbourSpec
 from testbed.config.scenario import (
     ScaleSpec,
     Scenario,
@@ -30,6 +30,7 @@ from testbed.directions import Direction, LossBursts
 __all__ = [
     "DISTANCES",
     "MAX_SUBFLOWS",
+    "BackgroundTrafficSpec",
     "Building",
     "Clos",
     "ConfigError",
@@ -38,7 +39,6 @@ __all__ = [
     "Kind",
     "LossBursts",
     "ModelSpec",
-    "NeighbourSpec",
     "Problem",
     "ScaleSpec",
     "Scenario",

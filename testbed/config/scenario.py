@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from testbed.config.algorithms import ALGORITHMS
+from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Host
 from testbed.config.control import ControlSpec
 from testbed.config.errors import ConfigError
@@ -34,7 +35,6 @@ from testbed.config.loading import (
     show,
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
-from testbed.config.neighbours import NeighbourSpec
 from testbed.config.policy import Policy, PolicySpec
 from testbed.config.shipped import located
 from testbed.config.topology import Topology, TopologySpec, read_topology
@@ -133,6 +133,7 @@ class Scenario(Strict):
     """A scenario as written in a file."""
 
     computed = frozenset({"ranks"})
+    renamed: ClassVar[Mapping[str, str]] = {"neighbours": "`background_traffic`, which takes the same"}
 
     name: Name = Field(description="Name of the scenario.")
     topology: TopologySpec = Field(
@@ -145,7 +146,7 @@ class Scenario(Strict):
     hosts: tuple[str, ...] | None = Field(
         default=None,
         description="Hosts of the ranks, in the ranks' order, such as [east1, west1]; default: the topology's, in its "
-        "order, without those of `neighbours`.",
+        "order, without those of `background_traffic`.",
     )
     workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
     algorithms: tuple[Annotated[str, choice("an algorithm", ALGORITHMS)], ...] = Field(
@@ -160,7 +161,7 @@ class Scenario(Strict):
         description="How long switches and controller take to notice, to decide, to act.",
     )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
-    neighbours: tuple[NeighbourSpec, ...] = Field(
+    background_traffic: tuple[BackgroundTrafficSpec, ...] = Field(
         default=(), description="Other jobs, whose traffic shares the network while steps run."
     )
     events: tuple[EventSpec, ...] = Field(
@@ -234,10 +235,10 @@ class Scenario(Strict):
         for position, event in enumerate(self.events):
             for finding in event.target_findings(topology, used):
                 yield replace(finding, location=("events", position, *finding.location))
-        for position, neighbour in enumerate(self.neighbours):
-            for finding in neighbour.target_findings(topology, used):
-                yield replace(finding, location=("neighbours", position, *finding.location))
-            used += neighbour.hosts
+        for position, other in enumerate(self.background_traffic):
+            for finding in other.target_findings(topology, used):
+                yield replace(finding, location=("background_traffic", position, *finding.location))
+            used += other.hosts
 
     def _host_findings(self, topology: Topology) -> Iterator[Finding]:
         """Hosts by name are there, once."""
@@ -254,7 +255,7 @@ class Scenario(Strict):
             known = {host.name: host for host in topology.hosts}
             found = [known[name] for name in self.hosts if name in known]
         else:
-            taken = {name for neighbour in self.neighbours for name in neighbour.hosts}
+            taken = {name for other in self.background_traffic for name in other.hosts}
             found = [host for host in topology.hosts if host.name not in taken]
         return tuple(found[: self.ranks])
 
@@ -316,8 +317,8 @@ def _free_hosts(data: Mapping[str, Any]) -> int | None:
     """Hosts for ranks in a scenario that is not validated yet; None if they cannot be counted."""
     if isinstance(named := data.get("hosts"), list | tuple):
         return len(named)
-    neighbours = data.get("neighbours")
-    entries = neighbours if isinstance(neighbours, list | tuple) else ()
+    background = data.get("background_traffic")
+    entries = background if isinstance(background, list | tuple) else ()
     taken = [look(entry, "hosts") for entry in entries if isinstance(entry, Mapping)]
     count = _host_count(data)
     return None if count is None else count - sum(len(hosts) for hosts in taken if isinstance(hosts, list))

@@ -71,12 +71,12 @@ def _kinds(packets: int, udp: int, icmp: int) -> tuple[str, ...]:
 def outside_steps(
     counted: Mapping[str, NodeCounts],
     ranks: Collection[str],
-    neighbours: Collection[str],
+    background: Collection[str],
     hosts: Sequence[str],
 ) -> Iterator[Foreign]:
     """What the run's whole time shows: hosts that have nothing to send, and frames that go past IP.
 
-    counted: by host. ranks, neighbours: hosts with a rank, or with background traffic of the scenario's own, all TCP.
+    counted: by host. ranks: hosts with a rank. background: hosts with the scenario's background traffic, all TCP.
     """
     for name in hosts:
         card, own = counted[name].ports[CARD], counted[name].protocols
@@ -87,7 +87,7 @@ def outside_steps(
             size += HEADERS_BYTES * own.out_headers
             if raw > 0:
                 yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("past IP",))
-        elif name in neighbours:
+        elif name in background:
             for way, packets, tcp in (
                 ("out", card.sent_packets, own.tcp_out),
                 ("in", card.rx_packets, own.tcp_in),
@@ -117,9 +117,7 @@ def no_foreign_traffic(
         return Invariant(_NAME, _BOUND, "not known", None, words)
     bytes_ = {way: sum(entry.bytes_ for entry in found if entry.way == way) for way in WAYS}
     share = 8 * max(bytes_.values()) / slowest_bps / steps_s if steps_s else 0.0
-    words = (
-        "The hosts' cards carried what the ranks and the scenario's own neighbours sent, and nothing else."
-    )
+    words = "The hosts' cards carried what the ranks and the scenario's background traffic sent, and nothing else."
     if found:
         worst = sorted(found, key=lambda entry: entry.bytes_, reverse=True)
         words = "Beside what the run itself sends, " + "; ".join(entry.words for entry in worst[:3])

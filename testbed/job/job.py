@@ -79,7 +79,7 @@ class Job:
         protocol = self.scenario.transport.protocol
         asked = {
             "events": bool(self.scenario.events),
-            "neighbours": bool(self.scenario.neighbours),
+            "background_traffic": bool(self.scenario.background_traffic),
             f"transport.protocol: {protocol}": protocol != "eager",
         }
         return tuple(name for name, there in asked.items() if there)

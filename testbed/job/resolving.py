@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from testbed.config import Host, NeighbourSpec, Topology, TransportSpec, distance
+from testbed.config import BackgroundTrafficSpec, Host, Topology, TransportSpec, distance
 from testbed.fabric.plan import Multipath
-from testbed.job.neighbours import NeighbourPlace
+from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
 from testbed.scale import Scale
@@ -20,8 +20,8 @@ from testbed.transport.channels import LEAST_SEGMENT_BYTES
 from testbed.virtual import clock_here
 
 # above those of ranks; the same in every run with the same seed, as hashes go by ports
-NEIGHBOUR_PORT_BASE = 54_000
-NEIGHBOUR_PORTS = 5_000
+BACKGROUND_PORT_BASE = 54_000
+BACKGROUND_PORTS = 5_000
 
 
 def endpoints_on(topology: Topology, hosts: Sequence[Host], pids: Mapping[str, int]) -> list[RankEndpoint]:
@@ -123,23 +123,23 @@ def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, 
     return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
 
 
-def neighbour_places(
-    specs: Sequence[NeighbourSpec],
+def background_hosts(
+    specs: Sequence[BackgroundTrafficSpec],
     topology: Topology,
     pid_of: Callable[[str], int],
     congestion_control: str | None,
     seed: int,
-) -> list[NeighbourPlace]:
-    """Everybody's place; pid_of: a process in a host's network namespace."""
+) -> list[BackgroundHost]:
+    """Every host with background traffic; pid_of: a process in a host's network namespace."""
     hosts: dict[str, Host] = {host.name: host for host in topology.hosts}
     places = []
     for spec in specs:
         for name in spec.hosts:
             here = hosts[name]
             there = [hosts[other] for other in spec.hosts if hosts[other].building != here.building]
-            first = (seed * 7919 + here.index * 64) % NEIGHBOUR_PORTS
+            first = (seed * 7919 + here.index * 64) % BACKGROUND_PORTS
             places.append(
-                NeighbourPlace(
+                BackgroundHost(
                     spec.name,
                     name,
                     here.ip,
@@ -148,7 +148,7 @@ def neighbour_places(
                     spec.connections,
                     spec.dscp,
                     congestion_control,
-                    NEIGHBOUR_PORT_BASE + first,
+                    BACKGROUND_PORT_BASE + first,
                 )
             )
     return places

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.job.neighbours import NeighbourPlace
+from testbed.job.background import BackgroundHost
 from testbed.job.wiring import Wiring
 from testbed.workload.plan import JobPlan
 
@@ -37,7 +37,7 @@ class JobSpec:
     # from one reading of a rank's connections to the next
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
-    neighbours: tuple[NeighbourPlace, ...] = ()
+    background_traffic: tuple[BackgroundHost, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -53,7 +53,9 @@ class JobSpec:
         del document["task"]
         document["plan"] = JobPlan.from_document(document["plan"])
         document["wiring"] = Wiring.from_document(document["wiring"])
-        document["neighbours"] = tuple(map(NeighbourPlace.from_document, document["neighbours"]))
+        document["background_traffic"] = tuple(
+            map(BackgroundHost.from_document, document["background_traffic"])
+        )
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

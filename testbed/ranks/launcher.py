@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from testbed.job.neighbours import NeighbourPlace
+from testbed.job.background import BackgroundHost
 from testbed.job.spec import JobSpec
 from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
 from testbed.links.netns import set_network_namespace
 from testbed.links.process import end_with_parent
+from testbed.ranks.background import BackgroundTraffic, end
 from testbed.ranks.bench import BenchRank, BenchSpec
-from testbed.ranks.neighbour import Neighbour, end
 from testbed.ranks.rank import Rank
 from testbed.ranks.receive_credits import credit_sockets
 
@@ -48,7 +48,7 @@ class Work:
 
     endpoints: tuple[RankEndpoint, ...]
     make: Callable[[int, Callable[[dict[str, Any]], None]], RankTask]
-    neighbours: tuple[NeighbourPlace, ...] = ()
+    background: tuple[BackgroundHost, ...] = ()
 
 
 def read_work(line: str) -> Work:
@@ -58,7 +58,7 @@ def read_work(line: str) -> Work:
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
-    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, sockets), job.neighbours)
+    return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, sockets), job.background_traffic)
 
 
 def _rank(work: Work, endpoint: RankEndpoint, pipe: int) -> None:
@@ -67,12 +67,12 @@ def _rank(work: Work, endpoint: RankEndpoint, pipe: int) -> None:
     _tell(pipe, {"event": "finished", "rank": endpoint.rank})
 
 
-def _neighbour(endpoint: NeighbourPlace, pipe: int) -> None:
-    """Be a host of another job."""
-    _tell(pipe, {"event": "neighbour", **Neighbour(endpoint).run()})
+def _background(endpoint: BackgroundHost, pipe: int) -> None:
+    """Send one host's background traffic."""
+    _tell(pipe, {"event": "background_traffic", **BackgroundTraffic(endpoint).run()})
 
 
-def _child(endpoint: RankEndpoint | NeighbourPlace, pipe: int, act: Callable[[], None]) -> None:
+def _child(endpoint: RankEndpoint | BackgroundHost, pipe: int, act: Callable[[], None]) -> None:
     """Become a process in its namespace, which does this; never returns."""
     status = 1
     try:
@@ -101,8 +101,12 @@ def _say(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
-def _who(endpoint: RankEndpoint | NeighbourPlace) -> dict[str, Any]:
-    who = f"rank {endpoint.rank}" if isinstance(endpoint, RankEndpoint) else f"neighbour {endpoint.job}"
+def _who(endpoint: RankEndpoint | BackgroundHost) -> dict[str, Any]:
+    who = (
+        f"rank {endpoint.rank}"
+        if isinstance(endpoint, RankEndpoint)
+        else f"background traffic {endpoint.job}"
+    )
     return {"who": who, "host": endpoint.host}
 
 
@@ -112,7 +116,7 @@ class Launcher:
     def __init__(self, work: Work) -> None:
         self.work = work
         self.selector = selectors.DefaultSelector()
-        self.children: dict[int, RankEndpoint | NeighbourPlace] = {}
+        self.children: dict[int, RankEndpoint | BackgroundHost] = {}
         self.finished: set[int] = set()
         self.failed = False
         self.buffers: dict[int, bytes] = {}
@@ -125,7 +129,7 @@ class Launcher:
             pids[str(endpoint.rank)] = self._fork(endpoint, partial(_rank, self.work, endpoint))
         _say({"event": "started", "pids": pids})
 
-    def _fork(self, endpoint: RankEndpoint | NeighbourPlace, act: Callable[[int], None]) -> int:
+    def _fork(self, endpoint: RankEndpoint | BackgroundHost, act: Callable[[int], None]) -> int:
         """A process in its namespace; `act` gets the pipe to tell things through."""
         read_end, write_end = os.pipe()
         pid = os.fork()
@@ -151,7 +155,7 @@ class Launcher:
         while self.children:
             if not self.ranks_left and not told:
                 told = True
-                end([pid for pid, endpoint in self.children.items() if isinstance(endpoint, NeighbourPlace)])
+                end([pid for pid, endpoint in self.children.items() if isinstance(endpoint, BackgroundHost)])
             wait_s = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _events in self.selector.select(wait_s):
                 if key.fd == 0:
@@ -189,8 +193,8 @@ class Launcher:
                     self.failed = True
                 _say(event)
                 if event["event"] == "step" and event["index"] == 0:
-                    for endpoint in self.work.neighbours:
-                        self._fork(endpoint, partial(_neighbour, endpoint))
+                    for endpoint in self.work.background:
+                        self._fork(endpoint, partial(_background, endpoint))
 
     def _reap(self) -> None:
         for pid in list(self.children):

@@ -30,7 +30,7 @@ class HostEvidence:
     """Of one run, for all of its variants; figures are emulated.
 
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
-    hosts: by rank. neighbours: hosts with the scenario's own background traffic. samples: the ranks' own. again: what
+    hosts: by rank. background: hosts with the scenario's background traffic. samples: the ranks' own. again: what
     the lone collective took before the steps, and after them where it was done again; settles: whether the ranks'
     transport then does all as before.
     """
@@ -40,7 +40,7 @@ class HostEvidence:
     after: Mapping[str, NodeCounts]
     accounts: tuple[EngineAccount, EngineAccount]
     hosts: Sequence[str]
-    neighbours: frozenset[str]
+    background: frozenset[str]
     samples: Sequence[Record]
     events: Sequence[EventSpec]
     event_log: Sequence[Record]
@@ -67,7 +67,7 @@ class HostEvidence:
             network_as_before(
                 self.again,
                 self.exact and self.settles,
-                why_not_again(self.events, self.neighbours, self.topology),
+                why_not_again(self.events, self.background, self.topology),
             ),
         ]
 
@@ -111,7 +111,7 @@ class HostEvidence:
     def _foreign(self, own: Sequence[Record], steps_s: float) -> Invariant:
         names = [host.name for host in self.topology.hosts]
         found = in_steps(self.hosts, own, self.topology.mtu)
-        found += outside_steps(self._counted, self.hosts, self.neighbours, names)
+        found += outside_steps(self._counted, self.hosts, self.background, names)
         known = all(sample["traffic"] is not None for sample in own)
         slowest_bps = min(direction.rate_bps for direction in _directions(self.topology))
         return no_foreign_traffic(found, slowest_bps, steps_s, known)
@@ -124,12 +124,12 @@ class HostEvidence:
         return ranks_awake(standstills(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
 
 
-def why_not_again(events: Sized, neighbours: Sized, topology: Topology) -> str:
+def why_not_again(events: Sized, background: Sized, topology: Topology) -> str:
     """Why the lone collective is not done once more after the steps of a scenario, if there is a reason."""
     if events:
         return "The scenario's events may change the network, so that nothing should be as it was."
-    if neighbours:
-        return "The scenario's neighbours are still at it after the last step: nothing is alone then."
+    if background:
+        return "The scenario's background traffic goes on after the last step: nothing has the network to itself then."
     if topology.lossy:
         return "Links lose packets, and what that costs a collective is a matter of chance."
     return ""

@@ -57,7 +57,7 @@ class JobRun:
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}
-        self.neighbours: list[dict[str, Any]] = []  # what each has received, emulated
+        self.background_traffic: list[dict[str, Any]] = []  # what each has received, emulated
         self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
         self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
@@ -146,8 +146,8 @@ class JobRun:
                 self.on_step(event["index"])
                 if self.player:
                     self.player.step(event["variant"], event["trial"], event["start_s"])
-            elif event["event"] == "neighbour":
-                self.neighbours.append({key: value for key, value in event.items() if key != "event"})
+            elif event["event"] == "background_traffic":
+                self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
             elif event["event"] in ("failed", "killed"):
                 if event["event"] == "failed":
                     self._noticed_s.append(time.monotonic())

@@ -134,7 +134,7 @@ def put_together(
                 for result in results
                 for entry in result.manifest[key]
             ]
-            for key in ("sockets", "neighbours", "tunnels")
+            for key in ("sockets", "background_traffic", "tunnels")
         },
     }
     for part in parts:

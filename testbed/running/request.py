@@ -147,7 +147,7 @@ def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workl
         "events that stop a rank": any(
             event.action in ("host_pause", "rank_kill") for event in scenario.events
         ),
-        "neighbours": bool(scenario.neighbours),
+        "background_traffic": bool(scenario.background_traffic),
         "messages that wait for their receivers": any(
             workload.plan.holds_receivers for workload in workloads
         ),

@@ -22,9 +22,9 @@ from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links, wor
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
+from testbed.job.background import BackgroundHost
 from testbed.job.job import job_of
-from testbed.job.neighbours import NeighbourPlace
-from testbed.job.resolving import endpoints_on, multipath_of, neighbour_places
+from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
@@ -159,10 +159,10 @@ class Run:
             directory, job, measurements, shown, changed, watch, capture.records, network, tunnels
         )
 
-    def _neighbours(self, fabric: Fabric) -> list[NeighbourPlace]:
+    def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
         scenario = self.scenario
-        return neighbour_places(
-            scenario.neighbours,
+        return background_hosts(
+            scenario.background_traffic,
             self.topology,
             fabric.state.pids.__getitem__,
             scenario.transport.congestion_control,
@@ -205,10 +205,10 @@ class Run:
                 tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(directory.partial.resolve()),
-            neighbours=tuple(self._neighbours(fabric)),
+            background_traffic=tuple(self._background_hosts(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
-            calibrate_again=not why_not_again(scenario.events, scenario.neighbours, self.topology),
+            calibrate_again=not why_not_again(scenario.events, scenario.background_traffic, self.topology),
         )
 
     def _write(
@@ -277,7 +277,7 @@ class Run:
             "policy": {**network.policy, "controller_restarts": network.restarts},
             "control": {variant["name"]: variant["control"] for variant in variants},
             "captures": captured,
-            "neighbours": job.neighbours,
+            "background_traffic": job.background_traffic,
             "tunnels": [asdict(tunnel) for tunnel in tunnels],
             "origin_epoch_s": origin_s + time.time() - time.monotonic(),
         }
@@ -301,7 +301,7 @@ class Run:
             job.after,
             (job.samples[0].account, job.samples[-1].account),
             [host.name for host in self.hosts],
-            frozenset(name for neighbour in self.scenario.neighbours for name in neighbour.hosts),
+            frozenset(name for other in self.scenario.background_traffic for name in other.hosts),
             records.samples,
             self.scenario.events,
             log,

@@ -212,10 +212,10 @@ def test_the_first_segments_of_new_connections_are_nobody_else_s() -> None:
 def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebody_s() -> None:
     quiet = NodeCounts({CARD: PortCounts(0, 0, 0, 0)}, protocols(0, 0))
     seen = dict.fromkeys(HOSTS, quiet)
-    ranks, neighbours = {"east1", "east2"}, {"west1", "west2"}
+    ranks, background = {"east1", "east2"}, {"west1", "west2"}
     seen["east1"] = counted()["east1"]
     seen["west1"] = counted()["west1"]
-    assert list(outside_steps(seen, ranks, neighbours, HOSTS)) == []
+    assert list(outside_steps(seen, ranks, background, HOSTS)) == []
     seen["east2"] = NodeCounts({CARD: PortCounts(0, 0, 12, 12 * 100)}, protocols(2, 0))
     seen["east4"] = NodeCounts({CARD: PortCounts(0, 0, 4, 400)}, protocols(4, 0))
     seen["west2"] = NodeCounts(
@@ -223,7 +223,7 @@ def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebod
     )
     found = {
         (entry.host, entry.way): (entry.packets, entry.kinds)
-        for entry in outside_steps(seen, ranks, neighbours, HOSTS)
+        for entry in outside_steps(seen, ranks, background, HOSTS)
     }
     assert found == {
         ("east2", "out"): (10, ("past IP",)),
@@ -390,7 +390,7 @@ def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
 def test_why_the_lone_collective_is_not_done_again() -> None:
     assert why_not_again((), (), TWO) == ""
     assert "events" in why_not_again(("one",), (), TWO)
-    assert "neighbours" in why_not_again((), ("one",), TWO)
+    assert "background traffic" in why_not_again((), ("one",), TWO)
     lossy = load_topology(TOPOLOGIES / "two-buildings.yaml").resolve()
     link = dataclasses.replace(lossy.wan[0], a_to_b=dataclasses.replace(lossy.wan[0].a_to_b, loss=0.01))
     lossy = dataclasses.replace(lossy, wan=(link, *lossy.wan[1:]))

@@ -69,10 +69,10 @@ def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
     assert fifo > 1.1 * predict(variant("controller/priority", "deep-priority"), "ring").step_time_s
 
 
-def test_events_neighbours_and_protocols_are_not_the_model_s() -> None:
+def test_events_background_traffic_and_protocols_are_not_the_model_s() -> None:
     assert not job("quickstart").unmodelled
     assert job("plane-failure").unmodelled == ("events",)
-    assert variant("controller/noisy-neighbour", "shared").unmodelled == ("neighbours",)
+    assert variant("controller/noisy-neighbour", "shared").unmodelled == ("background_traffic",)
     staged = ["transport.protocol=staged"]
     overridden = load_scenario(SCENARIOS / "quickstart.yaml", staged)
     assert job_of(overridden, Scale()).unmodelled == ("transport.protocol: staged",)

@@ -37,9 +37,9 @@ variants:
   noisy:
     policy: te
     transport.sockets: [{pacing: planned}]
-    neighbours: [{name: other, hosts: [east3, west3], connections: 2}]
+    background_traffic: [{name: other, hosts: [east3, west3], connections: 2}]
 trials: 1
-warmup: 3  # the neighbours are at it by then
+warmup: 3  # the background traffic is there by then
 telemetry: {interval: 5 ms, capture: [east-west-0]}
 scale: {size_scale: 1}
 """
@@ -89,13 +89,13 @@ def test_mptcp_takes_both_planes(folder: Path) -> None:
     assert by_hand, "no rule for second ways has seen a packet"
 
 
-def test_the_neighbour_s_traffic_is_there_and_costs_a_step(folder: Path) -> None:
+def test_the_background_traffic_is_there_and_costs_a_step(folder: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert {entry["variant"] for entry in manifest["neighbours"]} == {"noisy"}
-    assert {entry["host"] for entry in manifest["neighbours"]} == {"east3", "west3"}
-    assert all(entry["received_bytes"] > 1_000_000 for entry in manifest["neighbours"])
+    assert {entry["variant"] for entry in manifest["background_traffic"]} == {"noisy"}
+    assert {entry["host"] for entry in manifest["background_traffic"]} == {"east3", "west3"}
+    assert all(entry["received_bytes"] > 1_000_000 for entry in manifest["background_traffic"])
     found = variants_of(folder)
-    # paced: bursts lose packets or not by the order of events at one instant, neighbours or none
+    # paced: bursts lose packets or not by the order of events at one instant, background traffic or none
     assert found["noisy"]["step_time_s"]["median"] > 1.1 * found["paced"]["step_time_s"]["median"]
 
 

@@ -1,4 +1,4 @@
-"""Other jobs on the same network, as a scenario says them: traffic that the ranks have to live with."""
+"""Background traffic of a scenario: other jobs whose flows share the network with the ranks' own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from testbed.config.topology import Topology
 from testbed.errors import did_you_mean
 
 
-class NeighbourSpec(Strict):
-    """A job that is not ours: its hosts send to each other across the WAN all the time, as fast as TCP lets them."""
+class BackgroundTrafficSpec(Strict):
+    """Another job: its hosts send to each other across the WAN all the time, as fast as TCP lets them."""
 
     name: Name = Field(description="Name of the job.")
     hosts: tuple[str, ...] = Field(
@@ -27,14 +27,14 @@ class NeighbourSpec(Strict):
     dscp: Dscp = Field(default=0, description="DSCP of its packets.")
 
     def target_findings(self, topology: Topology, taken: Sequence[str]) -> Iterator[Finding]:
-        """Whether its hosts are there, free, and apart. taken: those of ranks and of other neighbours."""
+        """Whether its hosts exist, are free, and in two buildings or more. taken: hosts of ranks and of other jobs."""
         known = {host.name: host.building for host in topology.hosts}
         for position, name in enumerate(self.hosts):
             where = ("hosts", position)
             if name not in known:
                 yield Finding(where, show(name), f"a host: {did_you_mean(name, list(known))}")
             elif name in taken or name in self.hosts[:position]:
-                shown = f"{name}, which has a rank or another neighbour"
+                shown = f"{name}, which has a rank or background traffic already"
                 yield Finding(where, shown, "a host that nobody uses")
         if len({known.get(name) for name in self.hosts}) < 2:
             yield Finding(("hosts",), f"[{', '.join(self.hosts)}]", "hosts in two buildings or more")

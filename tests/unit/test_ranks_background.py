@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, load_scenario, load_topology
-from testbed.job.neighbours import NeighbourPlace
-from testbed.job.resolving import neighbour_places
-from testbed.ranks.neighbour import Neighbour, end
+from testbed.job.background import BackgroundHost
+from testbed.job.resolving import background_hosts
+from testbed.ranks.background import BackgroundTraffic, end
 
 REPOSITORY = Path(__file__).parents[2]
 SHARED = REPOSITORY / "topologies" / "two-buildings-shared.yaml"
@@ -24,7 +24,7 @@ SCENARIO = f"""\
 name: noisy
 topology: {SHARED}
 workload: {{collectives: [{{collective: all_to_all, size: 1 GiB}}]}}
-neighbours:
+background_traffic:
   - {{name: other, hosts: [east2, west2], connections: 3, dscp: 8}}
 """
 
@@ -38,14 +38,14 @@ def load(folder: Path, text: str, *overrides: str) -> object:
 def test_each_host_sends_to_those_in_other_buildings(tmp_path: Path) -> None:
     scenario = load_scenario(_written(tmp_path))
     topology = load_topology(SHARED).resolve()
-    specs = scenario.neighbours
-    here, there = neighbour_places(specs, topology, len, "cubic", seed=4)
+    specs = scenario.background_traffic
+    here, there = background_hosts(specs, topology, len, "cubic", seed=4)
     assert (here.host, here.connections, here.dscp, here.namespace_pid) == ("east2", 3, 8, 5)
     assert here.targets == (there.ip,)
     assert there.targets == (here.ip,)
-    again = neighbour_places(specs, topology, len, "cubic", seed=4)
+    again = background_hosts(specs, topology, len, "cubic", seed=4)
     assert [here, there] == again
-    assert NeighbourPlace.from_document(json.loads(json.dumps(asdict(here)))) == here
+    assert BackgroundHost.from_document(json.loads(json.dumps(asdict(here)))) == here
 
 
 def test_ranks_are_on_the_hosts_that_are_left(tmp_path: Path) -> None:
@@ -70,32 +70,34 @@ def _written(folder: Path) -> Path:
         (
             "[east2, west2]",
             "[east2, wset2]",
-            "neighbours.0.hosts.1: got 'wset2', expected a host: east1, east2, east3, east4, east5, west1, west2, "
-            "west3, west4, west5; did you mean west2?",
+            "background_traffic.0.hosts.1: got 'wset2', expected a host: east1, east2, east3, east4, east5, west1, "
+            "west2, west3, west4, west5; did you mean west2?",
         ),
         (
             "[east2, west2]",
             "[east2, east3]",
-            "neighbours.0.hosts: got [east2, east3], expected hosts in two buildings or more",
+            "background_traffic.0.hosts: got [east2, east3], expected hosts in two buildings or more",
         ),
         (
             "[east2, west2]",
             "[east2, east2, west2]",
-            "neighbours.0.hosts.1: got east2, which has a rank or another neighbour, expected a host that nobody uses",
+            "background_traffic.0.hosts.1: got east2, which has a rank or background traffic already, "
+            "expected a host that nobody uses",
         ),
         (
-            "neighbours:",
-            "hosts: [east1, east1]\nneighbours:",
+            "background_traffic:",
+            "hosts: [east1, east1]\nbackground_traffic:",
             "hosts.1: got east1 again, expected each host once",
         ),
         (
-            "neighbours:",
-            "hosts: [east2, west1]\nneighbours:",
-            "neighbours.0.hosts.0: got east2, which has a rank or another neighbour, expected a host that nobody uses",
+            "background_traffic:",
+            "hosts: [east2, west1]\nbackground_traffic:",
+            "background_traffic.0.hosts.0: got east2, which has a rank or background traffic already, "
+            "expected a host that nobody uses",
         ),
         (
-            "neighbours:",
-            "ranks: 9\nneighbours:",
+            "background_traffic:",
+            "ranks: 9\nbackground_traffic:",
             "ranks: got 9, expected at most 8, one on each host of the topology",
         ),
     ],
@@ -108,8 +110,23 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, problem: str) ->
     assert line.split(": ", 1)[1] == problem
 
 
-def _be(place: NeighbourPlace, pipe: Connection) -> None:
-    pipe.send(Neighbour(place).run())
+def test_the_old_key_says_what_to_write_in_its_place(tmp_path: Path) -> None:
+    renamed = "got a key that has another name now, expected `background_traffic`, which takes the same"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, SCENARIO.replace("background_traffic:", "neighbours:"))
+    assert f"neighbours: {renamed}" in str(caught.value)
+    variants = "variants: {alone: {neighbours: []}, shared: {}}\n"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, SCENARIO + variants)
+    (line,) = str(caught.value).splitlines()
+    assert line.split(": ", 1)[1] == f"variants.alone.neighbours: {renamed}"
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, SCENARIO, "neighbours.0.connections=3")
+    assert renamed in str(caught.value)
+
+
+def _be(place: BackgroundHost, pipe: Connection) -> None:
+    pipe.send(BackgroundTraffic(place).run())
 
 
 def test_traffic_goes_both_ways_until_the_end() -> None:
@@ -117,7 +134,7 @@ def test_traffic_goes_both_ways_until_the_end() -> None:
     pipes, processes = [], []
     context = multiprocessing.get_context("fork")
     for number, (here, there) in enumerate((addresses, addresses[::-1])):
-        place = NeighbourPlace("other", f"host{number}", here, 0, (there,), 2, 8, "cubic", 58_000)
+        place = BackgroundHost("other", f"host{number}", here, 0, (there,), 2, 8, "cubic", 58_000)
         mine, its = context.Pipe()
         process = context.Process(target=_be, args=(place, its), daemon=True)
         process.start()

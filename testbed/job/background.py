@@ -1,4 +1,4 @@
-"""Hosts of other jobs on the same network: where each is, whom it sends to. Ready for JSON."""
+"""Hosts that carry background traffic: where each is, whom it sends to. Ready for JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class NeighbourPlace:
-    """One host of another job. targets: addresses to which it sends; source_port: of its first connection."""
+class BackgroundHost:
+    """One host of another job. targets: addresses that it sends to; source_port: of its first connection."""
 
     job: str
     host: str
@@ -21,6 +21,6 @@ class NeighbourPlace:
     source_port: int
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> NeighbourPlace:
+    def from_document(cls, document: dict[str, Any]) -> BackgroundHost:
         """The inverse of dataclasses.asdict, after a way through JSON."""
         return cls(**{**document, "targets": tuple(document["targets"])})

@@ -1,4 +1,4 @@
-"""A host of another job: sends all that TCP takes to the job's hosts in other buildings until it is told to end."""
+"""Background traffic: a host of another job sends all that TCP takes to that job's hosts in other buildings."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from testbed.job.neighbours import NeighbourPlace
+from testbed.job.background import BackgroundHost
 from testbed.transport import SocketSettings, TrafficClass, TransportError
 
-NEIGHBOUR_PORT = 29_600
+BACKGROUND_PORT = 29_600
 DIAL_TIMEOUT_S, DIAL_AGAIN_S = 5.0, 0.01
 PIECE_BYTES = 256 * 1024
 
 
 class _Ended(Exception):
-    """Somebody said that it is enough."""
+    """SIGTERM has come."""
 
 
-class Neighbour:
+class BackgroundTraffic:
     """One host's share: `run` sends and receives until SIGTERM; returns what it received, ready for JSON."""
 
-    def __init__(self, place: NeighbourPlace) -> None:
+    def __init__(self, place: BackgroundHost) -> None:
         self.place = place
         self.settings = SocketSettings(place.congestion_control)
         self.received = 0
@@ -36,7 +36,7 @@ class Neighbour:
         self._sink = memoryview(bytearray(PIECE_BYTES))
 
     def run(self) -> dict[str, Any]:
-        """All of it. OSError, TransportError."""
+        """Until SIGTERM. Returns job, host, `received_bytes` and `time_s`. Raises OSError, TransportError."""
         signal.signal(signal.SIGTERM, _end)
         began_s = time.monotonic()
         with contextlib.suppress(_Ended):
@@ -57,7 +57,7 @@ class Neighbour:
     def _listen(self) -> None:
         listener = self.settings.make()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((self.place.ip, NEIGHBOUR_PORT))
+        listener.bind((self.place.ip, BACKGROUND_PORT))
         listener.listen(512)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -77,7 +77,7 @@ class Neighbour:
             sock.bind((self.place.ip, self.place.source_port + number))
             sock.settimeout(DIAL_TIMEOUT_S)
             try:
-                sock.connect((target, NEIGHBOUR_PORT))
+                sock.connect((target, BACKGROUND_PORT))
             except OSError as error:
                 sock.close()
                 if time.monotonic() > deadline_s:
@@ -104,7 +104,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def end(pids: Sequence[int]) -> None:
-    """Tell neighbours that it is enough."""
+    """End the background traffic of these processes: SIGTERM. One that has ended already is passed over."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
