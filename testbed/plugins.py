@@ -37,6 +37,7 @@ def rooted(value: Any, folder: Path) -> Any:
 
 
 REGISTRIES = {
+    "workloads": "testbed.workload.plans:WORKLOADS",
     "schedules": "testbed.workload.schedules:SCHEDULES",
     "policies": "testbed.controller.policies:POLICIES",
 }

@@ -1,4 +1,4 @@
-"""The command `plan`: what a training step will do and take, from the model alone."""
+"""The command `plan`: what a step will do and take, from the model alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import ConfigError, Problem, load_scenario
-from testbed.model.dry_run import workloads_of
+from testbed.model.dry_run import dry_runs
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated
 from testbed.results.training_summary import limited_words, prediction
@@ -27,23 +27,24 @@ def add_plan_command(app: typer.Typer) -> None:
 
 
 def plan(
-    scenario: Annotated[Path, typer.Argument(help="A scenario with `workload.parallelism`.")],
+    scenario: Annotated[Path, typer.Argument(help="A scenario file, or the name of one that is shipped.")],
     overrides: OverridesOption = None,
     as_json: JsonOption = False,
     as_csv: Annotated[
         str | None, typer.Option("--csv", help="Of this variant the schedule alone, as a CSV file.")
     ] = None,
 ) -> None:
-    """Try out a scenario's training step on a model of its network: time, memory, bytes; nothing is built or sent."""
+    """Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
     found: dict[str, dict[str, Any]] = {}
-    for name, workload in workloads_of(loaded, Scale()).items():
-        if workload.training is None:
-            expected = "a scenario that says how training is spread"
-            raise ConfigError([Problem(str(scenario), None, "workload.parallelism", "nothing", expected)])
+    for name, tried in dry_runs(loaded, Scale()).items():
         if as_csv == name:
-            print(write_csv(workload.training.schedule.orders), end="")
-        found[name] = prediction(workload, Scale())
+            training = tried.workload.training
+            if training is None:
+                expected = "a schedule: a step with workload.parallelism"
+                raise ConfigError([Problem("command line", None, "--csv", as_csv, expected)])
+            print(write_csv(training.schedule.orders), end="")
+        found[name] = prediction(tried, Scale())
     if as_csv is not None:
         if as_csv not in found:
             raise ConfigError([Problem("command line", None, "--csv", as_csv, f"one of {', '.join(found)}")])
@@ -57,17 +58,21 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("variant", overflow="fold")
-    for heading in ("step time", "activations\nalive", "between\nbuildings", "inside\nbuildings"):
+    memory = any("peak_activation_bytes" in entry for entry in found.values())
+    alive = ["activations\nalive"] if memory else []
+    for heading in ("step time", *alive, "between\nbuildings", "inside\nbuildings"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, entry in found.items():
         table.add_row(
             name,
             time_text(entry["step_time_s"]),
-            size_text(max(entry["peak_activation_bytes"])),
+            *([size_text(max(entry.get("peak_activation_bytes", [0])))] if memory else []),
             size_text(entry["bytes"]["wan"]),
             size_text(entry["bytes"]["building"]),
         )
     console.print(table)
     for name, entry in found.items():
-        console.print(f"{name}: {limited_words(entry)}.")
+        console.print(
+            f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
+        )
     print_not_emulated(list(found.values()), console)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from testbed.config import units
@@ -69,6 +69,15 @@ def named(kind: str) -> Form:
 
     own = {"type": "string", "pattern": OWN_FILE.pattern}
     return Form(parse, lambda: {"anyOf": [{"enum": list(registry(kind))}, own]})
+
+
+def _parse_options(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("a mapping (keys and values)")
+    return dict(value)
+
+
+OPTIONS = Form(_parse_options, {"type": "object"})
 
 
 def pattern(expression: str, expected: str) -> Form:

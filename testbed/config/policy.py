@@ -8,20 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.config.forms import CountOrZero, Dscps, FlagOrNone, Fraction, Name, Share, named, whole
+from testbed.config.forms import OPTIONS, CountOrZero, Dscps, FlagOrNone, Fraction, Name, Share, named, whole
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 from testbed.errors import did_you_mean
 from testbed.plugins import registry, rooted
 
-
-def _parse_options(value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError("a mapping (keys and values)")
-    return dict(value)
-
-
 _NAME = named("policies")
-_OPTIONS = Form(_parse_options, {"type": "object"})
 
 
 class QueueSpec(Strict):
@@ -101,7 +93,7 @@ class PolicySpec(Strict):
     paths: tuple[PathSpec, ...] | None = Field(
         default=None, description="pinned: the first that fits counts."
     )
-    options: Annotated[Mapping[str, Any] | None, _OPTIONS] = Field(
+    options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What a policy of your own is made with."
     )
 

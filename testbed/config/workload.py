@@ -10,6 +10,7 @@ from pydantic import Field
 from testbed.catalogue import accelerators, models
 from testbed.config.algorithms import ALGORITHMS_OF, COLLECTIVES
 from testbed.config.forms import (
+    OPTIONS,
     Count,
     CountOrZero,
     Dscp,
@@ -19,6 +20,7 @@ from testbed.config.forms import (
     ShareOrNone,
     Size,
     choice,
+    named,
     pattern,
 )
 from testbed.config.loading import show
@@ -115,6 +117,14 @@ class WorkloadSpec(Strict):
     model: Annotated[str | ModelSpec | None, _MODEL] = Field(
         default=None, description="A published model, or dimensions."
     )
+    plan: Annotated[str | None, named("workloads")] = Field(
+        default=None,
+        description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
+        "FILE.py:FUNCTION, which yields every rank's plan.",
+    )
+    options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
+        default=None, description="What the function of `plan` is called with."
+    )
     parallelism: ParallelismSpec | None = Field(
         default=None,
         description="How training is spread over ranks; without it each rank trains a replica of the model.",
@@ -189,8 +199,15 @@ class WorkloadSpec(Strict):
             yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
+        if self.plan is not None:
+            yield from self._beside_a_plan()
+            return
+        if self.options is not None:
+            yield Finding(("options",), "options without a plan", "them with a plan")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
-            yield Finding(("model",), "nothing", "a model, or collectives, or exchange, or a stage")
+            yield Finding(
+                ("model",), "nothing", "a model, or collectives, or exchange, or a stage, or a plan"
+            )
         if self.parallelism is None:
             for key in ("schedule", "stage"):
                 if getattr(self, key) is not None:
@@ -202,6 +219,14 @@ class WorkloadSpec(Strict):
             if entry.algorithm not in known:
                 expected = f"an algorithm: {did_you_mean(entry.algorithm, known)}"
                 yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), expected)
+
+    def _beside_a_plan(self) -> Iterator[Finding]:
+        """A plan says all that ranks do."""
+        keys = ("model", "parallelism", "schedule", "stage", "collectives", "exchange", "compute_s")
+        for key in keys:
+            if getattr(self, key) is not None:
+                name = key.removesuffix("_s")
+                yield Finding((name,), f"{name} beside a plan", "one of both")
 
     @property
     def flops(self) -> float:

@@ -13,6 +13,7 @@ from testbed.scale import Scale
 from testbed.workload import plan_alike
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.plans import WorkloadRequest, make_plan
 
 ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
@@ -70,8 +71,14 @@ def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engin
     hosts = scenario.rank_hosts(topology)
     buildings = tuple(topology.building(host.building).index for host in hosts)
     itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
-    if scenario.workload.parallelism is None:
-        tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
-        return Workload(itemsize, replace(plan_alike(scenario.workload, buildings, scale), tuning=tuning))
+    spec = scenario.workload
+    if spec.parallelism is None:
+        tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
+        if spec.plan is None:
+            return Workload(itemsize, replace(plan_alike(spec, buildings, scale), tuning=tuning))
+        names = tuple(host.building for host in hosts)
+        request = WorkloadRequest(names, spec.gradient_dtype, scale, scenario.seed)
+        plan = make_plan(spec.plan, request, spec.options or {})
+        return Workload(itemsize, replace(plan, buildings=buildings, tuning=tuning))
     training = training_of(scenario, topology, hosts, scale, itemsize, link_engine)
     return Workload(itemsize, training.plan, training)

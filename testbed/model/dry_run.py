@@ -1,19 +1,33 @@
-"""A training step's plan tried out on the model of its network before anything is built: that it ends, and fits."""
+"""A step's plan tried out on the model of its network before anything is built: that it ends, and fits."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
+from testbed.job.resolving import modelled_cost
 from testbed.job.training import Training, wrong_workload
 from testbed.job.workload import Workload, workload_of
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import Stuck, Timeline, simulate
+from testbed.paths import network_of
 from testbed.scale import Scale
+from testbed.workload.plans import WORKLOADS
+from testbed.workload.plans.base import source_of
 
 _known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A step by the model, on the shortest paths. algorithm: of the collectives that name none."""
+
+    workload: Workload
+    algorithm: str
+    timeline: Timeline
 
 
 def dry_run(training: Training) -> Timeline:
@@ -25,13 +39,34 @@ def dry_run(training: Training) -> Timeline:
                 plan, training.network, training.itemsize, *training.cost, folded=True
             )
         except Stuck as error:
-            expected = f"one that comes to its end; this one {error}"
             if training.schedule.source is not None:
-                file, line = training.schedule.source
-                name = training.schedule.name.rpartition(":")[2]
-                raise ConfigError([Problem(file, line, "schedule", name, expected)]) from None
+                raise _endless("schedule", training.schedule.name, training.schedule.source, error) from None
+            expected = f"one that comes to its end; this one {error}"
             raise wrong_workload("schedule", training.schedule.name, expected) from None
     return _known[training]
+
+
+def _endless(what: str, name: str, source: tuple[str, int], error: Stuck) -> ConfigError:
+    """Of somebody's own function, by its file and line."""
+    file, line = source
+    expected = f"one that comes to its end; this one {error}"
+    return ConfigError([Problem(file, line, what, name.rpartition(":")[2], expected)])
+
+
+def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Scale) -> Timeline:
+    """The same of any scenario without variants. ConfigError where a plan of one's own never ends."""
+    if workload.training is not None:
+        return dry_run(workload.training)
+    topology = scenario.topology.resolve(scale)
+    network = network_of(topology, scenario.rank_hosts(topology))
+    plan, cost = workload.plan.using(algorithm), modelled_cost(scenario.transport, scale)
+    try:
+        return simulate(plan, network, workload.itemsize, *cost, folded=True)
+    except Stuck as error:
+        name = scenario.workload.plan
+        if name is None:
+            raise
+        raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
 
 
 def check_memory(workload: Workload) -> None:
@@ -47,28 +82,52 @@ def check_memory(workload: Workload) -> None:
         raise wrong_workload("schedule", found, expected)
 
 
+def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> None:
+    """ConfigError where a schedule, or a plan of one's own, never ends or keeps too much alive."""
+    if workload.training is not None:
+        dry_run(workload.training)
+        check_memory(workload)
+    elif scenario.workload.plan is not None:
+        dry_run_of(scenario, workload, scenario.algorithms[0], scale)
+
+
 def workloads_of(scenario: Scenario, scale: Scale) -> dict[str, Workload]:
     """Of every variant by name, or of the scenario by its own where none differ in what they do.
 
     ConfigError for what does not fit, or would never come to its end.
     """
-    if scenario.variants is None:
-        return {scenario.name: _tried(scenario, scale)}
+    return {name: workload for name, _, workload in _all(scenario, scale)}
+
+
+def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
+    """Of every variant by name; of a scenario without, by its algorithms, or by its name where there is one alone.
+
+    A training step with `parallelism` has its first algorithm. ConfigError as with `workloads_of`.
+    """
     found = {}
+    for name, own, workload in _all(scenario, scale):
+        several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
+        for algorithm in own.algorithms if several else own.algorithms[:1]:
+            timeline = dry_run_of(own, workload, algorithm, scale)
+            found[algorithm if several else name] = DryRun(workload, algorithm, timeline)
+    return found
+
+
+def _all(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Workload]]:
+    if scenario.variants is None:
+        yield scenario.name, scenario, _tried(scenario, scale)
+        return
     for name in scenario.variants:
         variant = scenario.variant(name)
         try:
-            found[name] = _tried(variant, scale)
+            yield name, variant, _tried(variant, scale)
         except ConfigError as error:
             raise ConfigError(
                 [replace(problem, file=f"variant {name}") for problem in error.problems]
             ) from None
-    return found
 
 
 def _tried(scenario: Scenario, scale: Scale) -> Workload:
     workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
-    if workload.training is not None:
-        dry_run(workload.training)
-        check_memory(workload)
+    check_plan_ends(scenario, workload, scale)
     return workload

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.config import Scenario
 from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
-from testbed.model.dry_run import check_memory
+from testbed.model.dry_run import check_plan_ends
 from testbed.model.predicting import predict
 from testbed.scale import Scale
 
@@ -34,7 +34,7 @@ def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Predi
     found = {}
     for name in scenario.variant_names:
         job = common or job_of(scenario.variant(name), Scale(), engine)
-        check_memory(job.workload)
+        check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = name if common else job.scenario.algorithms[0]
         step_s = predict(job, algorithm, calibration).step_time_s
         found[name] = Prediction(step_s, job.wan_bytes(algorithm), job.unmodelled)

@@ -65,7 +65,7 @@ def predicted_words(variants: Sequence[JsonObject]) -> str:
 
 def print_not_emulated(trainings: Sequence[JsonObject], console: Console) -> None:
     """Prints which traffic of training steps stays inside ranks; nothing where none does."""
-    for what in dict.fromkeys(what for training in trainings for what in training["not_emulated"]):
+    for what in dict.fromkeys(what for training in trainings for what in training.get("not_emulated", [])):
         console.print(_sentence("Inside each rank, not emulated: ", what))
 
 

@@ -11,7 +11,7 @@ from testbed.job.declared import Pairs, total
 from testbed.job.training import Training
 from testbed.job.workload import Workload
 from testbed.model import Split, Timeline, critical_path, peak_alive, split_step
-from testbed.model.dry_run import dry_run
+from testbed.model.dry_run import DryRun
 from testbed.model.split import Spans
 from testbed.results.summary import StepResult, held_against, middle_step
 from testbed.scale import Scale
@@ -111,24 +111,26 @@ def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]
     return _by_tier(total(workload.pairs(algorithm).values()), workload.buildings, scale)
 
 
-def prediction(workload: Workload, scale: Scale) -> dict[str, Any]:
-    """What the model says of a step, in real units; bytes by tier."""
-    training = workload.training
-    assert training is not None
-    spans = dry_run(training).spans
+def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
+    """What the model says of a step, in real units; bytes by tier. Only a step with `parallelism` has memory."""
+    workload, training, spans = found.workload, found.workload.training, found.timeline.spans
+    schedule, memory = {}, {}
+    if training is not None:
+        schedule = {"schedule": training.schedule.name, "not_emulated": training.mesh.within_ranks}
+        peaks = peak_alive(training.plan, spans)
+        memory = {"peak_activation_bytes": [round(peak) for peak in peaks]}
     return {
-        "schedule": training.schedule.name,
-        "not_emulated": training.mesh.within_ranks,
-        "step_time_s": scale.real_s(dry_run(training).step_time_s),
-        **_split(split_step(training.plan, spans, workload.buildings), scale),
-        "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _planned(workload, training.algorithm, scale),
+        **schedule,
+        "step_time_s": scale.real_s(found.timeline.step_time_s),
+        **_split(split_step(workload.plan, spans, workload.buildings), scale),
+        **memory,
+        "bytes": _planned(workload, found.algorithm, scale),
     }
 
 
-def limited_words(split: Mapping[str, Any]) -> str:
-    """One sentence on what a step with a schedule spends its time on, the most first."""
-    parts = {"pipeline bubbles": split["bubble_s"], "computing": split["compute_s"]}
+def limited_words(split: Mapping[str, Any], waiting: str = "pipeline bubbles") -> str:
+    """One sentence on what a step spends its time on, the most first; waiting: what its bubble is called."""
+    parts = {waiting: split["bubble_s"], "computing": split["compute_s"]}
     for entry in split["exposed"]:
         where = "between buildings" if entry["tier"] == "wan" else "inside buildings"
         parts[f"{entry['kind']} {where}"] = entry["seconds"]

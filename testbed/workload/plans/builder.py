@@ -1,0 +1,165 @@
+"""Puts a plan together in real figures: computing, messages and collectives, each with what it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from testbed.workload.plan import (
+    COMPUTE,
+    EVERYBODY,
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    RankPlan,
+)
+from testbed.workload.plans.checking import PlanProblem
+
+if TYPE_CHECKING:
+    from testbed.workload.plans.base import WorkloadRequest
+
+
+class Mark(NamedTuple):
+    """One operation of a rank, by its number in the rank's plan, for others of this rank to wait for."""
+
+    rank: int
+    number: int
+
+
+After = Mark | Iterable[Mark]
+
+
+class PlanBuilder:
+    """Every rank's operations, in the order in which they are added.
+
+    Operations of a rank that are on one stream come one after the other; streams go on side by side. `after` says what
+    else an operation waits for. Sizes and durations are real ones, as numbers of bytes and seconds or as text.
+    """
+
+    def __init__(self, request: WorkloadRequest) -> None:
+        self.request = request
+        self._ranks: list[list[Operation]] = [[] for _ in range(request.ranks)]
+        self._groups: list[tuple[str, tuple[int, ...]]] = []
+        self._tags: dict[tuple[int, int], int] = {}
+        self._dscps: dict[str, int] = {}
+
+    def compute(
+        self,
+        rank: int,
+        duration: float | str,
+        *,
+        name: str = "compute",
+        after: After = (),
+        stream: str = COMPUTE,
+        kind: str = "compute",
+    ) -> Mark:
+        """Computing for so long; kind: what it counts as in figures, such as forward."""
+        seconds = self.request.seconds(duration)
+        return self._add(rank, Computing(name, stream, kind, self._before(rank, after), seconds))
+
+    def message(
+        self,
+        source: int,
+        target: int,
+        size: float | str,
+        *,
+        name: str = "message",
+        after: After = (),
+        stream: str = "",
+        kind: str = "message",
+        dscp: int = 0,
+    ) -> tuple[Mark, Mark]:
+        """From one rank to another, where its receive is posted at once. Returns (sent, received), of either rank.
+
+        after: what the sender waits for. stream: by default all messages of a pair in one direction are on one.
+        """
+        self._note(kind, dscp)
+        numel = self.request.elements(size)
+        tag = self._tags[source, target] = self._tags.get((source, target), -1) + 1
+        streams = stream or f"send {target}", stream or f"receive {source}"
+        before = self._before(source, after)
+        sends = Message(name, streams[0], kind, before, peer=target, numel=numel, tag=tag, sends=True)
+        receives = Message(name, streams[1], kind, (), peer=source, numel=numel, tag=tag)
+        return self._add(source, sends), self._add(target, receives)
+
+    def group(self, name: str, members: Sequence[int] | None = None) -> int:
+        """Ranks that do collectives together; by default all. A rank is in one group of a name. Returns its number."""
+        everybody = tuple(range(self.request.ranks))
+        chosen = everybody if members is None else tuple(members)
+        self._groups.append((EVERYBODY if chosen == everybody else name, chosen))
+        return len(self._groups) - 1
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """The ranks of a group."""
+        return self._groups[group][1]
+
+    def collective(
+        self,
+        group: int,
+        collective: str,
+        size: float | str,
+        *,
+        name: str = "",
+        after: After = (),
+        algorithm: str = "",
+        stream: str = "",
+        kind: str = "",
+        dscp: int = 0,
+    ) -> dict[int, Mark]:
+        """On every member of a group; size: of a rank's larger array. Returns each member's part of it.
+
+        after: what members wait for, each for its own. algorithm: by default the variant's, for an all_reduce, and
+        `auto` for others. stream: by default the group's collectives are on one. kind: by default the collective.
+        """
+        self._note(kind or collective, dscp)
+        members = self._groups[group][1]
+        numel = self.request.elements(size, 1 if collective == "all_reduce" else len(members))
+        if not algorithm and collective != "all_reduce":
+            algorithm = "auto"
+        marks = [after] if isinstance(after, Mark) else list(after)
+        if others := {mark.rank for mark in marks} - set(members):
+            raise PlanProblem(
+                got=f"after an operation of rank {min(others)}", expected=f"of one of {members}"
+            )
+        return {
+            rank: self._add(
+                rank,
+                GroupCollective(
+                    name or collective,
+                    stream or f"group {group}",
+                    kind or collective,
+                    self._before(rank, [mark for mark in marks if mark.rank == rank]),
+                    group,
+                    collective,
+                    numel,
+                    algorithm,
+                ),
+            )
+            for rank in members
+        }
+
+    def plan(self) -> JobPlan:
+        """What has been added."""
+        dscps = {kind: dscp for kind, dscp in self._dscps.items() if dscp}
+        ranks: tuple[RankPlan, ...] = tuple(map(tuple, self._ranks))
+        return JobPlan(ranks, tuple(self._groups), seed=self.request.seed, dscps=dscps)
+
+    def _add(self, rank: int, operation: Operation) -> Mark:
+        self._ranks[rank].append(operation)
+        return Mark(rank, len(self._ranks[rank]) - 1)
+
+    @staticmethod
+    def _before(rank: int, after: After) -> tuple[int, ...]:
+        marks = [after] if isinstance(after, Mark) else list(after)
+        if wrong := [mark for mark in marks if mark.rank != rank]:
+            expected = f"one of rank {rank}; what another rank did reaches it by a message or a collective"
+            raise PlanProblem(got=f"after an operation of rank {wrong[0].rank}", expected=expected)
+        return tuple(mark.number for mark in marks)
+
+    def _note(self, kind: str, dscp: int) -> None:
+        if self._dscps.setdefault(kind, dscp) != dscp:
+            raise PlanProblem(
+                where=kind, got=f"DSCPs {self._dscps[kind]} and {dscp}", expected="one DSCP per kind"
+            )

@@ -1,0 +1,115 @@
+"""Whether a plan can be carried out by so many ranks, as far as it shows without playing it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from testbed.errors import BadInput, TestbedError
+from testbed.workload.plan import EVERYBODY, GroupCollective, JobPlan, Message
+from testbed.workload.plan_traffic import group_traffic
+
+
+class PlanProblem(BadInput, ValueError):
+    """A plan that no ranks can carry out; the message says which rank and operation."""
+
+
+def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
+    """PlanProblem unless each rank has a plan, what one sends another receives, and groups do the same in one order."""
+    if len(plan.ranks) != ranks:
+        raise PlanProblem(got=f"plans of {len(plan.ranks)} ranks", expected=f"one for each of {ranks}")
+    if not any(plan.ranks):
+        raise PlanProblem(got="no operations", expected="something to do")
+    for rank, operations in enumerate(plan.ranks):
+        for operation in operations:
+            if wrong := [index for index in operation.after if not 0 <= index < len(operations)]:
+                raise PlanProblem(
+                    where=f"rank {rank}, {operation.name}",
+                    got=f"after {wrong[0]}",
+                    expected=f"an index of the rank's {len(operations)} operations",
+                )
+    _check_messages(plan, ranks)
+    _check_groups(plan, ranks)
+    _check_collectives(plan, itemsize)
+
+
+def _check_messages(plan: JobPlan, ranks: int) -> None:
+    ends: dict[bool, Counter[tuple[int, int, int, int]]] = {True: Counter(), False: Counter()}
+    for rank, operations in enumerate(plan.ranks):
+        for operation in operations:
+            if isinstance(operation, Message):
+                if operation.peer == rank or not 0 <= operation.peer < ranks:
+                    expected = f"another rank from 0 to {ranks - 1}"
+                    where = f"rank {rank}, {operation.name}"
+                    raise PlanProblem(where=where, got=f"peer {operation.peer}", expected=expected)
+                pair = (rank, operation.peer) if operation.sends else (operation.peer, rank)
+                key = (*pair, operation.tag, operation.numel)
+                ends[operation.sends][key] += 1
+    for sends, missing in ((True, ends[True] - ends[False]), (False, ends[False] - ends[True])):
+        for source, target, tag, numel in missing:
+            raise PlanProblem(
+                where=f"rank {source if sends else target}",
+                got=f"a {'send' if sends else 'receive'} of {numel} elements, tag {tag}, from {source} to {target}",
+                expected=f"one like it on rank {target if sends else source}",
+            )
+
+
+def _check_groups(plan: JobPlan, ranks: int) -> None:
+    of_name: dict[str, set[int]] = {}
+    for number, (name, members) in enumerate(plan.groups):
+        where = f"group {number} ({name})"
+        if not members or len(set(members)) != len(members) or not set(members) <= set(range(ranks)):
+            raise PlanProblem(
+                where=where, got=f"members {list(members)}", expected=f"ranks from 0 to {ranks - 1}, once"
+            )
+        if name == EVERYBODY:
+            if members != tuple(range(ranks)):
+                raise PlanProblem(
+                    where=where, got=f"members {list(members)}", expected="all ranks, or another name"
+                )
+            continue
+        if twice := of_name.setdefault(name, set()) & set(members):
+            raise PlanProblem(
+                where=where, got=f"rank {min(twice)} once more", expected="each rank in one of a name"
+            )
+        of_name[name] |= set(members)
+
+
+def _check_collectives(plan: JobPlan, itemsize: int) -> None:
+    """Of each group all members do the same in the same order, of one class of traffic, by an algorithm there is."""
+    done: dict[int, dict[int, list[GroupCollective]]] = {}
+    for rank, operations in enumerate(plan.ranks):
+        for operation in operations:
+            if isinstance(operation, GroupCollective):
+                if not 0 <= operation.group < len(plan.groups) or rank not in plan.groups[operation.group][1]:
+                    got = f"a collective of group {operation.group}"
+                    where = f"rank {rank}, {operation.name}"
+                    raise PlanProblem(where=where, got=got, expected="one of a group that the rank is in")
+                done.setdefault(operation.group, {}).setdefault(rank, []).append(operation)
+    for number, (name, members) in enumerate(plan.groups):
+        where = f"group {number} ({name})"
+        own = done.get(number, {})
+        first = own.get(members[0], [])
+        if not first:
+            raise PlanProblem(where=where, got="no collective", expected="one, or no such group")
+        for rank in members:
+            if [one.alike for one in own.get(rank, [])] != [one.alike for one in first]:
+                got = f"other collectives on rank {rank} than on rank {members[0]}"
+                raise PlanProblem(where=where, got=got, expected="the same in the same order on all members")
+        if len(dscps := {plan.dscp(one) for one in first}) > 1:
+            raise PlanProblem(where=where, got=f"DSCPs {sorted(dscps)}", expected="one DSCP in a group")
+        for one in {one.alike for one in first}:
+            _check_algorithm(plan, one, where, itemsize)
+
+
+def _check_algorithm(plan: JobPlan, one: GroupCollective, where: str, itemsize: int) -> None:
+    members = plan.groups[one.group][1]
+    try:
+        # one that goes by the variant's algorithm is an all-reduce, whose algorithms configuration knows
+        named = replace(one, algorithm=one.algorithm or "ring")
+        group_traffic(named, members, itemsize, (0,) * len(members), plan.tuning)
+    except (KeyError, ValueError, TestbedError) as error:
+        got = f"{one.collective} by {one.algorithm}"
+        raise PlanProblem(
+            where=where, got=got, expected=f"a collective and algorithm that there are ({error})"
+        ) from None

@@ -1,0 +1,129 @@
+"""Workloads that are functions: their plans' bytes and times, and what is told of wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.errors import TestbedError
+from testbed.job.job import job_of
+from testbed.model.dry_run import dry_runs, workloads_of
+from testbed.scale import Scale
+from testbed.workload.plan import Computing, JobPlan
+from testbed.workload.plans import PlanBuilder, WorkloadRequest, check_plan
+from tests.unit.test_workload_planning import write_topology
+
+HEAD = """
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
+from testbed.workload.plans import PlanBuilder
+
+"""
+
+
+def scenario(folder: Path, workload: dict[str, Any] | str, **more: Any) -> Scenario:
+    if isinstance(workload, str):
+        (folder / "mine.py").write_text(HEAD + workload)
+        workload = {"plan": "mine.py:mine"}
+    write_topology(folder, hosts=2)
+    (folder / "scenario.yaml").write_text(f"name: mine\ntopology: pair.yaml\nworkload: {workload}\n")
+    return load_scenario(folder / "scenario.yaml", [f"{key}={value}" for key, value in more.items()])
+
+
+def test_local_sgd_crosses_buildings_once_in_its_inner_steps(tmp_path: Path) -> None:
+    options = {"parameters": "80 MB", "compute": "10 ms", "inner_steps": 3}
+    asked = scenario(tmp_path, {"plan": "local_sgd", "options": options})
+    job = job_of(asked, Scale(size_scale=10.0))
+    # a ring all-reduce over four ranks in two buildings crosses twice, with 2 (n - 1) / n of the array each time
+    assert job.scale.real_bytes(job.wan_bytes("ring")) == pytest.approx(2 * 1.5 * 80e6, rel=1e-3)
+    found = dry_runs(asked, Scale())
+    assert list(found) == ["mine"]
+    assert found["mine"].timeline.step_time_s > 3 * 0.010
+    assert job.workload.compute_s == pytest.approx(0.030)
+
+
+def test_of_several_algorithms_each_is_tried(tmp_path: Path) -> None:
+    asked = scenario(tmp_path, {"plan": "local_sgd"}, algorithms="[ring, hierarchical]")
+    assert list(dry_runs(asked, Scale())) == ["ring", "hierarchical"]
+
+
+def test_a_plan_stands_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workload.model: got model beside a plan, expected one of both"):
+        scenario(tmp_path, {"plan": "local_sgd", "model": "llama3-8b"})
+    with pytest.raises(ConfigError, match=r"workload.options: got options without a plan"):
+        scenario(tmp_path, {"exchange": {"messages": 1, "size": "1 MB"}, "options": {}})
+    with pytest.raises(ConfigError, match=r"FILE.py:NAME or a workload: local_sgd"):
+        scenario(tmp_path, {"plan": "local_sdg"})
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def mine(request):\n    return 1 / 0\n", "ZeroDivisionError: division by zero (FILE, line 6)"),
+        ("def mine(request):\n    return 1\n", "FILE:5: workload mine: got a int, expected a JobPlan"),
+        (
+            "def mine(request, size):\n    return 1\n",
+            "missing a required argument: 'size'), expected options: size",
+        ),
+        (
+            "def mine(request):\n    return JobPlan(((),))\n",
+            "FILE:5: workload mine: got plans of 1 ranks, expected",
+        ),
+        (
+            "def mine(request):\n    c = Message('a', 's', 'k', (), 1, 4, 0, True)\n"
+            "    return JobPlan(((c,), (), (), ()))\n",
+            "got rank 0: a send of 4 elements, tag 0, from 0 to 1, expected one like it on rank 1",
+        ),
+        (
+            "def mine(request):\n    b = PlanBuilder(request)\n    b.collective(b.group('g', [0, 2]), 'all_reduce', 8,"
+            " algorithm='rnig')\n    return b.plan()\n",
+            "all_reduce by rnig",
+        ),
+        (
+            "def mine(request):\n    b = PlanBuilder(request)\n    one = b.compute(0, '1 ms')\n"
+            "    b.message(1, 0, 8, after=one)\n",
+            "after an operation of rank 0, expected one of rank 1",
+        ),
+        (
+            "def mine(request):\n    b = PlanBuilder(request)\n    b.group('g', [0, 1])\n    b.group('g', [1, 2])\n"
+            "    b.compute(0, 1)\n    return b.plan()\n",
+            "group 1 (g): rank 1 once more",
+        ),
+        (
+            "def mine(request):\n    own = [GroupCollective('c', 's', 'k', (), 0, numel=n) for n in (4, 8, 4, 4)]\n"
+            "    return JobPlan(tuple((one,) for one in own), (('all', (0, 1, 2, 3)),))\n",
+            "other collectives on rank 1 than on rank 0",
+        ),
+        (
+            "def mine(request):\n    go = {'numel': 4}\n    ranks = [()] * 4\n"
+            "    for here, there in ((0, 1), (1, 0)):\n"
+            "        got = Message('got', 'r', 'k', (), there, 4, 0)\n"
+            "        ranks[here] = (got, Message('go', 's', 'k', (0,), there, 4, 0, True))\n"
+            "    return JobPlan(tuple(ranks))\n",
+            "FILE:5: workload: got mine, expected one that comes to its end; this one never comes to an end",
+        ),
+    ],
+)
+def test_a_wrong_one_is_one_clear_error(tmp_path: Path, code: str, said: str) -> None:
+    asked = scenario(tmp_path, code)
+    with pytest.raises(TestbedError) as raised:
+        workloads_of(asked, Scale())
+    assert said.replace("FILE", str(tmp_path / "mine.py")) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_the_builder_takes_real_figures() -> None:
+    request = WorkloadRequest(("east", "west"), scale=Scale(size_scale=4.0, time_dilation=2.0))
+    builder = PlanBuilder(request)
+    sent, received = builder.message(0, 1, "4 kB", after=builder.compute(0, "10 ms"))
+    builder.compute(1, 0.5, after=received)
+    plan = builder.plan()
+    check_plan(plan, 2, request.itemsize)
+    assert (sent.rank, received.rank) == (0, 1)
+    first = plan.ranks[0][0]
+    assert isinstance(first, Computing)
+    assert first.duration_s == pytest.approx(0.020)
+    assert [getattr(own[-1 - rank], "numel", 0) for rank, own in enumerate(plan.ranks)] == [250, 250]
+    assert JobPlan.from_document(plan.to_document()) == plan
