@@ -40,6 +40,7 @@ ORPHANS_S = 5.0
 PR_SET_PDEATHSIG = 1
 GROUPS = Path("/sys/fs/cgroup")
 # Version 1 has a folder for each controller, version 2 one for all.
+GROUP_PREFIX = "testbed-tests-"
 CPU_GROUPS = ("cpu,cpuacct", "cpu", "")
 
 
@@ -101,7 +102,11 @@ def idle_group() -> Iterator[Path | None]:
     """A control group whose processes get what others leave, gone with the block; None where there cannot be one."""
     group = None
     for controller in CPU_GROUPS:
-        made = GROUPS / controller / f"testbed-tests-{os.getpid()}"
+        for left in (GROUPS / controller).glob(f"{GROUP_PREFIX}*"):  # of one that was killed
+            if not Path("/proc", left.name.removeprefix(GROUP_PREFIX)).exists():
+                with contextlib.suppress(OSError):
+                    left.rmdir()
+        made = GROUPS / controller / f"{GROUP_PREFIX}{os.getpid()}"
         try:
             made.mkdir()
         except OSError:
@@ -152,6 +157,12 @@ class Lane:
         if status is None:
             return None
         return Outcome(self.name, status, time.monotonic() - self._began_s, *results(self._report))
+
+    def say(self) -> None:
+        """What it said, if that has not been seen yet."""
+        if self.output:
+            say(f"{self.name} said:")
+            print(self.output.read_text(errors="replace"), flush=True)
 
     def progress(self) -> str:
         """The last that it said, and for how long it has been running."""
@@ -228,9 +239,7 @@ class Lanes:
             if quiet and (outcome := lane.poll()) is not None:
                 self._running.remove(lane)
                 self.outcomes.append(outcome)
-                if lane.output:
-                    say(f"{lane.name} said:")
-                    print(lane.output.read_text(errors="replace"), flush=True)
+                lane.say()
 
     def _end_all(self, number: int) -> None:
         """A terminal's Ctrl-C and `timeout` reach all of this process group; who else sends a signal means us alone."""
@@ -256,6 +265,8 @@ class Lanes:
             for pid in left:
                 with contextlib.suppress(OSError):  # ended meanwhile, or root's
                     os.kill(pid, then)
+        for lane in self._running:
+            lane.say()
         self.outcomes += [outcome for lane in self._running if (outcome := lane.poll()) is not None]
         self._running.clear()
 

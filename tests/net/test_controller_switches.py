@@ -465,6 +465,7 @@ def test_a_missing_port_is_named(library: Library) -> None:
             pass
 
 
+@pytest.mark.quiet
 @pytest.mark.by_any_datapath
 def test_a_bridge_that_does_not_speak_openflow_13_is_named(library: Library) -> None:
     with site(TWO) as built:

@@ -126,7 +126,7 @@ def test_no_lane_outlives_it(tmp_path: Path, number: signal.Signals, whole_group
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     lanes = psutil.Process(running.pid).children(recursive=True)
-    assert len(lanes) >= 4
+    assert len(lanes) >= 2
     (os.killpg if whole_group else os.kill)(running.pid, number)
     said, _ = running.communicate(timeout=30)
     assert running.returncode == 128 + number
