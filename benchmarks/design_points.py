@@ -23,7 +23,7 @@ from testbed.config import load_scenario
 from testbed.explorer.confirming import kendall_tau
 from testbed.report.compare import speedup_interval
 from testbed.report.figures import time_text
-from testbed.results.parts import SEED_STEP
+from testbed.results.shards import SEED_STEP
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out

@@ -22,8 +22,8 @@ from testbed.results.directory import default_path, hand_over
 from testbed.results.result import Result
 from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
 from testbed.running.networks import Network
+from testbed.running.progress import Progress
 from testbed.running.request import Request, prepare
-from testbed.running.run import Progress
 
 Source = str | Path | Mapping[str, Any]
 

@@ -13,8 +13,9 @@ from testbed.cli.bars import bar_on
 from testbed.report import print_refusal, print_summary, write_report
 from testbed.report.compare import failing
 from testbed.results.directory import hand_over
-from testbed.running.request import Prepared, Request, prepare
-from testbed.running.run import Progress
+from testbed.results.result import Result
+from testbed.running.progress import Progress
+from testbed.running.request import PreparedRun, Request, prepare
 
 
 def run_and_report(
@@ -34,10 +35,10 @@ def run_and_report(
     console = Console(stderr=True, highlight=False)
     console.print(
         f"{scenario.name}: {scenario.ranks} ranks, {', '.join(scenario.variant_names)}, "
-        f"policy {scenario.policy.label}; {prepared.backend}"
+        f"policy {scenario.policy.label}; {prepared.backend.words}"
         + ("" if prepared.scale.is_one else f"; {prepared.scale}")
     )
-    summary = _execute(prepared, console)
+    summary = _execute(prepared, console).document()
     while (
         summary["status"] == "untrusted"
         and most_dilation
@@ -47,12 +48,12 @@ def run_and_report(
         reasons = sorted({entry["name"] for variant in summary["variants"] for entry in failing(variant)})
         console.print(f"untrusted ({', '.join(reasons)}): once more, {prepared.scale}")
         shutil.rmtree(request.output)
-        summary = _execute(prepared, console)
+        summary = _execute(prepared, console).document()
     _report(summary, request, console, strict=strict, as_json=as_json, quiet=quiet)
     return summary
 
 
-def _execute(prepared: Prepared, console: Console) -> dict[str, Any]:
+def _execute(prepared: PreparedRun, console: Console) -> Result:
     """Run once, telling how far it is."""
     with bar_on(console) as bar:
         task = bar.add_task("checking", total=None)

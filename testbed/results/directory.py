@@ -43,18 +43,6 @@ class RunDirectory:
         shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir(parents=True)
 
-    def write_text(self, name: str, text: str) -> None:
-        """One file."""
-        (self.partial / name).write_text(text)
-
-    def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """One JSON document, indented for reading."""
-        self.write_text(name, json.dumps(document, indent=1) + "\n")
-
-    def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
-        """One JSON document per line."""
-        self.write_text(name, "".join(json.dumps(line) + "\n" for line in lines))
-
     def finish(self) -> None:
         """All is written: give the directory its name."""
         self.partial.rename(self.path)
@@ -62,6 +50,16 @@ class RunDirectory:
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """A file with one JSON document, indented for reading."""
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """A file with a JSON document on each line."""
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def hand_over(path: Path) -> None:

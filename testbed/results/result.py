@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 SUMMARY = "summary.json"
 
 
-class _Part(BaseModel):
-    """One of a result's parts: nothing in it that is not named here, and nothing changes."""
+class ResultModel(BaseModel):
+    """What a file of a run holds, or a part of it: nothing in it that is not named here, and nothing changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
+    def document(self) -> dict[str, Any]:
+        """Ready for JSON, as it stands in the file: without what was not set."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
-class StepTimes(_Part):
+
+class StepTimes(ResultModel):
     """Measured step times of a variant, seconds, in the order of its trials; p95 by nearest rank."""
 
     median: float
@@ -40,21 +44,21 @@ class StepTimes(_Part):
     samples: tuple[float, ...]
 
 
-class Predicted(_Part):
+class Predicted(ResultModel):
     """What the model says of a step, seconds; error: by which part of the measured median it is off."""
 
     step_time_s: float
     error: float
 
 
-class Bytes(_Part):
+class Bytes(ResultModel):
     """Payload of a step, bytes: by the plan, and as ranks sent it (median)."""
 
     expected: int
     observed: int
 
 
-class LinkUse(_Part):
+class LinkUse(ResultModel):
     """One direction of a WAN link: what of it the steps used (medians), its longest queue, packets over all steps."""
 
     a: str
@@ -69,7 +73,7 @@ class LinkUse(_Part):
     marks: int
 
 
-class PlaneBalance(_Part):
+class PlaneBalance(ResultModel):
     """How evenly the planes between two buildings were used: Jain's index, 1 if all alike, 1/n if one alone."""
 
     source: str = Field(alias="from")
@@ -78,7 +82,7 @@ class PlaneBalance(_Part):
     jain_index: float
 
 
-class RoundTrips(_Part):
+class RoundTrips(ResultModel):
     """Smoothed round trips as TCP has them, seconds, of all readings during steps."""
 
     min: float
@@ -86,7 +90,7 @@ class RoundTrips(_Part):
     max: float
 
 
-class Connections(_Part):
+class Connections(ResultModel):
     """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps."""
 
     source: str = Field(alias="from")
@@ -96,7 +100,7 @@ class Connections(_Part):
     retransmits: int
 
 
-class InvariantRecord(_Part):
+class InvariantRecord(ResultModel):
     """One thing that must hold for the figures to mean something. ok: None where it does not apply."""
 
     name: str
@@ -106,7 +110,7 @@ class InvariantRecord(_Part):
     sentence: str
 
 
-class VerdictRecord(_Part):
+class VerdictRecord(ResultModel):
     """Whether to believe a variant's figures, and why."""
 
     status: Status
@@ -118,7 +122,7 @@ class VerdictRecord(_Part):
         return tuple(entry for entry in self.invariants if entry.ok is False)
 
 
-class Control(_Part):
+class Control(ResultModel):
     """How long switches and controller took to see and to act, seconds."""
 
     carrier_down_s: float
@@ -127,7 +131,7 @@ class Control(_Part):
     rule_s: float
 
 
-class Exposed(_Part):
+class Exposed(ResultModel):
     """Communication that ranks waited for: by kind of parallelism, and inside or between buildings; mean seconds."""
 
     kind: str
@@ -135,7 +139,7 @@ class Exposed(_Part):
     seconds: float
 
 
-class Split(_Part):
+class Split(ResultModel):
     """Where a step's time went, mean over ranks, seconds; bubble: waiting for what nobody had sent yet."""
 
     compute_s: float
@@ -147,7 +151,7 @@ class PredictedSplit(Split, Predicted):
     """The same by the model."""
 
 
-class CriticalKind(_Part):
+class CriticalKind(ResultModel):
     """Of the critical path: seconds of one kind, in so many links of it."""
 
     kind: str
@@ -155,7 +159,7 @@ class CriticalKind(_Part):
     links: int
 
 
-class Training(_Part):
+class Training(ResultModel):
     """Of a step with degrees of parallelism and a schedule. `measured` is the step of median duration."""
 
     schedule: str
@@ -173,7 +177,7 @@ class Training(_Part):
     median_step: int
 
 
-class Events(_Part):
+class Events(ResultModel):
     """Of a scenario's events in a variant: how many were planned and came, the latest by how many seconds."""
 
     planned: int
@@ -181,7 +185,7 @@ class Events(_Part):
     late_max_s: float
 
 
-class Variant(_Part):
+class Variant(ResultModel):
     """One of the things that a run compares."""
 
     name: str
@@ -203,14 +207,14 @@ class Variant(_Part):
     events: Events | None = None
 
 
-class ScaleRecord(_Part):
+class ScaleRecord(ResultModel):
     """By what rates and sizes were divided, and times multiplied."""
 
     size_scale: float
     time_dilation: float
 
 
-class Number(_Part):
+class Number(ResultModel):
     """A dimensionless number of the modelled network and of the emulated one."""
 
     name: str
@@ -220,7 +224,7 @@ class Number(_Part):
     meaning: str
 
 
-class Result(_Part):
+class Result(ResultModel):
     """A run's figures, from its `summary.json`."""
 
     schema_version: Literal[1] = Field(alias="schema")
@@ -256,10 +260,6 @@ class Result(_Part):
     def of(cls, document: dict[str, Any]) -> Result:
         """From what `document` gives. pydantic's ValidationError."""
         return cls.model_validate(document)
-
-    def document(self) -> dict[str, Any]:
-        """Ready for JSON, as it stands in `summary.json`."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
     def variant(self, name: str) -> Variant:
         """By name. KeyError."""
@@ -320,9 +320,7 @@ class Result(_Part):
         if variant is not None and not found.of_variant:
             raise BadInput(where="variant", got=repr(variant), expected=f"none: {name} is of all variants")
         chosen = self.variants[0] if variant is None else self.variant(variant)
-        return Figure(
-            name, found.draw(self.folder, chosen.model_dump(mode="json", by_alias=True, exclude_unset=True))
-        )
+        return Figure(name, found.draw(self.folder, chosen.document()))
 
     @property
     def folder(self) -> Path:

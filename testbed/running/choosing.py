@@ -21,7 +21,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.results.parts import cut
+from testbed.results.shards import cut
 from testbed.running.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import CpuTime, GuestSettings, clock_here
@@ -108,7 +108,7 @@ def choose_guests(
 ) -> tuple[int, int]:
     """How many guests at once, and the memory of each.
 
-    As many as were asked for; else as there are parts, as this machine has cores, and as its memory holds. ConfigError
+    As many as were asked for; else as there are shards, as this machine has cores, and as its memory holds. ConfigError
     when so many do not fit, or none does.
     """
     topology = scenario.topology.resolve(scale)

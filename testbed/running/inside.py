@@ -1,4 +1,4 @@
-"""Runs a part of a run inside a guest of the virtual clock: its only argument is the file that says which.
+"""Measures a shard of a run inside a guest of the virtual clock: its only argument is the file that says which.
 
 What it tells meanwhile goes to standard output, one JSON object per line: {"phase": text} or {"step": done, "of": all}.
 """
@@ -12,12 +12,14 @@ from pathlib import Path
 from testbed.config import load_scenario
 from testbed.errors import TestbedError
 from testbed.fidelity.capacity import NetworkBackend
-from testbed.running.run import Progress, Run
+from testbed.results.shards import Shard
+from testbed.running.progress import Progress
+from testbed.running.shard_run import ShardRun
 from testbed.scale import Scale
 
 
 def main() -> int:
-    """0 when the run directory is there."""
+    """0 when the shard's record is there."""
     task = json.loads(Path(sys.argv[1]).read_text())
     progress = Progress(
         phase=lambda line: _tell({"phase": line}), step=lambda done, total: _tell({"step": done, "of": total})
@@ -25,7 +27,8 @@ def main() -> int:
     try:
         scenario = load_scenario(task["scenario"])
         backend = NetworkBackend(task["link_engine"], task["datapath"])
-        Run(scenario, backend, Scale(**task["scale"]), Path(task["output"]), progress).execute()
+        shard, scale, folder = Shard(**task["shard"]), Scale(**task["scale"]), Path(task["folder"])
+        ShardRun(shard, scenario, backend, scale, folder, progress).measure()
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.results.summary import LinkSeries
 from testbed.running.assess import link_key
 from testbed.running.job_run import LinkSample
 
@@ -80,16 +79,6 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
         key=lambda reading: (reading["time_s"], reading["rank"], reading["peer"], reading["channel"])
     )
     return found
-
-
-def series_of(samples: Iterable[LinkSample]) -> dict[tuple[str, str], LinkSeries]:
-    """The readings of every link direction, by (link name, direction)."""
-    series: dict[tuple[str, str], LinkSeries] = {}
-    for sample in samples:
-        for key, account in sample.account.directions.items():
-            figures = account.sent_bytes, account.queue_bytes, account.dropped, account.marked
-            series.setdefault(key, LinkSeries()).add(sample.time_s, *figures)
-    return series
 
 
 def shifted(records: Iterable[Mapping[str, Any]], origin_s: float) -> Iterator[Record]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario
-from testbed.config.units import format_size
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.job.workload import Workload
 from testbed.model.dry_run import workloads_of
+from testbed.results.result import Result
+from testbed.running.backend import Backend, ThisMachine
 from testbed.running.choosing import (
     choose_guests,
     choose_network_backend,
@@ -19,9 +19,9 @@ from testbed.running.choosing import (
     choose_virtual_scale,
     guest_settings,
 )
-from testbed.running.parted import PartedRun
-from testbed.running.run import Progress, Run
-from testbed.running.virtual_run import VirtualRun
+from testbed.running.guests import Guests
+from testbed.running.progress import Progress
+from testbed.running.run import execute
 from testbed.scale import Scale
 from testbed.virtual import find_image
 from testbed.virtual.guest import STALL_TIMEOUT_S
@@ -50,24 +50,23 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A run that can begin. backend: what carries it, in words."""
+class PreparedRun:
+    """A run that can begin: all that could be refused has been looked at."""
 
     request: Request
     scale: Scale
-    backend: str
-    _make: Callable[[Progress, Scale], Run | PartedRun | VirtualRun]
+    backend: Backend
 
-    def execute(self, progress: Progress) -> dict[str, Any]:
-        """Do everything; returns the summary that stands in the run directory. FabricError, RunError and their kin."""
-        return self._make(progress, self.scale).execute()
+    def execute(self, progress: Progress) -> Result:
+        """Do everything; returns what stands in the run directory. FabricError, RunError and their kin."""
+        return execute(self.request.scenario, self.backend, self.scale, self.request.output, progress)
 
-    def slower(self) -> Prepared:
+    def slower(self) -> PreparedRun:
         """The same with its time stretched twice as far."""
         return replace(self, scale=replace(self.scale, time_dilation=self.scale.time_dilation * 2))
 
 
-def prepare(request: Request) -> Prepared:
+def prepare(request: Request) -> PreparedRun:
     """Refuse what cannot be run here: a plan that does not fit, rates that this machine does not carry, no kernel.
 
     ConfigError, FabricError, VirtualClockError.
@@ -96,7 +95,7 @@ def check_clock(clock: str) -> None:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
 
 
-def _in_guests(request: Request, workloads: Iterable[Workload]) -> Prepared:
+def _in_guests(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
     if link_engine not in (None, "netem") or datapath not in (None, "system"):
         asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
@@ -111,23 +110,14 @@ def _in_guests(request: Request, workloads: Iterable[Workload]) -> Prepared:
     guests, memory_bytes = choose_guests(scenario, scale, rank_bytes, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=memory_bytes)
 
-    def make(progress: Progress, scale: Scale) -> VirtualRun:
-        return VirtualRun(scenario, image, settings, scale, request.output, progress, guests)
-
-    backend = f"virtual clock, {guests} at once, {format_size(memory_bytes)} each"
-    return Prepared(request, scale, backend, make)
+    return PreparedRun(request, scale, Guests(image, settings, guests))
 
 
-def _here(request: Request, workloads: Iterable[Workload]) -> Prepared:
+def _here(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
-
-    def make(progress: Progress, scale: Scale) -> Run | PartedRun:
-        kind = Run if scenario.variants is None else PartedRun
-        return kind(scenario, backend, scale, request.output, progress, machines)
-
-    return Prepared(request, scale, f"link engine {backend.link_engine}, datapath {backend.datapath}", make)
+    return PreparedRun(request, scale, ThisMachine(backend, machines))
 
 
 def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:

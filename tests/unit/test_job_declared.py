@@ -12,7 +12,7 @@ from testbed.job.declared import flows_of, total
 from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE
 from testbed.ranks.arrays import CollectiveArrays
-from testbed.results.parts import cut
+from testbed.results.shards import cut
 from testbed.scale import UNSCALED
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey

@@ -13,14 +13,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
+from testbed.config import Scenario, load_scenario
 from testbed.fabric.network import Fabric
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.links import LinkError
 from testbed.links.command import run_script
+from testbed.results.shards import Shard, ShardRecord
+from testbed.running.backend import ThisMachine
 from testbed.running.events import EventPlayer
 from testbed.running.job_run import JobRun
-from testbed.running.run import Progress, Run
+from testbed.running.progress import Progress
+from testbed.running.run import execute
+from testbed.running.shard_run import ShardRun
 from testbed.scale import Scale
 from tests.virtual.changes import Lie, all_lies
 
@@ -108,8 +112,8 @@ class Planter(EventPlayer):
         """Nothing is left to undo."""
 
 
-class Saboteur(Run):
-    """A run with lies in it."""
+class Saboteur(ShardRun):
+    """A shard with lies in it."""
 
     names: tuple[str, ...] = ()
     planter: Planter
@@ -129,6 +133,22 @@ class Saboteur(Run):
         return self.planter
 
 
+class SabotagedMachine(ThisMachine):
+    """Where lies are told in the only shard."""
+
+    names: tuple[str, ...] = ()
+    planter: Planter
+
+    def _measured(
+        self, shard: Shard, scenario: Scenario, scale: Scale, folder: Path, progress: Progress
+    ) -> ShardRecord:
+        run = Saboteur(shard, scenario, self.network_backend, scale, folder, progress)
+        run.names = self.names
+        record = run.measure()
+        self.planter = run.planter
+        return record
+
+
 def main() -> None:
     """Run, and write down what was said."""
     folder, names = Path(sys.argv[1]), tuple(sys.argv[2:])
@@ -136,16 +156,16 @@ def main() -> None:
     trials = 10 if names == ("none",) else 140 if names else 280  # a lie takes one to two
     file.write_text(SCENARIO.format(trials=trials))
     progress = Progress(phase=lambda line: print(line, flush=True), step=lambda done, total: None)
-    run = Saboteur(load_scenario(file), NetworkBackend("netem", "system"), Scale(), folder / "run", progress)
-    run.names = names
-    summary = run.execute()
-    (variant,) = summary["variants"]
+    machine = SabotagedMachine(NetworkBackend("netem", "system"))
+    machine.names = names
+    result = execute(load_scenario(file), machine, Scale(), folder / "run", progress)
+    (variant,) = result.variants
     told = {
-        "results": run.planter.results,
-        "missing": [lie.name for lie, _ in run.planter.planned],
-        "refused": run.planter.refused,
-        "verdict": variant["verdict"],
-        "steps": variant["step_time_s"]["samples"],
+        "results": machine.planter.results,
+        "missing": [lie.name for lie, _ in machine.planter.planned],
+        "refused": machine.planter.refused,
+        "verdict": variant.verdict.document(),
+        "steps": variant.step_time_s.samples,
     }
     (folder / "changes.json").write_text(json.dumps(told))
 

@@ -1,9 +1,10 @@
-"""How a run is cut into parts, and what comes of putting their results together."""
+"""How a run is cut into shards, and what comes of putting their results together."""
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import pytest
 from testbed.config import Scenario
 from testbed.fabric.readback import FabricCounters, WanCounters
 from testbed.links.wire import DirectionAccount, EngineAccount
-from testbed.results.parts import GAP_S, PartResult, cut, merge_records, merge_summaries, merge_verdicts
+from testbed.results.merging import GAP_S, merge_records, merge_variants, merge_verdicts
+from testbed.results.result import Control, InvariantRecord, VerdictRecord
+from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
 from testbed.running.job_run import LinkSample
 from testbed.running.records import link_lines
 from testbed.scale import Scale
@@ -39,16 +42,24 @@ def scenario(trials: int, *algorithms: str) -> Scenario:
     )
 
 
-def result(part: Any, step_times: list[float], status: str = "trusted") -> PartResult:
-    """A part whose steps begin every two seconds; the link carries 1000 bytes in each."""
+def verdict(status: Any, **held: bool | None) -> VerdictRecord:
+    """With one invariant by each name."""
+    rows = [
+        InvariantRecord(name=name, bound="", measured=status, ok=ok, sentence="") for name, ok in held.items()
+    ]
+    return VerdictRecord(status=status, invariants=tuple(rows))
+
+
+def result(shard: Shard, step_times: list[float], status: str = "trusted") -> ShardRecord:
+    """A shard whose steps begin every two seconds; the link carries 1000 bytes in each."""
     samples, links = [], [{"time_s": -0.5, "bytes": 0}]
     for trial, step_time in enumerate(step_times):
         start = 2.0 * trial
         for rank in (0, 1):
-            sample = {"variant": part.variant, "trial": trial, "step": trial + 1, "rank": rank}
+            sample = {"variant": shard.variant or "ring", "trial": trial, "step": trial + 1, "rank": rank}
             sample |= {
                 "operation": "step",
-                "name": part.variant,
+                "name": shard.variant,
                 "start_s": start,
                 "end_s": start + step_time,
             }
@@ -61,17 +72,19 @@ def result(part: Any, step_times: list[float], status: str = "trusted") -> PartR
         for link in links
         for way in ("a_to_b", "b_to_a")
     ]
-    verdict = {
-        "status": status,
-        "invariants": [{"name": "conservation", "ok": status == "trusted", "measured": status}],
-    }
-    predicted = {"step_time_s": 1.1 * statistics.median(step_times), "error": 0.1}
-    variant = {"wan_bytes": {"expected": 200}, "verdict": verdict, "predicted": predicted}
-    summary = {"variants": [variant]}
-    return PartResult(part, summary, {}, samples, rows)
+    variant = ShardVariant(
+        algorithm="ring",
+        step_time_s=statistics.median(step_times),
+        expected_wan_bytes=20,
+        predicted_s=1.1 * statistics.median(step_times),
+        verdict=verdict(status, conservation=status == "trusted"),
+        control=Control(carrier_down_s=0, carrier_up_s=0, reaction_s=0, rule_s=0),
+    )
+    figures = ShardFigures.model_construct(variants=(variant,))
+    return ShardRecord(shard, Path(), figures, samples, rows)
 
 
-def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
+def test_a_shard_is_one_variant_and_at_most_ten_trials() -> None:
     parts = cut(scenario(12, "ring", "hierarchical"))
     assert [(part.variant, part.first_trial, part.trials) for part in parts] == [
         ("ring", 0, 10),
@@ -85,7 +98,7 @@ def test_a_part_is_one_variant_and_at_most_ten_trials() -> None:
     assert (own.algorithms, own.trials, own.seed) == (("ring",), 2, parts[1].seed)
 
 
-def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
+def test_shards_follow_each_other_in_time_and_are_numbered_through() -> None:
     first, second = cut(scenario(12, "ring"))
     happened = {"event": 0, "time_s": 0.7}, {"event": 0, "time_s": None}
     reading = {"time_s": 0.2, "rank": 0, "retransmits": 3}
@@ -98,7 +111,7 @@ def test_parts_follow_each_other_in_time_and_are_numbered_through() -> None:
     assert merged.sockets == [{**reading, "variant": "ring", "time_s": 0.5 + 3.5 + GAP_S + 0.5 + 0.2}]
     assert [event["time_s"] for event in events] == [0.5 + 3.5 + GAP_S + 0.5 + 0.7, None]
     starts = sorted({sample["start_s"] for sample in samples})
-    # a part begins with its first record of a link, half a second before its first step
+    # a shard begins with its first record of a link, half a second before its first step
     assert starts[:2] == [0.5, 2.5]
     assert starts[2] == 0.5 + 3.5 + GAP_S + 0.5
     assert sorted({sample["trial"] for sample in samples}) == [0, 1, 10]
@@ -119,7 +132,7 @@ def reading(time_s: float, packets: int) -> LinkSample:
     return LinkSample(time_s, FabricCounters(wan, {}, 0), account)
 
 
-def test_what_went_by_before_a_part_began_is_in_no_interval() -> None:
+def test_what_went_by_before_a_shard_began_is_in_no_interval() -> None:
     first, second = cut(scenario(12, "ring"))
     rows = list(link_lines([reading(9.5, 500), reading(11.5, 504), reading(11.6, 505)], 10.0))
     parts = [replace(result(part, [1.0]), links=rows) for part in (first, second)]
@@ -129,25 +142,37 @@ def test_what_went_by_before_a_part_began_is_in_no_interval() -> None:
 
 
 def test_the_summary_is_that_of_all_trials() -> None:
-    whole = scenario(12, "ring")
-    first, second = cut(whole)
+    twelve = scenario(12, "ring")
+    first, second = cut(twelve)
     results = [result(first, [1.0, 1.2]), result(second, [1.4], "caution")]
-    (variant,) = merge_summaries(whole, Scale(10), results, merge_records(results))
-    times = variant["step_time_s"]
-    assert (times["n"], round(times["median"], 9), round(times["max"], 9)) == (3, 1.2, 1.4)
-    assert variant["wan_bytes"] == {"expected": 200, "observed": 200}
-    assert variant["predicted"] == {
+    (variant,) = merge_variants(twelve, Scale(10), results, merge_records(results))
+    times = variant.step_time_s
+    assert (times.n, round(times.median, 9), round(times.max, 9)) == (3, 1.2, 1.4)
+    assert variant.wan_bytes.document() == {"expected": 200, "observed": 200}
+    assert variant.predicted is not None
+    assert variant.predicted.document() == {
         "step_time_s": pytest.approx(1.375),
         "error": pytest.approx(1.375 / 1.2 - 1),
     }
-    assert variant["verdict"]["status"] == "caution"
-    assert 0 < variant["wan_links"][0]["bytes"] <= 10_000
+    assert variant.verdict.status == "caution"
+    assert 0 < variant.wan_links[0].bytes <= 10_000
+
+
+def test_a_whole_scenario_in_one_network_keeps_its_times_and_names() -> None:
+    of = scenario(2, "ring")
+    (shard,) = whole(of)
+    records = merge_records([result(shard, [1.0, 1.2])])
+    assert min(sample["start_s"] for sample in records.samples) == 0.0
+    assert {sample["variant"] for sample in records.samples} == {"ring"}
+    assert records.links[0]["time_s"] == -0.5
+    assert shard.mark({"rank": 0}) == {"rank": 0}
+    (variant,) = merge_variants(of, Scale(10), [result(shard, [1.0, 1.2])], records)
+    assert (variant.name, variant.step_time_s.samples) == ("ring", pytest.approx((1.0, 1.2)))
 
 
 def test_of_each_invariant_the_worst_is_kept() -> None:
-    good = {"status": "trusted", "invariants": [{"name": "a", "ok": True}, {"name": "b", "ok": None}]}
-    bad = {"status": "untrusted", "invariants": [{"name": "a", "ok": False}, {"name": "b", "ok": None}]}
+    good, bad = verdict("trusted", a=True, b=None), verdict("untrusted", a=False, b=None)
     for verdicts in ((good, bad), (bad, good)):
         merged = merge_verdicts(verdicts)
-        assert merged["status"] == "untrusted"
-        assert merged["invariants"] == [{"name": "a", "ok": False}, {"name": "b", "ok": None}]
+        assert merged.status == "untrusted"
+        assert [(entry.name, entry.ok) for entry in merged.invariants] == [("a", False), ("b", None)]

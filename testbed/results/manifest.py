@@ -1,0 +1,88 @@
+"""What `manifest.json` holds, typed: where and with what a run was made; figures are emulated, as they were set up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from testbed.results.errors import BadResult
+from testbed.results.records import read_text
+from testbed.results.result import ResultModel, ScaleRecord
+
+MANIFEST = "manifest.json"
+Entry = dict[str, Any]
+
+
+class Machine(ResultModel):
+    """The machine, or the guest, that a run was measured on."""
+
+    kernel: str
+    machine: str = Field(description="The processor's architecture.")
+    cores: int | None
+    memory_bytes: int
+
+
+class ShardEntry(ResultModel):
+    """A shard as it was carried out; wall_s and virtual_s: how long its guest was up, by both clocks."""
+
+    variant: str
+    first_trial: int
+    trials: int
+    seed: int
+    virtual_s: float | None = None
+    wall_s: float | None = None
+
+
+class ClockRecord(ResultModel):
+    """By which clock, and what carried it; what follows cpu_time is there where a run had several networks."""
+
+    kind: Literal["real", "virtual"]
+    cpu_time: str = Field(description="free or counted under the virtual clock; real.")
+    kernel: str | None = Field(default=None, description="The guests'.")
+    memory_bytes: int | None = Field(default=None, description="Of each guest.")
+    jobs: int | None = Field(default=None, description="Guests at once.")
+    wall_s: float | None = None
+    parts: tuple[ShardEntry, ...] | None = Field(default=None, description="The run's shards.")
+
+
+class Manifest(ResultModel):
+    """Where and with what a run was made."""
+
+    schema_version: Literal[1] = Field(alias="schema")
+    testbed_version: str
+    created: str
+    command: tuple[str, ...]
+    host: Machine
+    versions: dict[str, str | None]
+    sysctls: dict[str, str]
+    seed: int
+    clock: ClockRecord
+    scale: ScaleRecord
+    link_engine: str
+    datapath: str
+    congestion_control: tuple[str, ...] = Field(description="That sockets had.")
+    sockets: tuple[Entry, ...] = Field(description="Options of ranks' sockets, as read back.")
+    bootstrap: Entry = Field(description="How ranks found each other, and what it took.")
+    fabric: Entry = Field(description="Hosts with their ranks, and WAN links, as read back.")
+    calibration: dict[str, str] = Field(description="Of the model: with what it was fitted, and when.")
+    policy: Entry = Field(description="The transport policy in force, as the controller had it.")
+    control: dict[str, Entry] = Field(description="By variant, how long switches and controller take.")
+    captures: tuple[Entry, ...]
+    background_traffic: tuple[Entry, ...] = Field(description="What each of its flows has received.")
+    tunnels: tuple[Entry, ...] = Field(description="Between machines.")
+    origin_epoch_s: float = Field(description="The records' time 0, in seconds since 1970.")
+
+    @classmethod
+    def open(cls, folder: Path) -> Manifest:
+        """Of a run's folder. BadResult."""
+        file = folder / MANIFEST
+        try:
+            return cls.model_validate(json.loads(read_text(file)))
+        except ValidationError as error:
+            found = error.errors()[0]
+            raise BadResult(f"{file}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+        except ValueError as error:
+            raise BadResult(f"{file}: expected JSON ({error})") from None

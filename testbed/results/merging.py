@@ -1,0 +1,162 @@
+"""The figures of a whole run from the records of its shards. Pure: no clock, no files, no network."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from testbed.config import Scenario
+from testbed.fidelity import worst
+from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
+from testbed.results.shards import Record, ShardRecord, ShardVariant
+from testbed.results.socket_use import socket_use
+from testbed.results.summary import (
+    LinkSeries,
+    StepResult,
+    gather_steps,
+    held_against,
+    middle_step,
+    summarise_variant,
+)
+from testbed.results.training_summary import limited_words
+from testbed.scale import Scale
+
+GAP_S = 0.1  # between the shards, where they are shown one after the other
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a whole run wrote down while it measured; origin_s: its time 0, by the first shard's times."""
+
+    samples: list[Record] = field(default_factory=list)
+    links: list[Record] = field(default_factory=list)
+    events: list[Record] = field(default_factory=list)
+    sockets: list[Record] = field(default_factory=list)
+    origin_s: float = 0.0
+
+
+def merge_records(results: Sequence[ShardRecord]) -> Records:
+    """The whole run's: the shards one after the other in time, trials numbered through; a whole one's as they are."""
+    first = results[0]
+    if first.shard.variant is None:
+        return Records(list(first.samples), list(first.links), list(first.events), list(first.sockets))
+    found = Records(origin_s=_begin_s(first))
+    samples, links, events = found.samples, found.links, found.events
+    shift_s, steps = 0.0, 0
+    carried: dict[tuple[str, ...], int] = {}
+    for result in results:
+        end_s = max(sample["end_s"] for sample in result.samples)
+        offset_s = shift_s - _begin_s(result)
+        variant = result.shard.variant
+        for sample in result.samples:
+            samples.append(
+                {
+                    **sample,
+                    "variant": variant,
+                    "trial": sample["trial"] + result.shard.first_trial,
+                    "step": sample["step"] + steps,
+                    "start_s": sample["start_s"] + offset_s,
+                    "end_s": sample["end_s"] + offset_s,
+                }
+            )
+        last: dict[tuple[str, ...], int] = {}
+        for link in result.links:
+            moved = {**link, "time_s": link["time_s"] + offset_s}
+            for counter in ("bytes", "packets", "drops", "marks"):
+                key = (*_link(link), counter)
+                moved[counter] = link[counter] + carried.get(key, 0)
+                last[key] = moved[counter]
+            links.append(moved)
+        for event in result.events:
+            time_s = event["time_s"]
+            moment = None if time_s is None else time_s + offset_s
+            events.append({**event, "variant": variant, "time_s": moment})
+        for reading in result.sockets:
+            found.sockets.append({"variant": variant, **reading, "time_s": reading["time_s"] + offset_s})
+        carried |= last
+        steps += 1 + max(sample["step"] for sample in result.samples)
+        shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
+    return found
+
+
+def _begin_s(result: ShardRecord) -> float:
+    """A shard's first reading of its links, before its first measured step."""
+    return min([0.0, *(float(link["time_s"]) for link in result.links)])
+
+
+def merge_variants(
+    scenario: Scenario, scale: Scale, results: Sequence[ShardRecord], records: Records
+) -> list[Variant]:
+    """The run's variants; `records` as `merge_records` gives them."""
+    series: dict[tuple[str, str], LinkSeries] = {}
+    for link in records.links:
+        key = (f"{link['a']}-{link['b']}-{link['plane']}", link["direction"])
+        counted = (link[name] for name in ("bytes", "queue_bytes", "drops", "marks"))
+        series.setdefault(key, LinkSeries()).add(link["time_s"], *counted)
+    variants = []
+    for name in scenario.variant_names:
+        variant = scenario.variant(name)
+        own = [entry for result in results if (entry := result.variant(name)) is not None]
+        samples = [sample for sample in records.samples if sample["variant"] == name]
+        steps = gather_steps(samples, scenario.ranks)
+        topology = variant.topology.resolve(scale)
+        hosts = variant.rank_hosts(topology)
+        # readings of a whole scenario's connections are of all its algorithms
+        readings = [reading for reading in records.sockets if reading.get("variant", name) == name]
+        figures = summarise_variant(
+            topology,
+            scale,
+            name=name,
+            algorithm=variant.algorithms[0],
+            policy=variant.policy.label,
+            hosts=hosts,
+            steps=steps,
+            series=series,
+            connections=socket_use(readings, steps, [host.building for host in hosts], scale),
+            expected_wan_bytes=own[0].expected_wan_bytes,
+            verdict=merge_verdicts([part.verdict for part in own]).document(),
+            predicted_s=_predicted_s(own),
+        )
+        figures["control"] = own[0].control
+        if own[0].events is not None:
+            figures["events"] = own[0].events
+        if training := _training(own, steps, scale):
+            figures["training"] = training
+            figures["limited_by"] = limited_words(training.measured.document())
+        variants.append(Variant.model_validate(figures))
+    return variants
+
+
+def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
+    """The median: each shard has a seed of its own, which draws hashes anew."""
+    found = [part.predicted_s for part in own if part.predicted_s is not None]
+    return statistics.median(found) if found else None
+
+
+def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training | None:
+    """Of the shard whose step took the median, if ranks had plans; its prediction held against all steps."""
+    entries = [(part.step_time_s, number, part.training) for number, part in enumerate(own) if part.training]
+    if not entries:
+        return None
+    _, _, training = sorted(entries, key=lambda entry: entry[:2])[(len(entries) - 1) // 2]
+    measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
+    error = held_against(training.predicted.step_time_s, measured_s)
+    changes = {"predicted": training.predicted.model_copy(update=error)}
+    return training.model_copy(update={**changes, "median_step": middle_step(steps).index})
+
+
+def merge_verdicts(verdicts: Sequence[VerdictRecord]) -> VerdictRecord:
+    """As bad as the worst; each invariant as in the shard where it held least."""
+    status = worst([verdict.status for verdict in verdicts])
+    rows: dict[str, InvariantRecord] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.status != status):
+        for row in verdict.invariants:
+            if row.name not in rows or (row.ok is False and rows[row.name].ok is not False):
+                rows[row.name] = row
+    return VerdictRecord(status=status, invariants=tuple(rows.values()))
+
+
+def _link(record: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(record[key]) for key in ("a", "b", "plane", "direction"))

@@ -1,0 +1,156 @@
+"""Writes a run's directory from the records of its shards: the only way in which one comes to be."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.config import Scenario
+from testbed.fidelity import worst
+from testbed.results.directory import RunDirectory, surroundings, write_json, write_lines
+from testbed.results.manifest import MANIFEST, ClockRecord, Manifest, ShardEntry
+from testbed.results.merging import Records, merge_records, merge_variants
+from testbed.results.records import EVENTS, LINKS, SAMPLES
+from testbed.results.result import SUMMARY, Result, Variant
+from testbed.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
+from testbed.scale import Scale
+
+SHARDS = "shards"  # below the partial run directory: a folder for each, until the run is written
+
+
+@dataclass(frozen=True)
+class ShardTimes:
+    """How long a shard's guest was up, in virtual and in wall time."""
+
+    virtual_s: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
+
+    wall_s: all of them. memory_bytes and jobs: of guests. times: by shard, of guests.
+    """
+
+    records: Sequence[ShardRecord]
+    wall_s: float
+    memory_bytes: int | None = None
+    jobs: int | None = None
+    times: Sequence[ShardTimes] = ()
+
+
+def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
+    """All files of a run, from its shards' records, whose folders go; returns what `summary.json` holds."""
+    shards, folder = carried.records, directory.partial
+    records = merge_records(shards)
+    variants = merge_variants(scenario, scale, shards, records)
+    first = shards[0].figures
+    result = Result(
+        schema=1,
+        scenario=scenario.name,
+        run_dir=str(directory.path),
+        clock=first.clock,
+        scale=first.scale,
+        dimensionless=first.dimensionless,
+        status=worst([variant.verdict.status for variant in variants]),
+        variants=tuple(variants),
+    )
+    (folder / "scenario.yaml").write_text(scenario.to_yaml())
+    write_json(folder / MANIFEST, _manifest(scenario, carried, variants, records).document())
+    write_json(folder / SUMMARY, result.document())
+    write_lines(folder / SAMPLES, records.samples)
+    write_lines(folder / LINKS, records.links)
+    write_lines(folder / SOCKETS, records.sockets)
+    write_lines(folder / CONTROLLER, _marked(shards, CONTROLLER))
+    write_lines(folder / RULES, _marked(shards, RULES))
+    if scenario.events or records.events:
+        write_lines(folder / EVENTS, records.events)
+    for shard in shards:
+        _keep_files(shard, folder)
+    shutil.rmtree(folder / SHARDS)
+    return result
+
+
+def _manifest(
+    scenario: Scenario, carried: Carried, variants: Sequence[Variant], records: Records
+) -> Manifest:
+    """The first shard's, with what is the whole run's."""
+    shards = carried.records
+    first = shards[0].figures.manifest
+    here = surroundings()
+    changes = {
+        **{key: here[key] for key in ("testbed_version", "created", "command", "versions")},
+        "host": type(first.host).model_validate(here["host"]),
+        "seed": scenario.seed,
+        "clock": _clock(first, carried),
+        "control": {variant.name: variant.control.document() for variant in variants},
+        "captures": tuple(_captures(shards)),
+        **{
+            key: tuple(
+                record.shard.mark(entry)
+                for record in shards
+                for entry in getattr(record.figures.manifest, key)
+            )
+            for key in ("sockets", "background_traffic", "tunnels")
+        },
+        "origin_epoch_s": first.origin_epoch_s + records.origin_s,
+    }
+    return first.model_copy(update=changes)
+
+
+def _clock(first: Manifest, carried: Carried) -> ClockRecord:
+    """Of a whole scenario in one network, that network's; else with what carried the shards."""
+    shards = carried.records
+    if shards[0].shard.variant is None:
+        return first.clock
+    changes: dict[str, Any] = {"wall_s": carried.wall_s}
+    if carried.times:
+        changes |= {"kernel": first.host.kernel, "memory_bytes": carried.memory_bytes, "jobs": carried.jobs}
+    entries = []
+    for number, record in enumerate(shards):
+        shard = record.shard
+        assert shard.variant is not None
+        times = carried.times[number] if carried.times else None
+        entries.append(
+            ShardEntry(
+                variant=shard.variant,
+                first_trial=shard.first_trial,
+                trials=shard.trials,
+                seed=shard.seed,
+                **(vars(times) if times else {}),
+            )
+        )
+    return first.clock.model_copy(update={**changes, "parts": tuple(entries)})
+
+
+def _captures(shards: Sequence[ShardRecord]) -> Iterator[Record]:
+    for record in shards:
+        for entry in record.figures.manifest.captures:
+            yield entry if record.shard.variant is None else {"folder": record.shard.folder, **entry}
+
+
+def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
+    """A file's records, each with its shard's variant and first trial, if there are several; times are the shard's."""
+    for record in shards:
+        lines = record.controller if name == CONTROLLER else record.rules
+        shard = record.shard
+        mark = {} if shard.variant is None else {"variant": shard.variant, "first_trial": shard.first_trial}
+        for line in lines:
+            yield {**mark, **line}
+
+
+def _keep_files(record: ShardRecord, folder: Path) -> None:
+    """A shard's captures, and what watched the machine where there is one network only."""
+    if (captures := record.folder / CAPTURES).exists():
+        target = folder / CAPTURES
+        if record.shard.variant is not None:
+            target.mkdir(exist_ok=True)
+            target /= record.shard.folder
+        shutil.move(captures, target)
+    if record.shard.variant is None:
+        for file in record.folder.glob(MONITORS):
+            shutil.move(file, folder / file.name)

@@ -1,0 +1,334 @@
+"""One shard of a run: its network is built, its job measured and watched, its figures judged."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+from testbed.collectives import between_groups
+from testbed.config import Scenario, Topology
+from testbed.controller import PolicyChoice
+from testbed.fabric.capture import Capture
+from testbed.fabric.faults import Faults
+from testbed.fabric.network import Fabric
+from testbed.fabric.plan import WAN_NODE
+from testbed.fabric.state import clean_abandoned
+from testbed.fabric.watching import Watch
+from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links
+from testbed.fidelity.capacity import NetworkBackend
+from testbed.fidelity.similarity import Number, Traffic, dimensionless
+from testbed.fidelity.tunnel_invariants import Tunnel
+from testbed.job.background import BackgroundHost
+from testbed.job.job import job_of
+from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
+from testbed.job.spec import JobSpec, plan_steps
+from testbed.model.calibration import REAL, VIRTUAL, find_calibration
+from testbed.model.predicting import missing_share, predict
+from testbed.results.directory import surroundings
+from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
+from testbed.results.summary import StepResult, gather_steps
+from testbed.results.training_summary import training_summary
+from testbed.running.assess import Evidence, assess
+from testbed.running.elsewhere import bring_home, monitor_file, tunnels_of, watched
+from testbed.running.events import EventPlayer, changed_by, events_record
+from testbed.running.host_evidence import HostEvidence, why_not_again
+from testbed.running.isolated import IsolatedBaseline
+from testbed.running.job_run import JobRun
+from testbed.running.progress import Progress
+from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
+from testbed.scale import Scale
+from testbed.virtual import clock_here
+
+MONITOR_FILE = "monitor.jsonl"
+THIS_MACHINE = "this machine"
+LOOK_INTERVAL_S = 1.0
+
+
+class ShardRun:
+    """Measures one shard in a network of its own. scenario: the shard's own; folder: where all goes, which there is."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        scenario: Scenario,
+        network_backend: NetworkBackend,
+        scale: Scale,
+        folder: Path,
+        progress: Progress,
+        machines: Sequence[str] = (),
+    ) -> None:
+        self.shard = shard
+        self.scenario = scenario
+        self.machines = machines
+        self.network_backend = network_backend
+        self.scale = scale
+        self.folder = folder
+        self.progress = progress
+        self.clock = clock_here()
+        self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
+        self.job = job_of(scenario, scale, network_backend.link_engine)
+        self.topology: Topology = self.job.topology
+        self.hosts, self.workload = self.job.hosts, self.job.workload
+        self.baseline = IsolatedBaseline(
+            self.topology,
+            self.hosts,
+            scenario.transport,
+            self.job.wiring,
+            scale,
+            self.workload.message_bytes,
+            network_backend.link_engine,
+        )
+
+    def measure(self) -> ShardRecord:
+        """Build, measure, watch, take down, judge; the record stands in the folder, too. FabricError, RunError."""
+        clean_abandoned()
+        scenario = self.scenario
+        events: list[Mapping[str, Any]] = []
+        fabric = Fabric(
+            self.topology,
+            policy=PolicyChoice(**scenario.policy.to_choice()),
+            flows=self.job.flows,
+            multipath=multipath_of(scenario.transport, self.hosts),
+            events=events.append,
+            link_engine=self.network_backend.link_engine,
+            datapath=self.network_backend.datapath,
+            scale=self.scale,
+            seed=scenario.seed,
+            control=scenario.control.resolve(self.scale),
+            machines=self.machines,
+            progress=self.progress.phase,
+        )
+        with fabric:
+            watch = fabric.watch(*changed_by(scenario.events, self.topology))
+            self.progress.phase("measuring rate and delay of every WAN link")
+            measurements = measure_links(self.topology, fabric.probe_pids())
+            if fabric.queues:
+                with watch.own_change():
+                    fabric.queue()
+            shown = fabric.inspect()
+            self.progress.phase(f"starting {len(self.hosts)} ranks")
+            spec = self._job_spec(fabric)
+            intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
+            job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
+            job.watch = watch
+            job.player = self._player(fabric, job)
+            capture = self._capture(fabric)
+            frames = fabric.trunk_frames()
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(capture)
+                if self.clock != "free":
+                    monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
+                    job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
+                    stack.enter_context(watched(fabric))
+                job.run()
+            self.progress.phase("judging the figures")
+            tunnels = tunnels_of(fabric, frames)
+            bring_home(fabric, self.folder)
+            watch.look(thorough=True)
+            changed = fabric.changed_settings(), fabric.changed_offloads()
+            network = self._network_record(fabric, events)
+        record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
+        record.write()
+        return record
+
+    def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
+        scenario = self.scenario
+        return background_hosts(
+            scenario.background_traffic,
+            self.topology,
+            fabric.state.pids.__getitem__,
+            scenario.transport.congestion_control,
+            scenario.seed,
+        )
+
+    @staticmethod
+    def _network_record(fabric: Fabric, events: Sequence[Mapping[str, Any]]) -> NetworkRecord:
+        assert fabric.controller is not None
+        api = fabric.controller.api
+        return NetworkRecord(api.show(), api.rules(), events, fabric.controller.restarts)
+
+    def _capture(self, fabric: Fabric) -> Capture:
+        asked = self.scenario.telemetry.capture
+        links = [link.name for link in self.topology.wan] if asked == "all" else asked
+        pid = fabric.state.pids[WAN_NODE]
+        return Capture(pid, fabric.plan.wires(), links, self.folder / CAPTURES)
+
+    def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
+        if not self.scenario.events:
+            return None
+        rank_of = {host.name: rank for rank, host in enumerate(self.hosts)}
+        return EventPlayer(
+            self.scenario.events,
+            self.topology,
+            self.scale,
+            Faults(fabric),
+            pid_of_host=lambda host: job.rank_pids[rank_of[host]],
+            pid_of_rank=lambda rank: job.rank_pids[rank],
+        )
+
+    def _job_spec(self, fabric: Fabric) -> JobSpec:
+        scenario = self.scenario
+        places = endpoints_on(self.topology, self.hosts, fabric.pids)
+        return JobSpec(
+            wiring=replace(self.job.wiring, ranks=tuple(places)),
+            dtype=scenario.workload.gradient_dtype,
+            plan=self.workload.plan,
+            steps=plan_steps(
+                tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
+            ),
+            output=str(self.folder.resolve()),
+            background_traffic=tuple(self._background_hosts(fabric)),
+            telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
+            calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
+            calibrate_again=not why_not_again(scenario.events, scenario.background_traffic, self.topology),
+        )
+
+    def _record(
+        self,
+        job: JobRun,
+        measurements: list[LinkMeasurement],
+        shown: dict[str, Any],
+        changed: tuple[str | None, str | None],
+        watch: Watch,
+        captured: list[dict[str, Any]],
+        network: NetworkRecord,
+        tunnels: Sequence[Tunnel],
+    ) -> ShardRecord:
+        records = read_ranks(self.folder, len(self.hosts))
+        samples, sockets = records.samples, records.sockets
+        origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
+        log = job.player.log if job.player else []
+        numbers = self._dimensionless()
+        evidence = Evidence(
+            topology=self.topology,
+            events=self.scenario.events,
+            event_log=log,
+            scale=self.scale,
+            numbers=numbers,
+            agreement=self.baseline.agreement(records.calibrations),
+            measurements=measurements,
+            links=job.samples,
+            monitor_files=self._monitor_files(tunnels),
+            tunnels=tunnels,
+            changed_settings=changed[0],
+            changed_offloads=changed[1],
+            changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in watch.changes],
+            repairs=network.repairs,
+            inside=self._inside(job, records, log),
+        )
+        steps = gather_steps(samples, len(self.hosts))
+        variants = []
+        for algorithm in self.scenario.algorithms:
+            own = [step for step in steps if step.variant == algorithm]
+            variants.append(self._variant(algorithm, own, records, evidence))
+        clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
+        scale = asdict(self.scale)
+        manifest = {
+            "schema": 1,
+            **surroundings(),
+            "seed": self.scenario.seed,
+            "clock": {"kind": clock, "cpu_time": self.clock or "real"},
+            "scale": scale,
+            "link_engine": self.network_backend.link_engine,
+            "datapath": self.network_backend.datapath,
+            "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
+            "sockets": sockets,
+            "bootstrap": records.bootstrap(),
+            "fabric": {"hosts": self._with_ranks(shown["hosts"]), "wan": shown["wan"]},
+            "calibration": dict(self._calibration.made),
+            "policy": {**network.policy, "controller_restarts": network.restarts},
+            "control": {variant["algorithm"]: variant["control"] for variant in variants},
+            "captures": captured,
+            "background_traffic": job.background_traffic,
+            "tunnels": [asdict(tunnel) for tunnel in tunnels],
+            "origin_epoch_s": origin_s + time.time() - time.monotonic(),
+        }
+        figures = {
+            "clock": clock,
+            "scale": scale,
+            "dimensionless": [number.to_dict() for number in numbers],
+            "variants": variants,
+            "manifest": manifest,
+        }
+        return ShardRecord(
+            self.shard,
+            self.folder,
+            ShardFigures.model_validate(figures),
+            samples=list(shifted(samples, origin_s)),
+            links=list(link_lines(job.samples, origin_s)),
+            sockets=list(shifted(records.tcp, origin_s)),
+            events=list(shifted(log, origin_s)),
+            controller=list(shifted(network.events, origin_s)),
+            rules=list(network.rule_lines()),
+        )
+
+    def _variant(
+        self, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
+    ) -> dict[str, Any]:
+        """As `ShardVariant` has it."""
+        expected = self.job.wan_bytes(algorithm)
+        training, modelled = self.workload.training is not None, not self.job.unmodelled
+        predicted = predict(self.job, algorithm, self._calibration) if training or modelled else None
+        missing = missing_share(self.job, algorithm, self._calibration)
+        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in steps]
+        entry = {
+            "algorithm": algorithm,
+            "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
+            "expected_wan_bytes": expected,
+            "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted and modelled else None,
+            "verdict": assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
+            "control": asdict(self.scenario.control.resolve()),
+        }
+        if training and predicted is not None:
+            entry["training"] = training_summary(
+                self.workload, algorithm, steps, records.samples, predicted, self.scale
+            )
+        if evidence.events:
+            entry["events"] = events_record(evidence.event_log, algorithm)
+        return entry
+
+    def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
+        """What was counted inside the buildings."""
+        return HostEvidence(
+            self.topology,
+            job.before,
+            job.after,
+            (job.samples[0].account, job.samples[-1].account),
+            [host.name for host in self.hosts],
+            frozenset(name for other in self.scenario.background_traffic for name in other.hosts),
+            records.samples,
+            self.scenario.events,
+            log,
+            self.baseline.lone(records.calibrations),
+            exact=self.baseline.exact,
+            settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
+        )
+
+    def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:
+        """What watched each machine; nothing where nothing can be late."""
+        if self.clock == "free":
+            return {}
+        others = {tunnel.machine: self.folder / monitor_file(tunnel.machine) for tunnel in tunnels}
+        return {THIS_MACHINE if others else "": self.folder / MONITOR_FILE, **others}
+
+    def _with_ranks(self, hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """As `inspect` shows hosts, with the ranks that they have in this run."""
+        ranks = {host.name: rank for rank, host in enumerate(self.hosts)}
+        return [{**host, "rank": ranks.get(host["name"])} for host in hosts]
+
+    def _dimensionless(self) -> list[Number]:
+        """What the scale keeps and what it changes."""
+        traffic = Traffic(
+            message_bytes=self.scale.real_bytes(self.workload.message_bytes),
+            gradient_bytes=self.scale.real_bytes(self.workload.rank_bytes),
+            compute_s=self.scale.real_s(self.workload.compute_s),
+            overhead_s=self.scenario.transport.software_cost.per_message_s,
+            emulated_overhead_s=self.baseline.overhead_s,
+        )
+        real = self.scenario.topology.resolve()
+        return dimensionless(real, self.topology, self.scale, traffic)
