@@ -38,6 +38,14 @@ def raise_on_signals() -> None:
     sys.unraisablehook = _again(last, sys.unraisablehook)
 
 
+def by_ctrl_c(leave: BaseException) -> bool:
+    """Whether a command ended because of SIGINT: typer makes an exit of the KeyboardInterrupt."""
+    cause: BaseException | None = leave
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return cause is not None
+
+
 def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) -> Callable[..., None]:
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):

@@ -19,7 +19,7 @@ from testbed.cli.example import add_example_command
 from testbed.cli.explore import add_explore_command
 from testbed.cli.fabric import add_fabric_commands
 from testbed.cli.files import add_file_commands
-from testbed.cli.interrupts import raise_on_signals
+from testbed.cli.interrupts import by_ctrl_c, raise_on_signals
 from testbed.cli.launch import add_launch_command
 from testbed.cli.link import add_link_commands
 from testbed.cli.plan import add_plan_command
@@ -61,12 +61,12 @@ def main() -> NoReturn:
     status = 0
     try:
         app(standalone_mode=True)
-    except SystemExit as leave:
-        status = leave.code if isinstance(leave.code, int) else int(bool(leave.code))
+    except (SystemExit, KeyboardInterrupt) as leave:
+        code = leave.code if isinstance(leave, SystemExit) else 130
+        status = code if isinstance(code, int) else int(bool(code))
+        if by_ctrl_c(leave):
+            console.print("interrupted; no network, process or unfinished run is left behind", markup=False)
     except TestbedError as error:
         console.print(f"error: {error}", style="red", markup=False)
         status = error.status
-    except KeyboardInterrupt:
-        console.print("interrupted; everything this command made has been removed", markup=False)
-        status = 130
     sys.exit(status)

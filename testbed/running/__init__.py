@@ -1,1 +1,1 @@
-"""Carrying out a run: build, measure, watch, judge; in parts, in guests of the virtual clock, on several machines."""
+"""Carrying out a run: its shards are built, measured, watched, judged; by this machine, several, or guests."""

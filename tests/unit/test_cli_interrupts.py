@@ -33,7 +33,7 @@ finally:
 
 def ended(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=9, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -65,3 +65,20 @@ def test_other_errors_that_cannot_be_raised_are_told_as_ever() -> None:
     done = ended(code)
     assert done.returncode == 0
     assert "ValueError: told" in done.stderr
+
+
+def test_ctrl_c_is_told_and_other_ends_are_not() -> None:
+    code = (
+        "import signal, sys, typer\nfrom testbed.cli import main as command\n"
+        "app = sys.modules['testbed.cli.main'].app\n"
+        "@app.command()\ndef nap(number: int):\n"
+        "    signal.raise_signal(number) if number else sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[1:] = ['nap', '{number}']\ncommand()"
+    )
+    done = ended(code.format(number=int(signal.SIGINT)))
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; no network, process or unfinished run is left behind\n"
+    for number, status in ((int(signal.SIGTERM), 143), (0, 130)):
+        done = ended(code.format(number=number))
+        assert (done.returncode, done.stderr) == (status, "")

@@ -167,7 +167,8 @@ def test_a_whole_scenario_in_one_network_keeps_its_times_and_names() -> None:
     assert records.links[0]["time_s"] == -0.5
     assert shard.mark({"rank": 0}) == {"rank": 0}
     (variant,) = merge_variants(of, Scale(10), [result(shard, [1.0, 1.2])], records)
-    assert (variant.name, variant.step_time_s.samples) == ("ring", pytest.approx((1.0, 1.2)))
+    assert variant.name == "ring"
+    assert list(variant.step_time_s.samples) == pytest.approx([1.0, 1.2])
 
 
 def test_of_each_invariant_the_worst_is_kept() -> None:
