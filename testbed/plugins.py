@@ -36,9 +36,16 @@ def rooted(value: Any, folder: Path) -> Any:
     return value if own is None else f"{(folder / own['file']).resolve()}:{own['name']}"
 
 
+def short(name: str) -> str:
+    """For people: of FILE.py:NAME without the file's folder."""
+    own = OWN_FILE.fullmatch(name)
+    return name if own is None else f"{Path(own['file']).name}:{own['name']}"
+
+
 REGISTRIES = {
     "workloads": "testbed.workload.plans:WORKLOADS",
     "schedules": "testbed.workload.schedules:SCHEDULES",
+    "collectives": "testbed.collectives.registry:COLLECTIVES",
     "policies": "testbed.controller.policies:POLICIES",
 }
 """Where each registry stands, MODULE:NAME."""
@@ -56,11 +63,18 @@ class Registry(Mapping[str, T], Generic[T]):
         package: Modules of it register what the testbed has itself; they are imported when names are first asked for.
         entry_points: The group under which installed packages name theirs.
         check: Of something found under a name: what it should be ("a class derived from Policy"), None if it is.
+        prefix: What entry points of this registry begin with, where several share a group: "all_reduce.".
     """
 
     def __init__(
-        self, what: str, package: str, entry_points: str, check: Callable[[object], str | None]
+        self,
+        what: str,
+        package: str,
+        entry_points: str,
+        check: Callable[[object], str | None],
+        prefix: str = "",
     ) -> None:
+        self.prefix = prefix
         self.what, self.package, self.entry_points, self.check = what, package, entry_points, check
         self._known: dict[str, T] = {}
         self._installed: dict[str, importlib.metadata.EntryPoint] = {}
@@ -103,7 +117,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
 
     def __getitem__(self, name: str) -> T:
-        self._complete_names()
+        if (
+            name not in self._known
+        ):  # what is known already needs no look at what is installed, which takes time
+            self._complete_names()
         if name in self._known:
             return self._known[name]
         entry = self._installed[name]
@@ -126,13 +143,16 @@ class Registry(Mapping[str, T], Generic[T]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
         for entry in importlib.metadata.entry_points(group=self.entry_points):
-            if entry.name in self._known:
+            if not entry.name.startswith(self.prefix):
+                continue
+            name = entry.name[len(self.prefix) :]
+            if name in self._known:
                 raise PluginError(
-                    where=f"{self.what} {entry.name}",
+                    where=f"{self.what} {name}",
                     got=f"an entry point ({entry.value})",
                     expected="a name that the testbed does not have itself",
                 )
-            self._installed[entry.name] = entry
+            self._installed[name] = entry
 
     def _of_file(self, name: str, path: Path, wanted: str) -> Any:
         module = module_of(path, f"{self.what} {name}")

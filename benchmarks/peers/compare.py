@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives import automatic, traffic
+from testbed.collectives import ALL_REDUCE, automatic, traffic
 from testbed.config import TopologySpec
 from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
@@ -27,7 +27,6 @@ from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.resolving import endpoints_on
 from testbed.ranks.programs import Programs
-from testbed.running.bench_run import bus_factor
 from testbed.running.choosing import choose_network_backend
 
 HERE = Path(__file__).parent
@@ -136,7 +135,7 @@ def main() -> None:
         for row in compare(name, options):
             rows.append(row)
             cells = [
-                f"{library} {took_s * 1e3:9.3f} ({row['size'] / took_s * bus_factor('all_reduce', 8) * 8 / 1e6:6.1f})"
+                f"{library} {took_s * 1e3:9.3f} ({row['size'] / took_s * ALL_REDUCE.bus_factor(8) * 8 / 1e6:6.1f})"
                 for library, took_s in row["median_s"].items()
             ]
             share = row["allowed_s"] / row["median_s"]["ours"] if "ours" in row["median_s"] else 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,17 +18,23 @@ from testbed.cli.virtual import (
     err,
     out,
 )
-from testbed.collectives import ALGORITHMS, AUTO, DTYPES, OPERATIONS, TuningTable
-from testbed.config import ConfigError, Problem, TransportSpec, load_topology
+from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
+from testbed.config import TransportSpec
 from testbed.config.transport import KINDS, PROTOCOLS
-from testbed.config.units import parse_size
-from testbed.errors import did_you_mean
 from testbed.job.tuning import tuning_of
-from testbed.ranks.bench import COLLECTIVES, algorithms_of
+from testbed.plugins import short
+from testbed.running.bench_request import (
+    algorithms_named,
+    check_words,
+    collective_named,
+    guest_bytes,
+    sizes_between,
+    tuned,
+    write_rows,
+)
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.running.choosing import choose_network, guest_settings
 from testbed.virtual import Guest, clock_here, find_image
-from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 HEADINGS = (
     ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
@@ -45,7 +49,7 @@ def add_bench_command(app: typer.Typer) -> None:
 
 
 def bench(
-    collective: Annotated[str, typer.Argument(help=f"One of {', '.join(COLLECTIVES)}.")],
+    collective: Annotated[str, typer.Argument(help=f"One of {', '.join(COLLECTIVES)}, or FILE.py:NAME.")],
     least: Annotated[str, typer.Option("--minbytes", "-b", help="Smallest size.")] = "4K",
     most: Annotated[str, typer.Option("--maxbytes", "-e", help="Largest size.")] = "64M",
     factor: Annotated[int, typer.Option("--stepfactor", "-f", min=2, help="From one size to the next.")] = 2,
@@ -58,7 +62,12 @@ def bench(
         typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
     ] = None,
     algorithm: Annotated[
-        str, typer.Option("--algorithm", "-a", help="auto, one by name, several with commas between, or all.")
+        str,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help="auto, one by name or FILE.py:NAME, several with commas between, or all.",
+        ),
     ] = AUTO,
     ranks: Annotated[
         int | None, typer.Option(min=2, help="How many [default: one per host; 4 on loopback].")
@@ -90,20 +99,12 @@ def bench(
     The last column is how near it comes to what its most loaded link allows, headers taken off. Exit status 1 when any
     element was wrong.
     """
-    _word("COLLECTIVE", collective, COLLECTIVES)
-    _word("--datatype", dtype, DTYPES)
-    _word("--op", op, tuple(OPERATIONS))
-    _word("--transport", transport, KINDS)
-    _word("--protocol", protocol, PROTOCOLS)
-    _word("--clock", clock, ("real", "virtual"))
-    if tune is not None and collective not in ALGORITHMS:
-        expected = f"a collective with several algorithms: {', '.join(ALGORITHMS)}"
-        raise ConfigError([Problem("command line", None, "--tune", collective, expected)])
-    algorithms = _algorithms(collective, algorithm, tune is not None)
-    sizes = _sizes(least, most, factor)
+    collective = collective_named(collective)
+    check_words(dtype, op, transport, protocol, clock)
+    algorithms = algorithms_named(collective, algorithm, tune is not None)
+    sizes = sizes_between(least, most, factor)
     if clock == "virtual" and not clock_here():
-        hosts = len(load_topology(topology).resolve().hosts) if topology else 4
-        needed = _guest_bytes(sizes[-1], ranks or hosts, size_scale)
+        needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
         _in_guest(memory, needed, stall_timeout, seed, [path for path in (json_file, tune) if path])
     options = BenchOptions(
         collective,
@@ -142,26 +143,10 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
     mean = sum(row.busbw for row in rows) / len(rows)
     print(f"# average busbw: {mean / 1e9:.4g} GB/s; wrong elements: {sum(row.wrong for row in rows)}")
     if json_file is not None:
-        document = {"schema": 1, "ranks": run.ranks, "scale": asdict(run.scale)}
-        document["rows"] = [{**asdict(row), "of_limit": row.of_limit} for row in rows]
-        json_file.write_text(json.dumps(document, indent=1) + "\n")
+        write_rows(json_file, rows, run)
     if tune is not None:
-        buildings = len(run.topology.buildings) if run.topology else 1
-        times: dict[int, dict[str, float]] = {}
-        for row in rows:
-            times.setdefault(row.choice_bytes, {})[row.algorithm] = row.time_s
-        table = TuningTable.fastest({(rows[0].collective, run.ranks, buildings): times})
-        kept = tuning_of(tune, "command line", "--tune").entries if tune.exists() else ()
-        others = tuple(entry for entry in kept if entry.collective != rows[0].collective)
-        TuningTable((*others, *table.entries)).write(tune)
-        for entry in table.entries:
+        for entry in tuned(rows, run, tune).entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
-
-
-def _guest_bytes(size_bytes: int, ranks: int, size_scale: str) -> int:
-    """Memory for a guest: arrays of every rank, what is under way between them, and the system."""
-    factor = float(size_scale) if size_scale.replace(".", "", 1).isdigit() else 1.0
-    return DEFAULT_MEMORY_BYTES + round(4 * ranks * size_bytes / max(1.0, factor)) + (ranks << 24)
 
 
 def _in_guest(
@@ -178,53 +163,10 @@ def _in_guest(
     raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
-def _algorithms(collective: str, asked: str, tuning: bool) -> tuple[str, ...]:
-    known = algorithms_of(collective)
-    if asked == "all" or (tuning and asked == AUTO):
-        return tuple(name for name in known if name != AUTO) or known
-    if asked == AUTO and AUTO not in known:
-        return known[:1]
-    names = tuple(asked.split(","))
-    for name in names:
-        _word("--algorithm", name, known)
-    return names
-
-
-def _sizes(least: str, most: str, factor: int) -> tuple[int, ...]:
-    first, last = _size("--minbytes", least), _size("--maxbytes", most)
-    if first > last:
-        raise ConfigError(
-            [Problem("command line", None, "--maxbytes", most, f"at least {least}, as --minbytes")]
-        )
-    found = [first]
-    while found[-1] * factor <= last:
-        found.append(found[-1] * factor)
-    return tuple(found)
-
-
-def _size(option: str, text: str) -> int:
-    """As nccl-tests write sizes: 64M is 64 MiB; or with a unit."""
-    try:
-        if text[-1:] in "KMG" and text[:-1].isdigit():
-            size = int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
-        else:
-            size = int(text) if text.isdigit() else parse_size(text)
-    except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(text), str(error))]) from None
-    if size < 1:
-        raise ConfigError([Problem("command line", None, option, repr(text), "a size above 0")])
-    return size
-
-
-def _word(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError([Problem("command line", None, option, value, did_you_mean(value, known))])
-
-
 def _cells(row: Row) -> tuple[Any, ...]:
     of_limit = row.of_limit
-    redop = row.op if row.collective in ("all_reduce", "reduce_scatter") else "none"
-    name = row.algorithm if row.algorithm != AUTO else f"({row.chosen})"
+    redop = row.op if collective_of(row.collective).reduces else "none"
+    name = short(row.algorithm) if row.algorithm != AUTO else f"({short(row.chosen)})"
     return (
         " ",
         row.size_bytes,

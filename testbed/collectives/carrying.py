@@ -38,18 +38,18 @@ def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position
     Nothing waits for sends before the end: a block that was sent in part comes back only after its receiver had it.
     """
     sends: list[Request] = []
-    if len(plan.lanes) == 1:
-        yield from _lane(group, plan.stages, data, tag, position, sends)
+    if len(plan.channels) == 1:
+        yield from _channel(group, plan.stages, data, tag, position, sends)
     else:
         tasks = []
-        for stages in plan.lanes:
-            tasks.append(group.engine.start("", _lane(group, stages, data, tag, position, sends)))
+        for stages in plan.channels:
+            tasks.append(group.engine.start("", _channel(group, stages, data, tag, position, sends)))
             tag += sum(map(len, stages))
         yield tuple(tasks)
     yield tuple([request for request in sends if not request.done])
 
 
-def _lane(
+def _channel(
     group: Group, stages: Sequence[Stage], data: Data, tag: int, position: Position, sends: list[Request]
 ) -> Steps:
     for stage in stages:

@@ -16,6 +16,7 @@ import numpy as np
 
 from testbed.collectives.data import Array
 from testbed.collectives.operations import finish
+from testbed.collectives.registry import Collective
 
 PERIOD = 1021
 SMALL_FLOATS = ("float16", "bfloat16")
@@ -43,6 +44,37 @@ def expect(array: Array, size: int, salt: int = 0, op: str = "sum") -> None:
     tile = _reduced(array.dtype.name, size, op)
     for block, expected in _blocks(array, tile, salt):
         block[:] = expected
+
+
+def count_wrong_output(
+    collective: Collective, output: Array, rank: int, size: int, salt: int = 0, op: str = "sum", root: int = 0
+) -> int:
+    """How many elements of rank `rank`'s output are not what the collective promises, where all inputs are filled."""
+    after = collective.after(rank, size, root)
+    if not after:
+        return 0
+    sources = {
+        block: (source, position, len(blocks))
+        for source in range(size)
+        for blocks in [collective.before(source, size, root)]
+        for position, block in enumerate(blocks)
+    }
+    parts = output.reshape(len(after), -1)
+    part = parts.shape[1]
+    if collective.reduces and sources.keys() == set(after):
+        return count_wrong(output, size, salt, op)
+    wrong = 0
+    made: dict[int, Array] = {}
+    for block, got in zip(after, parts, strict=True):
+        source, position, count = sources[block]
+        if source not in made:
+            made = {source: np.empty(part * count, output.dtype)}
+            if collective.reduces:
+                expect(made[source], size, salt, op)
+            else:
+                fill(made[source], source, salt, op)
+        wrong += int(np.count_nonzero(got != made[source][position * part : (position + 1) * part]))
+    return wrong
 
 
 def _blocks(array: Array, tile: Array, salt: int) -> Iterator[tuple[Array, Array]]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from testbed.collectives import late_counts
 from testbed.collectives.carrying import carry_out
-from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
-from testbed.collectives.data import NOTHING, Array, Blocks, Operation, Parcels
+from testbed.collectives.data import NOTHING, Array, Blocks, Operation, PairBlocks
+from testbed.collectives.definitions import ALL_TO_ALL, ALL_TO_ALL_V
 from testbed.collectives.engine import Engine, Position, Steps
+from testbed.collectives.exchanging import relays_blocks
 from testbed.collectives.messages import COMMUNICATORS, Members
 from testbed.collectives.operations import (
     check_array,
@@ -22,6 +23,15 @@ from testbed.collectives.operations import (
     split_bounds,
 )
 from testbed.collectives.plan import Plan
+from testbed.collectives.registry import (
+    AUTO,
+    Algorithm,
+    Collective,
+    PlanRequest,
+    algorithm_of,
+    collective_of,
+    rows_algorithm_of,
+)
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
 from testbed.transport import BEST_EFFORT, TrafficClass, Transport, TransportError
@@ -110,11 +120,11 @@ class Communicator(Members):
         self,
         array: Array,
         op: str = "sum",
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
-        """Reduce `array`, in place, over all ranks. Algorithms: `catalogue.ALGORITHMS["all_reduce"]`."""
+        """Reduce `array`, in place, over all ranks. Algorithms: `definitions.ALL_REDUCE.algorithms`."""
         check_array(array, "array", writes=True)
         operation = operation_named(op)
         flat = array.reshape(-1)
@@ -131,7 +141,7 @@ class Communicator(Members):
         output: Array,
         input: Array,
         op: str = "sum",
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -156,7 +166,7 @@ class Communicator(Members):
         array: Array,
         dst: int,
         op: str = "sum",
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -168,8 +178,8 @@ class Communicator(Members):
         plan = self._plan("reduce", algorithm, array.nbytes, root)
 
         def steps(tag: int, position: Position) -> Steps:
-            place = flat if self.rank == root else np.empty_like(flat)
-            yield from self._blocks(plan, flat, place, tag, position, operation)
+            target = flat if self.rank == root else np.empty_like(flat)
+            yield from self._blocks(plan, flat, target, tag, position, operation)
             if self.rank == root:
                 finish(op, flat, self.size)
 
@@ -181,7 +191,7 @@ class Communicator(Members):
         self,
         output: Array,
         input: Array,
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -202,7 +212,7 @@ class Communicator(Members):
         self,
         array: Array,
         src: int,
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -222,7 +232,7 @@ class Communicator(Members):
         output: Array | None,
         input: Array,
         dst: int,
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -248,7 +258,7 @@ class Communicator(Members):
         output: Array,
         input: Array | None,
         src: int,
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -278,7 +288,7 @@ class Communicator(Members):
         input: Array,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        algorithm: str = AUTO,
+        algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:
@@ -300,8 +310,8 @@ class Communicator(Members):
             # all ranks must choose alike, so not by sizes that they do not share
             size_bytes = inputs[self.rank].nbytes if even else LARGE_BYTES
             algorithm = self.tuning.choose("all_to_all", size_bytes, self.groups)
-        plan = self._plan("all_to_all", algorithm, 0)
-        relays = algorithm == "hierarchical" and len(set(self.groups)) > 1
+        plan = self._plan(ALL_TO_ALL, algorithm, 0)
+        relays = relays_blocks(algorithm_of(ALL_TO_ALL, algorithm), self.groups)
 
         def steps(tag: int, position: Position) -> Steps:
             counts = np.zeros((self.size, self.size), np.int64)
@@ -313,7 +323,7 @@ class Communicator(Members):
                 share = self._plan("all_gather", "far_first", counts[0].nbytes)
                 yield from self._blocks(share, whole, whole, tag, position)
                 self._check_counts(counts, outputs)
-            data = Parcels(self.rank, inputs, outputs, counts.reshape(-1).tolist())
+            data = PairBlocks(self.rank, inputs, outputs, counts.reshape(-1).tolist())
             yield from carry_out(self._group, plan, data, tag + 1, position)
 
         return self._collective("all_to_all_single", steps, async_op, timeout_s)
@@ -333,9 +343,7 @@ class Communicator(Members):
         M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
         Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody: see `late_counts`.
         """
-        if algorithm not in late_counts.ALGORITHMS:
-            expected = ", ".join(late_counts.ALGORITHMS)
-            raise ValueError(f"algorithm: got {algorithm!r}, expected one of {expected}")
+        how = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
         if output.ndim < 2 or output.shape[0] != self.size or output.shape[2:] != input.shape[1:]:
@@ -350,16 +358,58 @@ class Communicator(Members):
             share.reshape(count, *input.shape[1:])
             for share, count in zip(shares(input, bounds), input_split_sizes, strict=True)
         ]
-        pads = algorithm == "padded"
-        if pads:
-            rows = [padded(share, most) for share in rows]
-        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, pads)
+        travel = [how.sent(count, most) for count in input_split_sizes]
+        rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
+        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how)
         return self._collective("all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, exchange.come)
+
+    # ---- by definition
+
+    def collective(
+        self,
+        collective: str | Collective,
+        output: Array,
+        input: Array,
+        op: str = "sum",
+        algorithm: str | Algorithm = AUTO,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        root: int = 0,
+    ) -> Work:
+        """Any collective by its definition: from the blocks in `input` to those in `output`, each in its own order.
+
+        input and output may be one array where both have the same blocks. In between the whole array is in memory of
+        its own, of which only what is used is touched. Not for collectives with uneven rows.
+        """
+        known = collective_of(collective)
+        if known.uneven:
+            raise ValueError(f"collective: got {known.name}, expected one with a method for its rows")
+        before, after = (side(self.rank, self.size, root) for side in (known.before, known.after))
+        check_array(output, "output", writes=bool(after))
+        check_array(input, "input", like=output)
+        part = max(input.size // max(1, len(before)), output.size // max(1, len(after)))
+        check_array(input, "input", numel=part * len(before))
+        check_array(output, "output", numel=part * len(after))
+        operation = operation_named(op) if known.reduces else None
+        plan = self._plan(known, algorithm, part * output.itemsize, root)
+        source, target = input.reshape(-1), output.reshape(-1)
+
+        def steps(tag: int, position: Position) -> Steps:
+            whole = np.empty(part * known.blocks(self.size), output.dtype)
+            for number, block in enumerate(before):
+                whole[block * part : (block + 1) * part] = source[number * part : (number + 1) * part]
+            yield from self._blocks(plan, whole, whole, tag, position, operation)
+            for number, block in enumerate(after):
+                target[number * part : (number + 1) * part] = whole[block * part : (block + 1) * part]
+            if known.reduces:
+                finish(op, target, self.size)
+
+        return self._collective(known.name, steps, async_op, timeout_s)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Done when every rank has called it. Dissemination: in round k tell the rank 2^k further, hear from 2^k back.
 
-        Steps: ceil(log2 n), an empty message each way.
+        Steps: ceil(log2 n), an empty message in each direction.
         """
 
         def steps(tag: int, position: Position) -> Steps:
@@ -376,24 +426,27 @@ class Communicator(Members):
 
     # ---- how
 
-    def _plan(self, collective: str, algorithm: str, size_bytes: int, root: int = 0) -> Plan:
-        """This rank's plan; size as `catalogue.traffic` counts it. ValueError for an algorithm that there is not."""
+    def _plan(
+        self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
+    ) -> Plan:
+        """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
+        known = collective_of(collective)
         if algorithm == AUTO:
-            algorithm = self.tuning.choose(collective, size_bytes, self.groups)
-        pieces = pieces_for(collective, algorithm, size_bytes, self.size)
-        return plan_of(collective, algorithm, Ask(self.rank, self.groups, root, pieces))
+            algorithm = self.tuning.choose(known, size_bytes, self.groups)
+        made = algorithm_of(known, algorithm)
+        return made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
 
     def _blocks(
         self,
         plan: Plan,
         source: Array,
-        place: Array,
+        target: Array,
         tag: int,
         position: Position,
         operation: Operation | None = None,
     ) -> Steps:
         """The plan carried out on blocks of these arrays."""
-        data = Blocks(source, place, plan.bounds(place.size), operation)
+        data = Blocks(source, target, plan.bounds(target.size), operation)
         return carry_out(self._group, plan, data, tag, position)
 
     def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:

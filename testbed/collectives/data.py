@@ -36,20 +36,20 @@ class Data(Protocol):
 class Blocks:
     """Blocks of one flat array, `bounds[b]` to `bounds[b + 1]`.
 
-    source: where they are at first, left as it is unless it is `place`. place: of the same size, where blocks end
+    source: where they are at first, left as it is unless it is `target`. target: of the same size, where blocks end
     after they were received or reduced.
     """
 
     def __init__(
-        self, source: Array, place: Array, bounds: Sequence[int], operation: Operation | None = None
+        self, source: Array, target: Array, bounds: Sequence[int], operation: Operation | None = None
     ) -> None:
         self._source = source
-        self._place = place
+        self._target = target
         self._bounds = bounds
         self._operation = operation
-        # per block, whether it is at its place; nothing to tell apart where that is where it was
-        self._moved = None if source is place else bytearray(len(bounds) - 1)
-        self._rooms: list[Array] = []
+        # per block, whether it is in `target`; nothing to tell apart where that is `source`
+        self._moved = None if source is target else bytearray(len(bounds) - 1)
+        self._buffers: list[Array] = []
 
     def outgoing(self, runs: Runs) -> Array:
         """See Data."""
@@ -65,12 +65,12 @@ class Blocks:
         bounds = self._bounds
         if len(runs) == 1 and not reduces:
             start, end = runs[0]
-            return self._place[bounds[start] : bounds[end]]
-        return self._room(sum(bounds[end] - bounds[start] for start, end in runs))
+            return self._target[bounds[start] : bounds[end]]
+        return self._buffer(sum(bounds[end] - bounds[start] for start, end in runs))
 
     def arrived(self, runs: Runs, reduces: bool, array: Array) -> None:
         """See Data."""
-        bounds, place, moved = self._bounds, self._place, self._moved
+        bounds, target, moved = self._bounds, self._target, self._moved
         if reduces:
             position = 0
             for start, end in runs:
@@ -78,16 +78,16 @@ class Blocks:
                     low, high = bounds[first], bounds[last]
                     if low < high:
                         part = array[position : position + high - low]
-                        self._operation(where[low:high], part, out=place[low:high])  # type: ignore[misc]
+                        self._operation(where[low:high], part, out=target[low:high])  # type: ignore[misc]
                         position += high - low
-            self._rooms.append(array if array.base is None else array.base)
+            self._buffers.append(array if array.base is None else array.base)
         elif len(runs) > 1:
             position = 0
             for start, end in runs:
                 low, high = bounds[start], bounds[end]
-                place[low:high] = array[position : position + high - low]
+                target[low:high] = array[position : position + high - low]
                 position += high - low
-            self._rooms.append(array if array.base is None else array.base)
+            self._buffers.append(array if array.base is None else array.base)
         if moved is not None:
             for start, end in runs:
                 moved[start:end] = b"\1" * (end - start)
@@ -95,9 +95,9 @@ class Blocks:
     def _where(self, start: int, end: int) -> Array | None:
         """The array in which all of these blocks are; None when some have moved and some not."""
         if self._moved is None:
-            return self._place
+            return self._target
         count = self._moved.count(1, start, end)
-        return self._place if count == end - start else None if count else self._source
+        return self._target if count == end - start else None if count else self._source
 
     def _pieces(self, start: int, end: int) -> list[tuple[int, int, Array]]:
         """These blocks as (start, end, array that they are in)."""
@@ -106,7 +106,7 @@ class Blocks:
             return [(start, end, where)]
         moved = self._moved
         assert moved is not None
-        return [(b, b + 1, self._place if moved[b] else self._source) for b in range(start, end)]
+        return [(b, b + 1, self._target if moved[b] else self._source) for b in range(start, end)]
 
     def _packed(self, runs: Runs) -> Array:
         bounds = self._bounds
@@ -117,15 +117,15 @@ class Blocks:
         ]
         return np.concatenate(parts)
 
-    def _room(self, numel: int) -> Array:
+    def _buffer(self, numel: int) -> Array:
         """Memory for a message that is read and then done with: used again and again, for fresh memory is slow."""
-        for index, room in enumerate(self._rooms):
-            if room.size >= numel:
-                return self._rooms.pop(index)[:numel]
-        return np.empty(numel, dtype=self._place.dtype)
+        for index, buffer in enumerate(self._buffers):
+            if buffer.size >= numel:
+                return self._buffers.pop(index)[:numel]
+        return np.empty(numel, dtype=self._target.dtype)
 
 
-class Parcels:
+class PairBlocks:
     """Blocks from everybody to everybody: number s * size + d is from rank s to rank d.
 
     inputs[d]: what this rank has for rank d. outputs[s]: where that of rank s goes. sizes: elements of every

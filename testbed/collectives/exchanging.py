@@ -6,19 +6,23 @@ n is the number of ranks, B the bytes of a rank's input, the block for itself in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
+from testbed.collectives.definitions import ALL_TO_ALL, SENDRECV, small_across
 from testbed.collectives.gathering import members_of
-from testbed.collectives.plan import Plan, Round, Stage, Strand, Transfer, even, runs_of
+from testbed.collectives.plan import Plan, Round, Stage, Strand, Transfer, blocks_of, even, runs_of
+from testbed.collectives.registry import Algorithm, PlanRequest
 
 CONCURRENCY = 8
 
 
-def direct(rank: int, groups: Sequence[int], concurrency: int = CONCURRENCY) -> Plan:
-    """Each block straight to its rank, to the next one first, with at most `concurrency` under way each way.
+@ALL_TO_ALL.register("direct")
+def direct(request: PlanRequest, concurrency: int = CONCURRENCY) -> Plan:
+    """Each block straight to its rank, to the next one first, with at most `concurrency` under way in each direction.
 
     Steps: ceil((n - 1) / concurrency). Sends B (n - 1) / n.
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     strands: list[list[Round]] = [[] for _ in range(max(1, min(concurrency, size - 1)))]
     for step in range(1, size):
         target, source = (rank + step) % size, (rank - step) % size
@@ -29,15 +33,17 @@ def direct(rank: int, groups: Sequence[int], concurrency: int = CONCURRENCY) -> 
     return even(size * size, tuple(map(tuple, strands)))
 
 
-def pairwise(rank: int, groups: Sequence[int]) -> Plan:
-    """In round k send to the rank k further, receive from the one k before: one message each way at a time.
+@ALL_TO_ALL.register("pairwise")
+def pairwise(request: PlanRequest) -> Plan:
+    """In round k send to the rank k further, receive from the one k before: one message in each direction at a time.
 
     Steps: n - 1. Sends B (n - 1) / n.
     """
-    return direct(rank, groups, concurrency=1)
+    return direct(request, concurrency=1)
 
 
-def hierarchical(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_TO_ALL.register("hierarchical", auto=small_across)
+def hierarchical(request: PlanRequest) -> Plan:
     """What a building has for one rank of another is put together inside first, and crosses as one message.
 
     Of a building with m ranks, the (i mod m)-th collects what goes to the i-th rank of any other.
@@ -46,8 +52,8 @@ def hierarchical(rank: int, groups: Sequence[int]) -> Plan:
     between buildings are the same, the least possible; inside, blocks that cross move once more, unless the collector
     is their sender.
     """
-    size = len(groups)
-    members = members_of(groups)
+    rank, size = request.rank, request.size
+    members = members_of(request.groups)
     home = next(number for number, ranks in enumerate(members) if rank in ranks)
     inside = members[home]
     index_of = {other: position for ranks in members for position, other in enumerate(ranks)}
@@ -82,3 +88,27 @@ def hierarchical(rank: int, groups: Sequence[int]) -> Plan:
         strand = (Round("exchange across", tuple(sends), tuple(receives)),)
         stages.append((strand,))
     return even(size * size, *stages)
+
+
+@lru_cache(maxsize=128)
+def relays_blocks(algorithm: Algorithm, groups: tuple[int, ...]) -> bool:
+    """Whether any rank passes on blocks of an all-to-all that are neither from it nor for it."""
+    size = len(groups)
+    for rank in range(size):
+        for stages in algorithm(PlanRequest(rank, groups)).channels:
+            steps = [step for stage in stages for strand in stage for step in strand]
+            runs = [transfer.runs for step in steps for transfer in (*step.sends, *step.receives)]
+            if any(rank not in divmod(block, size) for own in runs for block in blocks_of(own)):
+                return True
+    return False
+
+
+@SENDRECV.register("direct")
+def shift(request: PlanRequest) -> Plan:
+    """Everybody sends its array to the next rank, and gets that of the one before. Steps: 1. Sends B / n."""
+    rank, size = request.rank, request.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    if size == 1:
+        return even(1, ((),))
+    sends, receives = (Transfer(right, ((rank, rank + 1),)),), (Transfer(left, ((left, left + 1),)),)
+    return even(size, ((Round("sendrecv", sends, receives),),))

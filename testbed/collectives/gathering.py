@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from testbed.collectives.definitions import ALL_GATHER, large_across, large_inside, small
 from testbed.collectives.plan import Plan, Round, Runs, Stage, Strand, Transfer, even, runs_of
+from testbed.collectives.registry import PlanRequest
 
 GATHER = "all-gather"
 
@@ -34,22 +36,24 @@ def ring_strand(
     )
 
 
-def ring(rank: int, groups: Sequence[int], direction: int = 1) -> Plan:
+@ALL_GATHER.register("ring", auto=large_inside)
+def ring(request: PlanRequest, direction: int = 1) -> Plan:
     """Everybody passes on to the next what came from the one before.
 
     Steps: n - 1. Sends B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is crossed
-    in one place each way, with B (n - 1) / n bytes.
+    in one place in each direction, with B (n - 1) / n bytes.
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     return even(size, (ring_strand(range(size), rank, own_blocks(size), direction),))
 
 
-def bidirectional_ring(rank: int, groups: Sequence[int]) -> Plan:
-    """Blocks go round both ways, until they meet; neither way waits for the other.
+@ALL_GATHER.register("bidirectional_ring")
+def bidirectional_ring(request: PlanRequest) -> Plan:
+    """Blocks go round in both directions, until they meet; neither direction waits for the other.
 
     Steps: ceil((n - 1) / 2). Sends B (n - 1) / n, half of it to either side, or one block more to the next.
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     held = own_blocks(size)
     rightwards = ring_strand(range(size), rank, held)[: size // 2]
     leftwards = ring_strand(range(size), rank, held, direction=-1)[: (size - 1) // 2]
@@ -79,7 +83,7 @@ def digit_order(size: int, far_first: bool) -> list[tuple[int, int]]:
     return found[::-1] if far_first else found
 
 
-def recursive_doubling(rank: int, groups: Sequence[int], far_first: bool) -> Plan:
+def recursive_doubling(request: PlanRequest, far_first: bool) -> Plan:
     """Exchange all that one has with partners at ever other distances: what one has doubles each time.
 
     For n a power of two, partners differ in one bit. For other n the distances are products of its prime factors, and
@@ -89,7 +93,7 @@ def recursive_doubling(rank: int, groups: Sequence[int], far_first: bool) -> Pla
     Far first: the farthest exchange is done while each has one block only. Between two halves of the ranks the former
     carries n x B / 2 bytes, both directions together, the latter B, the least possible.
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     held = {rank}
     open_digits = digit_order(size, far_first)
     rounds = []
@@ -104,23 +108,26 @@ def recursive_doubling(rank: int, groups: Sequence[int], far_first: bool) -> Pla
     return even(size, (tuple(rounds),))
 
 
-def near_first(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_GATHER.register("near_first")
+def near_first(request: PlanRequest) -> Plan:
     """Recursive doubling, neighbours first: see `recursive_doubling`."""
-    return recursive_doubling(rank, groups, far_first=False)
+    return recursive_doubling(request, far_first=False)
 
 
-def far_first(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_GATHER.register("far_first", auto=small)
+def far_first(request: PlanRequest) -> Plan:
     """Recursive doubling, the farthest first: see `recursive_doubling`."""
-    return recursive_doubling(rank, groups, far_first=True)
+    return recursive_doubling(request, far_first=True)
 
 
-def bruck(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_GATHER.register("bruck")
+def bruck(request: PlanRequest) -> Plan:
     """In round k send what one has, up to what is missing, to the rank 2^k before, hear from the one 2^k behind.
 
-    Steps: ceil(log2 n) for any n, one message each way. Sends B (n - 1) / n. Source: Bruck et al. 1997, "Efficient
-    algorithms for all-to-all communications in multiport message-passing systems".
+    Steps: ceil(log2 n) for any n, one message in each direction. Sends B (n - 1) / n. Source: Bruck et al. 1997,
+    "Efficient algorithms for all-to-all communications in multiport message-passing systems".
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     rounds = []
     distance = 1
     while distance < size:
@@ -133,12 +140,13 @@ def bruck(rank: int, groups: Sequence[int]) -> Plan:
     return even(size, (tuple(rounds),))
 
 
-def direct(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_GATHER.register("direct")
+def direct(request: PlanRequest) -> Plan:
     """Everybody sends its block to everybody, all at once.
 
     Steps: 1, with n - 1 messages out and in. Sends B (n - 1) / n.
     """
-    size = len(groups)
+    rank, size = request.rank, request.size
     held = own_blocks(size)
     if size == 1:
         return even(1, ((),))
@@ -147,15 +155,16 @@ def direct(rank: int, groups: Sequence[int]) -> Plan:
     return even(size, ((Round(GATHER, sends, tuple(Transfer(peer, held[peer]) for peer in sources)),),))
 
 
-def hierarchical(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_GATHER.register("hierarchical", auto=large_across)
+def hierarchical(request: PlanRequest) -> Plan:
     """Each block goes once into every other building, then rings inside the buildings spread all that came.
 
     The i-th rank of a building sends its block to the (i mod m)-th of each other building, m being its size.
     Steps: 1 across (where there is more than one building), m - 1 inside. Sends across: B / n to each other building:
     with g buildings B (g - 1) in all, the least possible; inside: B less what the next rank in the ring holds.
     """
-    size = len(groups)
-    members = members_of(groups)
+    rank, size = request.rank, request.size
+    members = members_of(request.groups)
     home = next(number for number, ranks in enumerate(members) if rank in ranks)
     inside = members[home]
     index = inside.index(rank)

@@ -12,20 +12,28 @@ import numpy as np
 
 from testbed.collectives.carrying import Group
 from testbed.collectives.data import Array, as_bytes
+from testbed.collectives.definitions import ALL_TO_ALL_V
 from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import CONCURRENCY
+from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.transport import Request, TransportError
 
-ALGORITHMS = ("late_counts", "padded")
 COUNT_BYTES = 8
 
+ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
+ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
 
-def rows_traffic(
-    rows: Sequence[Sequence[int]], itemsize: int, padded_to: int | None = None
-) -> dict[tuple[int, int], int]:
-    """Bytes per ordered pair of ranks, counts included. rows[s][d]: elements from s to d, or padded to so many."""
+
+def sent_rows(algorithm: str, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """What travels where rows[s][d] are to be sent from s to d, of which nobody has more than `most` for anybody."""
+    sent = rows_algorithm_of(ALL_TO_ALL_V, algorithm).sent
+    return [[sent(count, most) for count in row] for row in rows]
+
+
+def rows_traffic(rows: Sequence[Sequence[int]], itemsize: int) -> dict[tuple[int, int], int]:
+    """Bytes per ordered pair of ranks, counts included. rows[s][d]: elements that travel from s to d."""
     return {
-        (here, there): COUNT_BYTES + itemsize * (count if padded_to is None else padded_to)
+        (here, there): COUNT_BYTES + itemsize * count
         for here, row in enumerate(rows)
         for there, count in enumerate(row)
         if here != there
@@ -33,33 +41,40 @@ def rows_traffic(
 
 
 class Exchange:
-    """Each rank's `rows[d]` to rank d, into `room[s]` of it, which has space for M rows.
+    """Each rank's `rows[d]` to rank d, into `output[s]` of it, which has space for M rows.
 
-    counts: how many rows this rank has for each; `come`: how many came from each, once they have.
-    Not padded: a message of 8 bytes with the count, and right behind it w c(s, d) bytes, if any. The receiver posts its
-    receive once it knows the count, so nothing waits for a round trip. Sends 8 (n - 1) + w sum over d of c(s, d).
-    Padded: every rank gets M rows, whatever is in them, and the count: 8 (n - 1) + w M (n - 1), where all `rows[d]` are
-    of M rows. Up to 8 peers at a time.
+    rows: as many as `algorithm.sent` says travel. counts: how many of them are this rank's for each; `come`: how many
+    came from each, once they have.
+    A message of 8 bytes with the count, and right behind it the rows, if any. The receiver posts its receive once it
+    knows the count, so nothing waits for a round trip; where the number of rows is known ahead, at once. Sends
+    8 (n - 1) + w sum over d of c(s, d), or, padded, 8 (n - 1) + w M (n - 1). Up to `algorithm.concurrency` peers at a
+    time.
     """
 
     def __init__(
-        self, group: Group, rank: int, rows: Sequence[Array], room: Array, counts: Sequence[int], padded: bool
+        self,
+        group: Group,
+        rank: int,
+        rows: Sequence[Array],
+        output: Array,
+        counts: Sequence[int],
+        algorithm: RowsAlgorithm,
     ) -> None:
         self.come = list(counts)
         self._group = group
         self._rank = rank
         self._rows = rows
-        self._room = room
+        self._output = output
         self._counts = np.array(counts, dtype=np.int64)  # what is announced must not change under way
-        self._padded = padded
+        self._algorithm = algorithm
 
     def steps(self, tag: int, position: Position) -> Steps:
         """Carry it out. Uses two tags per strand."""
         size, rank = len(self._rows), self._rank
         own = self.come[rank]
-        self._room[rank, :own] = self._rows[rank][:own]
+        self._output[rank, :own] = self._rows[rank][:own]
         position.phase = "exchange"
-        strands = min(CONCURRENCY, size - 1)
+        strands = min(self._algorithm.concurrency, size - 1)
         start = self._group.engine.start
         yield tuple(
             start("", self._strand(range(1 + first, size, strands), tag + 2 * first))
@@ -67,18 +82,17 @@ class Exchange:
         )
 
     def _strand(self, distances: Sequence[int], tag: int) -> Steps:
-        group, room, padded = self._group, self._room, self._padded
-        size, most = room.shape[:2]
+        group, algorithm = self._group, self._algorithm
+        size, most = self._output.shape[:2]
         sends: list[Request] = []
         for distance in distances:
             target, source = (self._rank + distance) % size, (self._rank - distance) % size
             count = np.zeros(1, dtype=np.int64)
             announced = group.receive(source, tag, as_bytes(count))
-            data = self._receive(source, most, tag + 1) if padded else []
+            data = self._receive(source, algorithm.sent(most, most), tag + 1) if algorithm.ahead else []
             sends.append(group.send(target, tag, as_bytes(self._counts[target : target + 1])))
-            outgoing = self._rows[target] if padded else self._rows[target][: self._counts[target]]
-            if outgoing.size:
-                sends.append(group.send(target, tag + 1, as_bytes(outgoing)))
+            if self._rows[target].size:
+                sends.append(group.send(target, tag + 1, as_bytes(self._rows[target])))
             yield (announced,)
             come = int(count[0])
             if not 0 <= come <= most:
@@ -87,9 +101,10 @@ class Exchange:
                     f"expected 0 to {most}, as there is room for"
                 )
             self.come[source] = come
-            yield tuple(data if padded else self._receive(source, come, tag + 1))
+            rows = algorithm.sent(come, most)
+            yield tuple(data if algorithm.ahead else self._receive(source, rows, tag + 1))
         yield tuple(sends)
 
     def _receive(self, source: int, rows: int, tag: int) -> list[Request]:
-        view = self._room[source, :rows]
+        view = self._output[source, :rows]
         return [self._group.receive(source, tag, as_bytes(view))] if view.size else []

@@ -1,8 +1,8 @@
 """What a collective does, as data: which blocks a rank sends to whom and receives from whom, round by round.
 
 A plan knows no sizes: the array is cut into numbered blocks at fixed shares of its length, so one plan serves arrays of
-every size, bytes on the wire follow from the plan, and a plan can be turned round: played backwards, an all-gather is a
-reduce-scatter (`reverse`), for the ways on which a block spreads become those on which its parts are added up.
+every size, bytes on the wire follow from the plan, and a plan can be reversed: played backwards, an all-gather is a
+reduce-scatter (`reverse`), for the paths on which a block spreads become those on which its parts are added up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Stage = tuple[Strand, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """One rank's part: lanes that go on independently; in each, stages that come one after the other.
+    """One rank's part: channels that go on independently; in each, stages that come one after the other.
 
     The strands of a stage go on independently again, each in rounds.
     Block b holds the elements from cuts[b] / whole to cuts[b + 1] / whole of the array, rounded down. Strand k of a
@@ -49,12 +49,12 @@ class Plan:
 
     whole: int
     cuts: tuple[int, ...]
-    lanes: tuple[tuple[Stage, ...], ...]
+    channels: tuple[tuple[Stage, ...], ...]
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Of a plan with one lane."""
-        (stages,) = self.lanes
+        """Of a plan with one channel."""
+        (stages,) = self.channels
         return stages
 
     def bounds(self, numel: int) -> list[int]:
@@ -65,12 +65,12 @@ class Plan:
     @property
     def rounds(self) -> int:
         """How many rounds this rank goes through one after the other."""
-        return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.lanes)
+        return max(sum(max(map(len, stage), default=0) for stage in stages) for stages in self.channels)
 
     def sent(self, bounds: Sequence[int]) -> dict[int, int]:
         """Elements sent per peer, for blocks with these bounds; no entry where there are none."""
         found: dict[int, int] = {}
-        strands = [strand for stages in self.lanes for stage in stages for strand in stage]
+        strands = [strand for stages in self.channels for stage in stages for strand in stage]
         for peer, runs in (transfer for strand in strands for step in strand for transfer in step.sends):
             if count := sum(bounds[end] - bounds[start] for start, end in runs):
                 found[peer] = found.get(peer, 0) + count
@@ -101,13 +101,17 @@ def blocks_of(runs: Runs) -> list[int]:
 def reverse(plan: Plan, phase: str | None = None, reduces: bool = True) -> Plan:
     """The plan played backwards: what was received is sent; `phase` renames its rounds."""
 
-    def turned(step: Round) -> Round:
+    def reversed_round(step: Round) -> Round:
         return Round(phase or step.phase, step.receives, step.sends, reduces)
 
-    stages = tuple(
-        tuple(tuple(map(turned, reversed(strand))) for strand in stage) for stage in reversed(plan.stages)
+    channels = tuple(
+        tuple(
+            tuple(tuple(map(reversed_round, reversed(strand))) for strand in stage)
+            for stage in reversed(stages)
+        )
+        for stages in plan.channels
     )
-    return replace(plan, lanes=(stages,))
+    return replace(plan, channels=channels)
 
 
 def then(first: Plan, *others: Plan) -> Plan:
@@ -118,29 +122,32 @@ def then(first: Plan, *others: Plan) -> Plan:
             stages = [(stages[0][0] + plan.stages[0][0],)]
         else:
             stages += plan.stages
-    return replace(first, lanes=(tuple(stages),))
+    return replace(first, channels=(tuple(stages),))
 
 
 def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
     """The same with other numbers for blocks."""
-    return replace(plan, lanes=(_all_renamed(plan.stages, name),))
+    return replace(plan, channels=(_all_renamed(plan.stages, name),))
 
 
-def in_lanes(plan: Plan, lanes: int) -> Plan:
-    """Every block cut in `lanes` parts, which go their ways independently, through all stages.
+def in_channels(plan: Plan, channels: int) -> Plan:
+    """Every block cut in as many parts as channels, which go on independently through all stages.
 
     One part is reduced while another travels, one is in the next building while another is still inside.
     """
-    if lanes == 1:
+    if channels == 1:
         return plan
     cuts = [
-        start * lanes + lane * (end - start) for start, end in pairwise(plan.cuts) for lane in range(lanes)
+        start * channels + channel * (end - start)
+        for start, end in pairwise(plan.cuts)
+        for channel in range(channels)
     ]
     parts = tuple(
-        _all_renamed(plan.stages, lambda block, lane=lane: block * lanes + lane)  # type: ignore[misc]
-        for lane in range(lanes)
+        _all_renamed(stages, lambda block, channel=channel: block * channels + channel)  # type: ignore[misc]
+        for stages in plan.channels
+        for channel in range(channels)
     )
-    return Plan(plan.whole * lanes, (*cuts, plan.cuts[-1] * lanes), parts)
+    return Plan(plan.whole * channels, (*cuts, plan.cuts[-1] * channels), parts)
 
 
 def _all_renamed(stages: tuple[Stage, ...], name: Callable[[int], int]) -> tuple[Stage, ...]:

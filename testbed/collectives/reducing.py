@@ -11,19 +11,17 @@ from itertools import pairwise
 from typing import Literal
 
 from testbed.collectives import gathering
+from testbed.collectives.definitions import ALL_REDUCE, REDUCE_SCATTER, large_across, large_inside, small
 from testbed.collectives.gathering import members_of, ring_strand
 from testbed.collectives.plan import Plan, Stage, Strand, even, relabel, reverse, runs_of, then
-from testbed.collectives.trees import double_tree_strands
+from testbed.collectives.registry import Pieces, PlanRequest
+from testbed.collectives.trees import CHUNKS, double_tree_strands
 
 REDUCE = "reduce-scatter"
-
-
-def ring_reduce_scatter(rank: int, groups: Sequence[int]) -> Plan:
-    """Everybody adds its own to what came from the one before and passes it on to the next.
-
-    Steps: n - 1. Sends B (n - 1) / n, all to the next rank.
-    """
-    return backwards(gathering.ring(rank, groups, direction=-1))
+# Parts of a message are reduced, or passed on, while others travel. Measured with benchmarks/peers: a ring needs few
+# parts, for its links are busy anyway; a hierarchy many, for only then are links inside and between buildings busy at
+# the same time.
+RING_CHANNELS, TIER_CHANNELS = Pieces(4, 128 * 1024), Pieces(16, 16 * 1024)
 
 
 def backwards(gather: Plan) -> Plan:
@@ -31,26 +29,39 @@ def backwards(gather: Plan) -> Plan:
     return reverse(gather, REDUCE)
 
 
-def ring(rank: int, groups: Sequence[int]) -> Plan:
+@REDUCE_SCATTER.register("ring", channels=RING_CHANNELS, auto=large_inside)
+def ring_reduce_scatter(request: PlanRequest) -> Plan:
+    """Everybody adds its own to what came from the one before and passes it on to the next.
+
+    Steps: n - 1. Sends B (n - 1) / n, all to the next rank.
+    """
+    return backwards(gathering.ring(request, direction=-1))
+
+
+@ALL_REDUCE.register("ring", channels=RING_CHANNELS, auto=large_inside)
+def ring(request: PlanRequest) -> Plan:
     """Ring reduce-scatter, then ring all-gather, both in the same direction.
 
     Steps: 2 (n - 1). Sends 2 B (n - 1) / n, all to the next rank: a boundary between groups of consecutive ranks is
-    crossed in one place each way. Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for
+    crossed in one place in each direction. Source: Patarasuk and Yuan 2009,
+    "Bandwidth optimal all-reduce algorithms for
     clusters of workstations".
     """
-    return then(ring_reduce_scatter(rank, groups), gathering.ring(rank, groups))
+    return then(ring_reduce_scatter(request), gathering.ring(request))
 
 
-def bidirectional_ring(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_REDUCE.register("bidirectional_ring", channels=RING_CHANNELS)
+def bidirectional_ring(request: PlanRequest) -> Plan:
     """Reduce-scatter, then all-gather, over a ring in both directions at once.
 
     Steps: 2 ceil((n - 1) / 2), half of the ring's. Sends 2 B (n - 1) / n, half of it to either side.
     """
-    gather = gathering.bidirectional_ring(rank, groups)
+    gather = gathering.bidirectional_ring(request)
     return then(backwards(gather), gather)
 
 
-def halving_doubling(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_REDUCE.register("halving_doubling", channels=RING_CHANNELS, auto=small)
+def halving_doubling(request: PlanRequest) -> Plan:
     """Recursive halving, neighbours first, then recursive doubling, the farthest first.
 
     For n a power of two, partners differ in one bit; for other n see `gathering.recursive_doubling`. The large messages
@@ -58,20 +69,34 @@ def halving_doubling(rank: int, groups: Sequence[int]) -> Plan:
     2 B (n - 1) / n. Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations
     in MPICH", without its extra step for other n.
     """
-    size = len(groups)
+    size = request.size
     # which block a rank ends up with is free: numbered by reversed digits, what it has is always one run
     names = [0] * size
     for number in range(size):
-        place, weight = 0, size
+        name, weight = 0, size
         for distance, factor in gathering.digit_order(size, far_first=False):
             weight //= factor
-            place += number // distance % factor * weight
-        names[number] = place
-    gather = relabel(gathering.far_first(rank, groups), names.__getitem__)
+            name += number // distance % factor * weight
+        names[number] = name
+    gather = relabel(gathering.far_first(request), names.__getitem__)
     return then(backwards(gather), gather)
 
 
-def hierarchical(rank: int, groups: Sequence[int], across: Literal["ring", "tree"] = "ring") -> Plan:
+@ALL_REDUCE.register("double_tree", chunks=CHUNKS)
+def double_tree_all_reduce(request: PlanRequest) -> Plan:
+    """Half of the array is reduced up one binary tree and sent down again, the other half along another.
+
+    Nearly every rank is a leaf of one tree and has two children in the other, so that all work alike.
+    Steps: 2 ceil(log2 n) at most, for the first chunk. Sends at most 2 B, 2 B (n - 1) / n on the average. Source:
+    Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
+    """
+    chunks = request.pieces
+    blocks = [range(0, chunks), range(chunks, 2 * chunks)]
+    return even(2 * chunks, tuple(double_tree_strands(range(request.size), request.rank, blocks)))
+
+
+@ALL_REDUCE.register("hierarchical", channels=TIER_CHANNELS, auto=large_across)
+def hierarchical(request: PlanRequest, across: Literal["ring", "tree"] = "ring") -> Plan:
     """Ring reduce-scatter inside each building, all-reduce across, ring all-gather inside.
 
     Inside a building of m ranks the i-th reduces shard i of m. Buildings of unequal size have different shards, so
@@ -80,9 +105,10 @@ def hierarchical(rank: int, groups: Sequence[int], across: Literal["ring", "tree
     ranks; all segments at once.
     Steps: 2 (m - 1) inside, 2 (g - 1) across g buildings by rings. Sends inside 2 B (m - 1) / m; across, of each
     segment of S bytes that it owns, 2 S (g - 1) / g. With g buildings 2 B (g - 1) go between buildings in all, by
-    either way across; with two B each way, the least possible, whatever their sizes.
+    either kind across; with two, B in each direction, the least possible, whatever their sizes.
     """
-    members = members_of(groups)
+    rank = request.rank
+    members = members_of(request.groups)
     inside = next(ranks for ranks in members if rank in ranks)
     index = inside.index(rank)
     whole = math.lcm(*map(len, members))
@@ -124,6 +150,46 @@ def _ring_across(owners: Sequence[int], index: int, own: Sequence[tuple[tuple[in
     return then(reverse(there, "reduce-scatter across"), back).stages[0][0]
 
 
-def hierarchical_tree(rank: int, groups: Sequence[int]) -> Plan:
+@ALL_REDUCE.register("hierarchical_tree", channels=TIER_CHANNELS)
+def hierarchical_tree(request: PlanRequest) -> Plan:
     """As `hierarchical`, with the double binary tree across: for many buildings, as it takes 2 ceil(log2 g) steps."""
-    return hierarchical(rank, groups, "tree")
+    return hierarchical(request, "tree")
+
+
+# all-gathers played backwards: of the recursive ones, far first ends with neighbours, near first far away
+
+
+@REDUCE_SCATTER.register("bidirectional_ring", channels=RING_CHANNELS)
+def bidirectional_ring_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.bidirectional_ring` backwards."""
+    return backwards(gathering.bidirectional_ring(request))
+
+
+@REDUCE_SCATTER.register("near_first", auto=small)
+def near_first_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.far_first` backwards: neighbours first, with the large messages."""
+    return backwards(gathering.far_first(request))
+
+
+@REDUCE_SCATTER.register("far_first")
+def far_first_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.near_first` backwards: the farthest first, with the large messages."""
+    return backwards(gathering.near_first(request))
+
+
+@REDUCE_SCATTER.register("bruck")
+def bruck_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.bruck` backwards."""
+    return backwards(gathering.bruck(request))
+
+
+@REDUCE_SCATTER.register("direct")
+def direct_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.direct` backwards: everybody sends each its part, all at once."""
+    return backwards(gathering.direct(request))
+
+
+@REDUCE_SCATTER.register("hierarchical", channels=TIER_CHANNELS, auto=large_across)
+def hierarchical_reduce_scatter(request: PlanRequest) -> Plan:
+    """`gathering.hierarchical` backwards: each building reduces first, and each block crosses once."""
+    return backwards(gathering.hierarchical(request))

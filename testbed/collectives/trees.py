@@ -8,42 +8,51 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.collectives.plan import Plan, Round, Strand, Transfer, even, runs_of
+from testbed.collectives.definitions import BROADCAST, GATHER, REDUCE, SCATTER, large, small
+from testbed.collectives.plan import Plan, Round, Strand, Transfer, even, reverse, runs_of
+from testbed.collectives.registry import Pieces, PlanRequest
+
+# a chunk is passed on while the next one comes
+CHUNKS = Pieces(64, 256 * 1024)
 
 
-def binomial_children(place: int, size: int) -> list[int]:
-    """Of the rank at a place counted from the root, the farthest and thus deepest first."""
+def binomial_children(position: int, size: int) -> list[int]:
+    """Of the rank at a distance from the root, the farthest and thus deepest first."""
     bit = 1
-    while bit < size and not place & bit:
+    while bit < size and not position & bit:
         bit *= 2
     found = []
     while bit > 1:
         bit //= 2
-        if place + bit < size:
-            found.append(place + bit)
+        if position + bit < size:
+            found.append(position + bit)
     return found
 
 
-def binomial_broadcast(rank: int, size: int, root: int, chunks: int = 1) -> Plan:
+@BROADCAST.register("binomial", auto=small)
+def binomial_broadcast(request: PlanRequest) -> Plan:
     """The root tells the rank half the ranks away, then both go on likewise in their halves.
 
     Steps: ceil(log2 n). B to each rank but the root, which sends to ceil(log2 n) ranks.
     """
-    place = (rank - root) % size
-    parent = () if not place else ((root + (place & (place - 1))) % size,)
-    children = [(root + child) % size for child in binomial_children(place, size)]
-    return _down(parent, children, chunks)
+    rank, size, root = request.rank, request.size, request.root
+    position = (rank - root) % size
+    parent = () if not position else ((root + (position & (position - 1))) % size,)
+    children = [(root + child) % size for child in binomial_children(position, size)]
+    return _down(parent, children, request.pieces)
 
 
-def chain_broadcast(rank: int, size: int, root: int, chunks: int = 1) -> Plan:
+@BROADCAST.register("chain", chunks=CHUNKS, auto=large)
+def chain_broadcast(request: PlanRequest) -> Plan:
     """Each rank passes on to the next, chunk by chunk: for large arrays every link is busy nearly all the time.
 
     Steps: n - 2 + chunks. Each rank but the last sends B.
     """
-    place = (rank - root) % size
-    parent = () if not place else ((rank - 1) % size,)
-    children = [(rank + 1) % size] if place + 1 < size else []
-    return _down(parent, children, chunks)
+    rank, size, root = request.rank, request.size, request.root
+    position = (rank - root) % size
+    parent = () if not position else ((rank - 1) % size,)
+    children = [(rank + 1) % size] if position + 1 < size else []
+    return _down(parent, children, request.pieces)
 
 
 def _down(parent: Sequence[int], children: Sequence[int], chunks: int) -> Plan:
@@ -59,8 +68,10 @@ def _down(parent: Sequence[int], children: Sequence[int], chunks: int) -> Plan:
     return even(chunks, tuple(strands))
 
 
-def direct_scatter(rank: int, size: int, root: int) -> Plan:
+@SCATTER.register("direct", auto=large)
+def direct_scatter(request: PlanRequest) -> Plan:
     """The root sends each rank its block. Steps: 1. The root sends B (n - 1) / n."""
+    rank, size, root = request.rank, request.size, request.root
     others = [(root + step) % size for step in range(1, size)]
     block = {other: Transfer(other, ((other, other + 1),)) for other in others}
     if rank == root:
@@ -70,30 +81,56 @@ def direct_scatter(rank: int, size: int, root: int) -> Plan:
     return even(size, ((step,),))
 
 
-def binomial_scatter(rank: int, size: int, root: int) -> Plan:
+@SCATTER.register("binomial", auto=small)
+def binomial_scatter(request: PlanRequest) -> Plan:
     """Along a binomial tree, each message with the blocks of all ranks below.
 
     Steps: ceil(log2 n). The root sends B (n - 1) / n, in ceil(log2 n) messages.
     """
+    rank, size, root = request.rank, request.size, request.root
 
-    def below(place: int) -> list[int]:
-        reach = place & -place if place else size
-        return [(root + p) % size for p in range(place, min(place + reach, size))]
+    def below(position: int) -> list[int]:
+        reach = position & -position if position else size
+        return [(root + p) % size for p in range(position, min(position + reach, size))]
 
-    place = (rank - root) % size
+    position = (rank - root) % size
     rounds = []
-    if place:
-        parent = (root + (place & (place - 1))) % size
-        rounds.append(Round("scatter", (), (Transfer(parent, runs_of(below(place))),)))
-    children = binomial_children(place, size)
+    if position:
+        parent = (root + (position & (position - 1))) % size
+        rounds.append(Round("scatter", (), (Transfer(parent, runs_of(below(position))),)))
+    children = binomial_children(position, size)
     if children:
         sends = tuple(Transfer((root + child) % size, runs_of(below(child))) for child in children)
         rounds.append(Round("scatter", sends))
     return even(size, (tuple(rounds),))
 
 
+@REDUCE.register("binomial", auto=small)
+def binomial_reduce(request: PlanRequest) -> Plan:
+    """`binomial_broadcast` backwards."""
+    return reverse(binomial_broadcast(request), "reduce", reduces=True)
+
+
+@REDUCE.register("chain", chunks=CHUNKS, auto=large)
+def chain_reduce(request: PlanRequest) -> Plan:
+    """`chain_broadcast` backwards."""
+    return reverse(chain_broadcast(request), "reduce", reduces=True)
+
+
+@GATHER.register("direct", auto=large)
+def direct_gather(request: PlanRequest) -> Plan:
+    """`direct_scatter` backwards."""
+    return reverse(direct_scatter(request), "gather", reduces=False)
+
+
+@GATHER.register("binomial", auto=small)
+def binomial_gather(request: PlanRequest) -> Plan:
+    """`binomial_scatter` backwards."""
+    return reverse(binomial_scatter(request), "gather", reduces=False)
+
+
 class Tree:
-    """A balanced binary tree on places 0 to size - 1 whose leaves are the even places."""
+    """A balanced binary tree on positions 0 to size - 1 whose leaves are the even positions."""
 
     def __init__(self, size: int) -> None:
         self.parent: list[int | None] = [None] * size
@@ -128,10 +165,10 @@ def double_tree_strands(members: Sequence[int], index: int, blocks: Sequence[Seq
     tree = Tree(size)
     strands = []
     for shift, own in enumerate(blocks):
-        # the second tree is the first moved by one place, so that leaves of one are inner nodes of the other
-        place = (index + shift) % size
-        parent = tree.parent[place]
-        children = [members[(child - shift) % size] for child in tree.children[place]]
+        # the second tree is the first moved by one position, so that leaves of one are inner nodes of the other
+        position = (index + shift) % size
+        parent = tree.parent[position]
+        children = [members[(child - shift) % size] for child in tree.children[position]]
         for block in own:
             runs = ((block, block + 1),)
             below = tuple(Transfer(child, runs) for child in children)
@@ -145,14 +182,3 @@ def double_tree_strands(members: Sequence[int], index: int, blocks: Sequence[Seq
                 rounds.append(Round("down the trees", below))
             strands.append(tuple(rounds))
     return strands
-
-
-def double_tree_all_reduce(rank: int, groups: Sequence[int], chunks: int = 1) -> Plan:
-    """Half of the array is reduced up one binary tree and sent down again, the other half along another.
-
-    Nearly every rank is a leaf of one tree and has two children in the other, so that all work alike.
-    Steps: 2 ceil(log2 n) at most, for the first chunk. Sends at most 2 B, 2 B (n - 1) / n on the average. Source:
-    Sanders, Speck and Traff 2009, "Two-tree algorithms for full bandwidth broadcast, reduction and scan".
-    """
-    blocks = [range(0, chunks), range(chunks, 2 * chunks)]
-    return even(2 * chunks, tuple(double_tree_strands(range(len(groups)), rank, blocks)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.collectives.catalogue import ALGORITHMS, automatic
+from testbed.collectives.registry import COLLECTIVES, Collective, collective_of
+from testbed.plugins import Registry
 
 SCHEMA = 1
 
@@ -26,7 +27,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class TuningTable:
-    """Measured choices. Where none fits, the rule of `catalogue.automatic` holds.
+    """Measured choices. Where none fits, the rule of `Collective.automatic` holds.
 
     size_scale: how many bytes one of the arrays' stands for, so that a scaled job chooses as the real one would.
     """
@@ -34,16 +35,18 @@ class TuningTable:
     entries: tuple[Entry, ...] = ()
     size_scale: float = 1.0
 
-    def choose(self, collective: str, size_bytes: int, groups: Sequence[int]) -> str:
+    def choose(self, collective: str | Collective, size_bytes: int, groups: Sequence[int]) -> str:
         """The algorithm for an array of this size, as `catalogue.traffic` counts it, in bytes."""
         size_bytes = round(size_bytes * self.size_scale)
-        shape = (collective, len(groups), len(set(groups)))
+        known = collective_of(collective)
+        name = collective if isinstance(collective, str) else known.name
+        shape = (name, len(groups), len(set(groups)))
         for entry in self.entries:
             if (entry.collective, entry.ranks, entry.buildings) == shape and (
                 entry.max_bytes is None or size_bytes <= entry.max_bytes
             ):
                 return entry.algorithm
-        return automatic(collective, size_bytes, groups)
+        return known.automatic(size_bytes, groups)
 
     def to_document(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -51,7 +54,7 @@ class TuningTable:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> TuningTable:
-        """The inverse, after a way through JSON."""
+        """The inverse, after it went through JSON."""
         return cls(tuple(Entry(**entry) for entry in document["entries"]), document["size_scale"])
 
     def write(self, path: Path) -> None:
@@ -100,11 +103,11 @@ def _entry(item: Any, where: str) -> Entry:
         value = item.get(field)
         if not ((isinstance(value, int) and value > 0) or (field == "max_bytes" and value is None)):
             raise ValueError(f"{where}: {field}: got {value!r}, expected a whole number above 0")
-    _check_word(item, "collective", ALGORITHMS, where)
-    _check_word(item, "algorithm", ALGORITHMS[item["collective"]], where)
+    _check_name(item, "collective", COLLECTIVES, where)
+    _check_name(item, "algorithm", collective_of(item["collective"]).algorithms, where)
     return Entry(**{field: item[field] for field in Entry.__dataclass_fields__})
 
 
-def _check_word(item: dict[str, Any], field: str, known: Iterable[str], where: str) -> None:
-    if item.get(field) not in list(known):
-        raise ValueError(f"{where}: {field}: got {item.get(field)!r}, expected one of {', '.join(known)}")
+def _check_name(item: dict[str, Any], field: str, known: Registry[Any], where: str) -> None:
+    if (expected := known.expected(item.get(field))) is not None:
+        raise ValueError(f"{where}: {field}: got {item.get(field)!r}, expected {expected}")

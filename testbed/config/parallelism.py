@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from testbed.catalogue import placements
-from testbed.config.algorithms import ALGORITHMS, ALGORITHMS_OF, GATHERING
+from testbed.config.algorithms import AUTO, algorithm_schema, algorithms_of, expected_algorithm
 from testbed.config.forms import (
     MAX_DSCP,
     Count,
@@ -39,13 +39,17 @@ MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
 
-# what may be named for each dimension's collectives; checked once more with what these are
+# the collectives of each dimension; checked once more with what these really are
 COLLECTIVES_OF = {
-    "data_parallel_replicate": ALGORITHMS,
-    "data_parallel_shard": GATHERING,
-    "tensor_parallel": tuple(dict.fromkeys((*ALGORITHMS, *GATHERING))),
-    "expert_parallel": (*ALGORITHMS_OF["all_to_all"], "late_counts"),
+    "data_parallel_replicate": ("all_reduce",),
+    "data_parallel_shard": ("all_gather", "reduce_scatter"),
+    "tensor_parallel": ("all_reduce", "all_gather", "reduce_scatter"),
+    "expert_parallel": ("all_to_all", "all_to_all_v"),
 }
+
+
+def _pads(algorithm: str) -> bool:
+    return algorithm == AUTO or bool(algorithms_of("all_to_all_v").find(algorithm).ahead)
 
 
 def _parse_order(value: object) -> str | tuple[str, ...]:
@@ -86,17 +90,16 @@ def _parse_collectives(value: object) -> dict[str, str]:
     for name, algorithm in value.items():
         if name not in COLLECTIVES_OF:
             raise ValueError(f"dimensions: {did_you_mean(str(name), COLLECTIVES_OF)}")
-        if algorithm not in COLLECTIVES_OF[name]:
-            known = did_you_mean(str(algorithm), COLLECTIVES_OF[name])
-            raise ValueError(f"of {name} one of: {known}")
+        if (expected := expected_algorithm(algorithm, COLLECTIVES_OF[name])) is not None:
+            raise ValueError(f"of {name} {expected}")
     return {str(name): str(algorithm) for name, algorithm in value.items()}
 
 
 _COLLECTIVES = Form(
     _parse_collectives,
-    {
+    lambda: {
         "type": "object",
-        "properties": {name: {"enum": list(known)} for name, known in COLLECTIVES_OF.items()},
+        "properties": {name: algorithm_schema(names) for name, names in COLLECTIVES_OF.items()},
         "additionalProperties": False,
     },
 )
@@ -191,16 +194,19 @@ class ParallelismSpec(Strict):
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
-        tensor = ALGORITHMS if self.tensor_communication == "all_reduce" else GATHERING
-        experts = ("late_counts",) if self.routing_skew else ALGORITHMS_OF["all_to_all"]
-        for name, known, why in (
+        tensor = "all_reduce" if self.tensor_communication == "all_reduce" else "all_gather"
+        experts = "all_to_all_v" if self.routing_skew else "all_to_all"
+        for name, collective, why in (
             ("tensor_parallel", tensor, f"tensor_communication {self.tensor_communication}"),
             ("expert_parallel", experts, "routing_skew" if self.routing_skew else "no routing_skew"),
         ):
-            algorithm = self.collectives.get(name, known[0])
-            if algorithm not in known:
-                found = f"{name}: {algorithm} with {why}"
-                yield Finding(("collectives",), found, f"one of: {', '.join(known)}")
+            if (algorithm := self.collectives.get(name)) is None:
+                continue
+            wanted = expected_algorithm(algorithm, [collective])
+            if wanted is None and collective == "all_to_all_v" and _pads(algorithm):
+                wanted = "late_counts, or another that does not pad"  # ranks' most rows differ
+            if wanted is not None:
+                yield Finding(("collectives",), f"{name}: {algorithm} with {why}", wanted)
 
     @property
     def degrees(self) -> dict[str, int]:

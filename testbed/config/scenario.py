@@ -12,7 +12,7 @@ from pydantic import Field, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from testbed.config.algorithms import ALGORITHMS
+from testbed.config.algorithms import algorithm, names_of
 from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Host
 from testbed.config.control import ControlSpec
@@ -24,7 +24,6 @@ from testbed.config.forms import (
     CountOrZero,
     Factor,
     Name,
-    choice,
 )
 from testbed.config.loading import (
     OVERRIDES,
@@ -149,8 +148,9 @@ class Scenario(Strict):
         "order, without those of `background_traffic`.",
     )
     workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
-    algorithms: tuple[Annotated[str, choice("an algorithm", ALGORITHMS)], ...] = Field(
-        default=("ring",), description="All-reduce algorithms; one variant is run with each."
+    algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = Field(
+        default=("ring",),
+        description="All-reduce algorithms, by name or as FILE.py:NAME; one variant is run with each.",
     )
     policy: Policy = Field(
         default=PolicySpec.model_construct(name="ecmp"),  # policies stand above: names are checked later
@@ -213,7 +213,8 @@ class Scenario(Strict):
     def checks(self) -> Iterator[Finding]:
         """There is something to compare, once."""
         if not self.algorithms:
-            yield Finding(("algorithms",), "an empty list", f"at least one of: {', '.join(ALGORITHMS)}")
+            expected = f"at least one of: {', '.join(names_of(['all_reduce']))}"
+            yield Finding(("algorithms",), "an empty list", expected)
         for position, name in enumerate(self.algorithms):
             if name in self.algorithms[:position]:
                 yield Finding(("algorithms", position), f"{name!r} again", "each algorithm once")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import accelerators, models
-from testbed.config.algorithms import ALGORITHMS_OF, COLLECTIVES
+from testbed.config.algorithms import COLLECTIVE, expected_algorithm
 from testbed.config.forms import (
     OPTIONS,
     Count,
@@ -27,6 +27,7 @@ from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.errors import did_you_mean
+from testbed.plugins import OWN_FILE
 
 MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
@@ -80,16 +81,19 @@ _MODEL = Form(
 )
 
 
+_ALGORITHM = rf"[a-z][a-z0-9_]*|{OWN_FILE.pattern}"
+
+
 class CollectiveSpec(Strict):
     """One collective over all ranks."""
 
-    collective: Annotated[str, choice("a collective", COLLECTIVES)] = Field(
+    collective: Annotated[str, COLLECTIVE] = Field(
         description="Which one. all_to_all_v: every pair of ranks has another size, from nothing to its part of `size`."
     )
     size_bytes: Size = Field(
         alias="size", description="Of a rank's larger array: what it gathers, has to scatter, or to exchange."
     )
-    algorithm: Annotated[str, pattern(r"[a-z_]+", "the name of an algorithm, such as auto or ring")] = Field(
+    algorithm: Annotated[str, pattern(_ALGORITHM, "the name of an algorithm, such as auto or ring")] = Field(
         default="auto", description="As `testbed bench` takes them; auto: by size and buildings."
     )
     dscp: Dscp = Field(default=0, description="DSCP of its packets.")
@@ -215,10 +219,8 @@ class WorkloadSpec(Strict):
         elif (self.model is None) == (self.stage is None):
             yield Finding(("parallelism",), "parallelism", "it with a model, or with a stage")
         for position, entry in enumerate(self.collectives or ()):
-            known = ALGORITHMS_OF[entry.collective]
-            if entry.algorithm not in known:
-                expected = f"an algorithm: {did_you_mean(entry.algorithm, known)}"
-                yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), expected)
+            if (wanted := expected_algorithm(entry.algorithm, [entry.collective])) is not None:
+                yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), wanted)
 
     def _beside_a_plan(self) -> Iterator[Finding]:
         """A plan says all that ranks do."""

@@ -19,8 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from testbed.catalogue import placements
-from testbed.collectives import ALGORITHMS, AUTO, automatic
-from testbed.collectives.catalogue import Ask, plan_of
+from testbed.collectives import AUTO, PlanRequest, algorithm_of, collective_of
 from testbed.collectives.plan import Plan, Round
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
@@ -191,10 +190,13 @@ class Screener:
         named = dict(changes.get(COLLECTIVES, self._base[COLLECTIVES]))
         named |= {path.removeprefix(one): how for path, how in changes.items() if path.startswith(one)}
         usual = {REPLICATE: changes.get("algorithms", self._scenario.algorithms)[0]}
-        return {
-            kind: named.get(dimension, usual.get(kind, otherwise))
-            for kind, (_, dimension, otherwise) in _COLLECTIVES.items()
-        }
+        found = {}
+        for kind, (collective, dimension, otherwise) in _COLLECTIVES.items():
+            found[kind] = named.get(dimension, usual.get(kind, otherwise))
+            # of tokens whose counts differ, which go directly; of shared sequences, taken for a ring
+            if otherwise and not collective_of(collective).algorithms.has(found[kind]):
+                found[kind] = found[kind] if found[kind] == AUTO else otherwise
+        return found
 
     def _work(self, key: object, changes: Changes, chunks: int, local: int) -> _Work | None:
         whole = (key, chunks, local)
@@ -251,16 +253,16 @@ class _Pattern:
 def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
     """buildings: of the members."""
     size = len(buildings)
-    numel = UNIT if collective == "all_reduce" else UNIT // size
+    known = collective_of(collective)
+    numel = known.part(UNIT, size)
     if algorithm == AUTO:
-        algorithm = automatic(collective, LARGE, buildings)
-    if algorithm not in ALGORITHMS[collective]:  # of tokens whose counts differ: they go directly
-        algorithm = "direct"
-    blocks = {"all_reduce": 1, "all_to_all": size * size}.get(collective, size)
+        algorithm = known.automatic(LARGE, buildings)
+    made = algorithm_of(known, algorithm)
+    blocks = known.blocks(size)
     loads: Counter[tuple[int, int]] = Counter()
-    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # lanes and strands go on side by side
+    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # channels and strands go on side by side
     for own in range(size):
-        plan = plan_of(collective, algorithm, Ask(own, buildings))
+        plan = made(PlanRequest(own, buildings))
         bounds = plan.bounds(numel * blocks)
         for place, step in _rounds(plan):
             for peer, runs in step.sends:
@@ -272,7 +274,7 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
 
 def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
     """Each with (stage, its number there)."""
-    for stages in plan.lanes:
+    for stages in plan.channels:
         for stage, strands in enumerate(stages):
             for strand in strands:
                 for number, step in enumerate(strand):

@@ -14,10 +14,15 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from testbed.collectives.catalogue import AUTO, Ask, pieces_for, plan_of
-from testbed.collectives.exchanging import CONCURRENCY
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
+from testbed.collectives.registry import (
+    AUTO,
+    PlanRequest,
+    algorithm_of,
+    collective_of,
+    rows_algorithm_of,
+)
 from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
 from testbed.model.folding import Alone, Folder, software_of
@@ -314,26 +319,27 @@ class _Simulation:
         key = self._number(rank, operation)
         call = _Call(members, members.index(rank), key, self.plan.dscp(operation))
         if operation.uneven:
-            yield from self._exchange(call, operation.sent_rows())
+            how = rows_algorithm_of(operation.collective, operation.algorithm)
+            yield from self._exchange(call, operation.sent_rows(), how.concurrency)
             return
-        size, collective, algorithm = len(members), operation.collective, operation.algorithm
-        numel = operation.numel if collective == "all_reduce" else operation.numel // size
+        size, collective, algorithm = len(members), collective_of(operation.collective), operation.algorithm
+        numel = collective.part(operation.numel, size)
         groups = self.plan.buildings_of(operation.group)
         size_bytes = numel * self.itemsize
         if algorithm == AUTO:
-            algorithm = self.plan.tuning.choose(collective, size_bytes, groups)
-        pieces = pieces_for(collective, algorithm, size_bytes, size)
-        plan = plan_of(collective, algorithm, Ask(call.own, groups, 0, pieces))
-        # an all-to-all's blocks are those of all ranks
-        bounds = plan.bounds(operation.numel * (size if collective == "all_to_all" else 1))
+            algorithm = self.plan.tuning.choose(operation.collective, size_bytes, groups)
+        made = algorithm_of(collective, algorithm)
+        plan = made(PlanRequest(call.own, groups, 0, made.pieces(size_bytes, size)))
+        bounds = plan.bounds(numel * collective.blocks(size))
         yield [
-            self._begin(self._lane(call.part(lane), bounds, stages)) for lane, stages in enumerate(plan.lanes)
+            self._begin(self._channel(call.part(channel), bounds, stages))
+            for channel, stages in enumerate(plan.channels)
         ]
 
-    def _exchange(self, call: _Call, rows: list[list[int]]) -> Events:
+    def _exchange(self, call: _Call, rows: list[list[int]], concurrency: int) -> Events:
         """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
         size = len(call.members)
-        strands = min(CONCURRENCY, size - 1)
+        strands = min(concurrency, size - 1)
         yield [
             self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands)))
             for first in range(strands)
@@ -353,7 +359,7 @@ class _Simulation:
                 yield [self._receive((*call.key, *back))]
         yield sends
 
-    def _lane(self, call: _Call, bounds: list[int], stages: tuple[Stage, ...]) -> Events:
+    def _channel(self, call: _Call, bounds: list[int], stages: tuple[Stage, ...]) -> Events:
         for number, stage in enumerate(stages):
             part = call.part(number)
             yield [

@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.collectives import Array, Communicator, Work, count_wrong, dtype_named, expect, fill
+from testbed.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    Array,
+    Communicator,
+    Work,
+    collective_of,
+    count_wrong_output,
+    dtype_named,
+    fill,
+)
 from testbed.virtual.memory import private_memory
 from testbed.workload import uneven_rows
 
@@ -20,25 +32,23 @@ class CollectiveArrays:
     def __init__(
         self, collective: str, numel: int, dtype: str, rank: int, size: int, op: str = "sum"
     ) -> None:
-        self.collective = collective
+        self.collective = collective_of(collective)
         self.numel = numel
         self.rank = rank
         self.size = size
         self.op = op
         self._dtype = dtype_named(dtype)
-        part = numel // size
-        self.input = self._room(part if collective == "all_gather" else numel)
-        self.output = self.input
-        if collective in ("all_gather", "all_to_all", "sendrecv"):
-            self.output = self._room(numel)
-        elif collective == "reduce_scatter":
-            self.output = self._room(part)
-        elif collective == "all_to_all_v":
+        part = self.collective.part(numel, size)
+        before, after = (side(rank, size, 0) for side in (self.collective.before, self.collective.after))
+        self.input = self._allocated(part * len(before))
+        if self.collective.uneven:
             self._most = self.input
-            self.output = self._room(numel).reshape(size, part)
+            self.output = self._allocated(numel).reshape(size, part)
             self.use_rows(uneven_rows(size, part))
+        else:
+            self.output = self.input if before == after else self._allocated(part * len(after))
 
-    def _room(self, numel: int) -> Array:
+    def _allocated(self, numel: int) -> Array:
         return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)
 
     def use_rows(self, rows: Sequence[Sequence[int]]) -> None:
@@ -51,29 +61,22 @@ class CollectiveArrays:
         """Bytes of the larger array."""
         return int(max(self.input.nbytes, self.output.nbytes))
 
-    def start(self, communicator: Communicator, algorithm: str, async_op: bool = False) -> Work | None:
-        """The collective, once; a Work when it is only begun."""
-        collective = self.collective
-        if collective == "all_reduce":
-            return communicator.all_reduce(self.output, self.op, algorithm, async_op)
-        if collective == "all_gather":
-            return communicator.all_gather_into_tensor(self.output, self.input, algorithm, async_op)
-        if collective == "reduce_scatter":
-            return communicator.reduce_scatter_tensor(self.output, self.input, self.op, algorithm, async_op)
-        if collective == "all_to_all":
-            return communicator.all_to_all_single(
-                self.output, self.input, algorithm=algorithm, async_op=async_op
-            )
-        if collective == "all_to_all_v":
-            self._exchange = communicator.all_to_all_v_dynamic(
-                self.output, self.input, self.rows[self.rank], algorithm, async_op
-            )
-            return self._exchange if async_op else None
-        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        receive = communicator.irecv(self.output, left)
-        communicator.send(self.input, right)
-        receive.wait()
-        return None
+    def start(self, communicator: Communicator, algorithm: str, async_op: bool = False) -> Work:
+        """The collective, once; a Work, which is done already unless `async_op`."""
+        output, input = self.output, self.input
+        if self.collective.uneven:
+            rows = self.rows[self.rank]
+            self._exchange = communicator.all_to_all_v_dynamic(output, input, rows, algorithm, async_op)
+            return self._exchange
+        if self.collective is ALL_REDUCE:
+            return communicator.all_reduce(output, self.op, algorithm, async_op)
+        if self.collective is ALL_GATHER:
+            return communicator.all_gather_into_tensor(output, input, algorithm, async_op)
+        if self.collective is REDUCE_SCATTER:
+            return communicator.reduce_scatter_tensor(output, input, self.op, algorithm, async_op)
+        if self.collective is ALL_TO_ALL:
+            return communicator.all_to_all_single(output, input, algorithm=algorithm, async_op=async_op)
+        return communicator.collective(self.collective, output, input, self.op, algorithm, async_op)
 
     def fill(self, salt: int = 0) -> None:
         """Data with a known answer."""
@@ -81,38 +84,13 @@ class CollectiveArrays:
 
     def count_wrong(self, salt: int = 0) -> int:
         """Elements of the result that are not what they should be."""
-        collective, size = self.collective, self.size
-        if collective == "all_reduce":
-            return count_wrong(self.output, size, salt, self.op)
-        if collective == "reduce_scatter":
-            expected = np.empty(self.numel, self.output.dtype)
-            expect(expected, size, salt, self.op)
-            part = self.output.size
-            return _differing(self.output, expected[self.rank * part : (self.rank + 1) * part])
-        if collective == "sendrecv":
-            return _differing(self.output, self._filled(self.output.size, (self.rank - 1) % size, salt))
+        if not self.collective.uneven:
+            return count_wrong_output(self.collective, self.output, self.rank, self.size, salt, self.op)
         wrong = 0
-        part = self.numel // size
-        for peer in range(size):
-            got = self.output.reshape(size, part)[peer]
-            if collective == "all_gather":
-                expected = self._filled(part, peer, salt)
-            elif collective == "all_to_all":
-                expected = self._filled(self.numel, peer, salt)[self.rank * part : (self.rank + 1) * part]
-            else:
-                counts = self.rows[peer]
-                first = sum(counts[: self.rank])
-                expected = self._filled(sum(counts), peer, salt)[first : first + counts[self.rank]]
-                wrong += abs(self._exchange.result[peer] - counts[self.rank])
-                got = got[: counts[self.rank]]
-            wrong += _differing(got, expected)
+        for peer, counts in enumerate(self.rows):
+            first, count = sum(counts[: self.rank]), counts[self.rank]
+            expected = np.empty(sum(counts), self.input.dtype)
+            fill(expected, peer, salt, self.op)
+            wrong += abs(self._exchange.result[peer] - count)
+            wrong += int(np.count_nonzero(self.output[peer, :count] != expected[first : first + count]))
         return wrong
-
-    def _filled(self, numel: int, rank: int, salt: int) -> Array:
-        array = np.empty(numel, self.input.dtype)
-        fill(array, rank, salt, self.op)
-        return array
-
-
-def _differing(got: Array, expected: Array) -> int:
-    return int(np.count_nonzero(got != expected))

@@ -9,25 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from testbed.collectives import (
-    ALGORITHMS,
-    AUTO,
-    Communicator,
-    TuningTable,
-)
-from testbed.collectives.late_counts import ALGORITHMS as LATE_ALGORITHMS
+from testbed.collectives import Communicator, TuningTable, collective_of
 from testbed.job.wiring import Wiring, join
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.workload import uneven_rows
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_v", "sendrecv")
-
-
-def algorithms_of(collective: str) -> tuple[str, ...]:
-    """The algorithms that a benchmark of this collective may use."""
-    if collective == "all_to_all_v":
-        return LATE_ALGORITHMS
-    return (AUTO, *ALGORITHMS[collective]) if collective in ALGORITHMS else (AUTO,)
 
 
 @dataclass(frozen=True)
@@ -69,13 +54,13 @@ class BenchSpec:
 
 def numel_for(collective: str, size_bytes: int, itemsize: int, ranks: int) -> int:
     """Elements of a rank's whole array, which the number of ranks divides where it is cut for them."""
-    cut = ranks if collective not in ("all_reduce", "sendrecv") else 1
+    cut = collective_of(collective).parts(ranks)
     return max(1, size_bytes // (itemsize * cut)) * cut
 
 
 def sent_elements(collective: str, numel: int, ranks: int) -> float:
     """Elements that the bandwidth of a case is reckoned with: the array's, or those of its real rows on the average."""
-    if collective != "all_to_all_v":
+    if not collective_of(collective).uneven:
         return numel
     most = numel // ranks
     return sum(map(sum, uneven_rows(ranks, most))) / ranks

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from testbed.collectives import AUTO, TuningTable, dtype_named, traffic
-from testbed.collectives.late_counts import rows_traffic
+from testbed.collectives import AUTO, TuningTable, collective_of, dtype_named, traffic
+from testbed.collectives.checking import check_if_added
+from testbed.collectives.late_counts import rows_traffic, sent_rows
 from testbed.config import Topology, TransportSpec
 from testbed.fabric.network import Fabric
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
@@ -78,13 +79,6 @@ class Row:
         return None if self.limit_s is None else self.limit_s / self.time_s
 
 
-def bus_factor(collective: str, ranks: int) -> float:
-    """busbw over algbw, as nccl-tests have it."""
-    if collective == "sendrecv":
-        return 1.0
-    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks
-
-
 class BenchRun:
     """One benchmark. Without a network, ranks are joined by this machine's loopback."""
 
@@ -92,6 +86,7 @@ class BenchRun:
         self, options: BenchOptions, network: Network | None, ranks: int, phase: Callable[[str], None]
     ) -> None:
         self.options = options
+        self.collective = collective_of(options.collective)
         self.network = network
         self.ranks = ranks
         self.phase = phase
@@ -106,7 +101,15 @@ class BenchRun:
         ]
 
     def rows(self) -> Iterator[Row]:
-        """Build, measure, take down; rows as they come. FabricError, RunError."""
+        """Build, measure, take down; rows as they come. FabricError, RunError.
+
+        PluginError, before anything is built, for an algorithm that was added and does not do what it should.
+        """
+        hosts = self.topology.hosts[: self.ranks] if self.topology else None
+        groups = [host.building for host in hosts] if hosts else [""] * self.ranks
+        for algorithm in self.options.algorithms:
+            if algorithm != AUTO:
+                check_if_added(self.options.collective, algorithm, groups)
         if self.network is None or self.topology is None:
             with loopback_endpoints(self.ranks) as endpoints:
                 yield from self._measure(self._wiring(endpoints), {})
@@ -206,7 +209,7 @@ class BenchRun:
             time_s=time_s,
             slowest_s=max(times),
             algbw=algbw,
-            busbw=algbw * bus_factor(options.collective, self.ranks),
+            busbw=algbw * self.collective.bus_factor(self.ranks),
             wrong=sum(int(result["wrong"]) for result in results),
             sent_bytes=scale.real_bytes(sum(result["sent_bytes"] for result in results)),
             limit_s=limit_s,
@@ -215,19 +218,15 @@ class BenchRun:
     def _chosen(self, case: Case, buildings: list[int]) -> str:
         if case.algorithm != AUTO:
             return case.algorithm
-        if self.options.collective == "sendrecv":
-            return "direct"
         return self.tuning.choose(self.options.collective, self._part(case) * self.itemsize, buildings)
 
     def _part(self, case: Case) -> int:
         """Elements as `collectives.traffic` counts them."""
-        return case.numel if self.options.collective == "all_reduce" else case.numel // self.ranks
+        return self.collective.part(case.numel, self.ranks)
 
     def _traffic(self, case: Case, chosen: str, buildings: list[int]) -> dict[tuple[int, int], int]:
         collective, ranks, itemsize = self.options.collective, self.ranks, self.itemsize
-        if collective == "sendrecv":
-            return {(rank, (rank + 1) % ranks): case.numel * itemsize for rank in range(ranks)}
-        if collective == "all_to_all_v":
-            most = case.numel // ranks
-            return rows_traffic(uneven_rows(ranks, most), itemsize, most if chosen == "padded" else None)
+        if self.collective.uneven:
+            most = self._part(case)
+            return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize)
         return traffic(collective, chosen, self._part(case), itemsize, buildings)

@@ -152,7 +152,7 @@ def guest_settings(
         if not folder.is_dir():
             raise ConfigError([Problem("command line", None, "--writable", str(folder), "a folder")])
     return GuestSettings(
-        memory_bytes=_size("--memory", memory) if memory else default_memory_bytes,
+        memory_bytes=size_of("--memory", memory) if memory else default_memory_bytes,
         cpu_time=modes[cpu_time],
         seed=seed,
         core=core,
@@ -212,11 +212,18 @@ def _factor(wanted: float | str, name: str, file: str) -> float | None:
     return factor
 
 
-def _size(option: str, value: str) -> int:
+def size_of(option: str, text: str) -> int:
+    """Bytes, with a unit, or as nccl-tests write sizes: 64M is 64 MiB. ConfigError names the option."""
     try:
-        return parse_size(value)
+        if text[-1:] in "KMG" and text[:-1].isdigit():
+            size = int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]]
+        else:
+            size = int(text) if text.isdigit() else parse_size(text)
     except ValueError as error:
-        raise ConfigError([Problem("command line", None, option, repr(value), str(error))]) from None
+        raise ConfigError([Problem("command line", None, option, repr(text), str(error))]) from None
+    if size < 1:
+        raise ConfigError([Problem("command line", None, option, repr(text), "a size above 0")])
+    return size
 
 
 def _duration(option: str, value: str) -> float:

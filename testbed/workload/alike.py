@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from testbed.collectives import AUTO, collective_of
 from testbed.scale import UNSCALED, Scale
 from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
@@ -107,7 +108,7 @@ class _Together:
         kind = f"{collective}, DSCP {dscp}" if dscp else collective
         self.dscps[kind] = dscp
         table: tuple[tuple[int, ...], ...] = ()
-        if collective == "all_to_all_v":
+        if collective_of(collective).uneven:
             most = numel // self.ranks
             table = tuple(map(tuple, uneven_rows(self.ranks, most)))
         made = GroupCollective(
@@ -133,12 +134,11 @@ def _named(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
     if workload.compute_s:
         together.compute("forward", scale.emulated_s(workload.compute_s))
     for spec in workload.collectives or ():
-        size = _numel(
-            workload, scale, spec.size_bytes, 1 if spec.collective == "all_reduce" else together.ranks
-        )
+        collective = collective_of(spec.collective)
+        size = _numel(workload, scale, spec.size_bytes, collective.parts(together.ranks))
         algorithm = spec.algorithm
-        if spec.collective == "all_to_all_v" and algorithm == "auto":
-            algorithm = "late_counts"
+        if collective.uneven and algorithm == AUTO:
+            algorithm = collective.automatic(spec.size_bytes, ())
         together.collective(spec.collective, size, spec.collective, algorithm, spec.dscp)
 
 

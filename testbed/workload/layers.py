@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+from testbed.collectives import collective_of
 from testbed.scale import UNSCALED, Scale
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Message, Operation
@@ -251,7 +252,7 @@ class LayerPlanner:
         if group not in self.groups or not size:
             return None
         own = self.groups[group]
-        parts = 1 if collective == "all_reduce" else len(own.members)
+        parts = collective_of(collective).parts(len(own.members))
         numel = (max(counts) if counts else self.numel(size / parts)) * parts
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")

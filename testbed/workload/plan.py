@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from testbed.collectives.late_counts import sent_rows
 from testbed.collectives.tuning import TuningTable
 
 COMPUTE = "compute"
@@ -94,9 +95,7 @@ class GroupCollective(Operation):
     def sent_rows(self) -> list[list[int]]:
         """The same as they are sent, which is more where they are padded."""
         rows = self.rows()
-        if self.algorithm == "padded":
-            return [[self.numel // len(rows)] * len(rows)] * len(rows)
-        return rows
+        return sent_rows(self.algorithm, rows, self.numel // len(rows))
 
 
 RankPlan = tuple[Operation, ...]

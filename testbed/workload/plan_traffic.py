@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from testbed.collectives import AUTO, TuningTable, traffic
+from testbed.collectives import AUTO, TuningTable, collective_of, traffic
 from testbed.collectives.late_counts import rows_traffic
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
@@ -43,7 +43,7 @@ def group_traffic(
     if operation.uneven:
         found = rows_traffic(operation.sent_rows(), itemsize)
         return {(members[here], members[there]): count for (here, there), count in found.items()}
-    numel = operation.numel // (1 if operation.collective == "all_reduce" else len(members))
+    numel = collective_of(operation.collective).part(operation.numel, len(members))
     algorithm = operation.algorithm
     if algorithm == AUTO:
         algorithm = tuning.choose(operation.collective, numel * itemsize, buildings)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from testbed.collectives import ALGORITHMS, traffic
+from testbed.collectives import collective_of, traffic
 from tests.net.runs import ROOT, command, run_testbed
 
 pytestmark = pytest.mark.net
@@ -50,7 +50,7 @@ def bench(folder: Path, collective: str, *options: object) -> list[dict[str, Any
 @pytest.mark.parametrize("transport", ["tcp", "striped"])
 def test_every_algorithm_over_real_links(tmp_path: Path, collective: str, transport: str) -> None:
     rows = bench(tmp_path, collective, "-a", "all", "--transport", transport, "-d", "bfloat16")
-    assert {row["algorithm"] for row in rows} == set(ALGORITHMS[collective])
+    assert {row["algorithm"] for row in rows} == set(collective_of(collective).algorithms)
     for row in rows:
         assert row["wrong"] == 0
         part = row["count"] if collective == "all_reduce" else row["count"] // 6

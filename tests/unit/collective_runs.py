@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from testbed.collectives import Array, Communicator, Work, fill
+from testbed.collectives import COLLECTIVES, Array, Communicator, Work, fill
 from testbed.transport import MemoryNetwork
 
+ALGORITHMS = {name: tuple(found.algorithms) for name, found in COLLECTIVES.items() if not found.uneven}
 Sent = dict[tuple[int, int], int]
 
 

@@ -10,8 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from testbed.collectives import ALGORITHMS, CollectiveTimeout, Communicator, count_wrong, fill, traffic
+from testbed.collectives import CollectiveTimeout, Communicator, count_wrong, fill, traffic
+from testbed.plugins import PluginError
 from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
+from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.ranks import Places, forked, in_memory, over_tcp
 
 GROUPS = [0, 0, 1, 1, 1]
@@ -229,7 +231,12 @@ def test_what_is_not_supported_is_refused() -> None:
         (ValueError, "array: got a non-contiguous array", np.ones((4, 4), "float32")[:, 1], {}),
         (ValueError, "array: got a read-only array", np.frombuffer(bytes(8), "int32"), {}),
         (ValueError, "op: got 'mean', expected one of sum, product, min, max, avg", ones, {"op": "mean"}),
-        (ValueError, "algorithm: got 'tree', expected one of auto, ring, ", ones, {"algorithm": "tree"}),
+        (
+            PluginError,
+            "algorithm: got 'tree', expected FILE.py:NAME or one of ring, ",
+            ones,
+            {"algorithm": "tree"},
+        ),
     ]
     for error, words, array, options in refused:
         with pytest.raises(error, match=words):

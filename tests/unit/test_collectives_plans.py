@@ -6,21 +6,22 @@ that the algorithms' descriptions state.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from testbed.collectives import ALGORITHMS, AUTO, automatic, between_groups, traffic, wan_bytes
-from testbed.collectives.catalogue import Ask, pieces_for, plan_of
+from testbed.collectives import AUTO, automatic, between_groups, traffic, wan_bytes
+from testbed.collectives.catalogue import pieces_for, plan_of
+from testbed.collectives.checking import check_plans
 from testbed.collectives.gathering import factors
-from testbed.collectives.plan import Plan, Strand, blocks_of, even, in_lanes, runs_of
+from testbed.collectives.plan import Plan, blocks_of, even, in_channels, runs_of
+from testbed.collectives.registry import PlanRequest
 from testbed.collectives.trees import Tree
-from tests.unit.collective_runs import layouts
+from testbed.plugins import PluginError
+from tests.unit.collective_runs import ALGORITHMS, layouts
 
 Held = dict[int, frozenset[int]]
 UNEQUAL = [0, 0, 0, 1, 1, 2, 2, 2, 2, 2]
@@ -30,108 +31,14 @@ def plans(
     collective: str, algorithm: str, groups: Sequence[int], root: int = 0, pieces: int = 1
 ) -> list[Plan]:
     return [
-        plan_of(collective, algorithm, Ask(rank, tuple(groups), root, pieces)) for rank in range(len(groups))
+        plan_of(collective, algorithm, PlanRequest(rank, tuple(groups), root, pieces))
+        for rank in range(len(groups))
     ]
-
-
-def carry_out(found: Sequence[Plan], held: list[Held]) -> None:
-    """All lanes, one after the other, which do not depend on each other."""
-    for lane in range(len(found[0].lanes)):
-        carry_out_lane([replace(plan, lanes=(plan.lanes[lane],)) for plan in found], held)
-
-
-def carry_out_lane(found: Sequence[Plan], held: list[Held]) -> None:
-    """Let all ranks go as far as they can, on sets of contributions.
-
-    Fails when a message never comes or is never asked for, a rank sends what it does not have, or something is
-    reduced twice.
-    """
-    wires: defaultdict[tuple[int, int, int, int], deque[tuple[tuple[int, ...], Held]]] = defaultdict(deque)
-    shapes = {tuple(len(stage) for stage in plan.stages) for plan in found}
-    assert len(shapes) == 1, "all ranks have the same strands"
-    stage_of = [0] * len(found)
-    places: list[dict[int, tuple[int, bool]]] = [defaultdict(lambda: (0, False)) for _ in found]
-
-    def strand_done(rank: int, stage: int, number: int, strand: Strand) -> bool:
-        position, sent = places[rank][number]
-        moved = False
-        while position < len(strand):
-            step = strand[position]
-            if not sent:
-                for peer, runs in step.sends:
-                    blocks = tuple(blocks_of(runs))
-                    content = {block: held[rank][block] for block in blocks}
-                    wires[rank, peer, stage, number].append((blocks, content))
-                sent = moved = True
-            queues = [wires[peer, rank, stage, number] for peer, _ in step.receives]
-            if not all(queues):
-                break
-            for (peer, runs), queue in zip(step.receives, queues, strict=True):
-                blocks, content = queue.popleft()
-                assert blocks == tuple(blocks_of(runs)), (peer, rank)
-                for block, parts in content.items():
-                    before = held[rank].get(block, frozenset())
-                    assert not (step.reduces and parts & before), "reduced twice"
-                    held[rank][block] = parts | before if step.reduces else parts
-            position, sent = position + 1, False
-        progress[0] |= moved or position != places[rank][number][0]
-        places[rank][number] = (position, sent)
-        return position == len(strand)
-
-    progress = [True]
-    while progress[0]:
-        progress[0] = False
-        for rank, plan in enumerate(found):
-            if stage_of[rank] < len(plan.stages):
-                stage = plan.stages[stage_of[rank]]
-                done = [strand_done(rank, stage_of[rank], n, strand) for n, strand in enumerate(stage)]
-                if all(done):
-                    stage_of[rank] += 1
-                    places[rank].clear()
-                    progress[0] = True
-    assert all(stage == len(plan.stages) for stage, plan in zip(stage_of, found, strict=True)), (
-        "a rank waits for ever"
-    )
-    assert not any(wires.values()), "a message that nobody wants"
 
 
 def check(collective: str, algorithm: str, groups: Sequence[int], root: int = 0, pieces: int = 1) -> None:
     """The plans of all ranks do what the collective promises."""
-    size = len(groups)
-    found = plans(collective, algorithm, groups, root, pieces)
-    blocks = range(len(found[0].cuts) - 1)
-    assert all((plan.whole, plan.cuts) == (found[0].whole, found[0].cuts) for plan in found)
-    everybody = frozenset(range(size))
-    per_rank = len(blocks) // size
-    held: list[Held]
-    if collective in ("all_reduce", "reduce_scatter", "reduce"):
-        held = [{block: frozenset([rank]) for block in blocks} for rank in range(size)]
-        carry_out(found, held)
-        for rank in range(size):
-            if collective == "all_reduce":
-                wanted: Sequence[int] = blocks
-            elif collective == "reduce_scatter":
-                wanted = range(rank * per_rank, (rank + 1) * per_rank)
-            else:
-                wanted = blocks if rank == root else []
-            assert all(held[rank][block] == everybody for block in wanted)
-        return
-    if collective == "all_to_all":
-        held = [{rank * size + peer: frozenset([rank]) for peer in range(size)} for rank in range(size)]
-        wanted_of = [[peer * size + rank for peer in range(size)] for rank in range(size)]
-    elif collective in ("all_gather", "gather"):
-        held = [{rank: frozenset([rank])} for rank in range(size)]
-        wanted_of = [
-            list(blocks) if collective == "all_gather" or rank == root else [] for rank in range(size)
-        ]
-    else:
-        held = [
-            {block: frozenset([root]) for block in blocks} if rank == root else {} for rank in range(size)
-        ]
-        wanted_of = [list(blocks) if collective == "broadcast" else [rank] for rank in range(size)]
-    carry_out(found, held)
-    for rank, wanted in enumerate(wanted_of):
-        assert all(held[rank][block] for block in wanted)
+    check_plans(collective, algorithm, groups, root, pieces)
 
 
 ALL = [(collective, algorithm) for collective, known in ALGORITHMS.items() for algorithm in known]
@@ -299,16 +206,16 @@ def test_hierarchical_all_to_all_crosses_in_one_message_per_rank_and_building() 
         assert [len(blocks_of(runs)) for _, runs in across[0][0].sends] == [4]
 
 
-# ---- cuts, lanes, what auto takes
+# ---- cuts, channels, what auto takes
 
 
-@given(numel=st.integers(0, 200), parts=st.integers(1, 20), lanes=st.integers(1, 4))
-def test_blocks_cover_everything_once_and_evenly(numel: int, parts: int, lanes: int) -> None:
+@given(numel=st.integers(0, 200), parts=st.integers(1, 20), channels=st.integers(1, 4))
+def test_blocks_cover_everything_once_and_evenly(numel: int, parts: int, channels: int) -> None:
     bounds = even(parts).bounds(numel)
     lengths = [end - start for start, end in pairwise(bounds)]
     assert (bounds[0], bounds[-1], len(lengths)) == (0, numel, parts)
     assert max(lengths) - min(lengths) <= 1
-    assert in_lanes(even(parts), lanes).bounds(numel)[::lanes] == bounds
+    assert in_channels(even(parts), channels).bounds(numel)[::channels] == bounds
 
 
 def test_runs_and_blocks_are_each_others_inverse() -> None:
@@ -316,7 +223,7 @@ def test_runs_and_blocks_are_each_others_inverse() -> None:
     assert blocks_of(((3, 6), (9, 10))) == [3, 4, 5, 9]
 
 
-def test_large_messages_go_in_lanes_or_chunks() -> None:
+def test_large_messages_go_in_channels_or_chunks() -> None:
     mebibyte = 1024**2
     assert pieces_for("all_reduce", "ring", mebibyte, 8) == 1
     assert pieces_for("all_reduce", "ring", 64 * mebibyte, 8) == 4
@@ -344,6 +251,6 @@ def test_auto_takes_few_steps_for_little_and_few_bytes_across_for_much() -> None
         "all_reduce", "halving_doubling", 8000, 4, two
     )
     with pytest.raises(
-        ValueError, match=r"algorithm: got 'tree', expected one of auto, ring, bidirectional_ring"
+        PluginError, match=r"algorithm: got 'tree', expected FILE.py:NAME or one of ring, bidirectional_ring"
     ):
         traffic("all_reduce", "tree", 1, 4, two)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, expand, load_scenario, load_topology
-from testbed.config.algorithms import ALGORITHMS
+from testbed.config.algorithms import names_of
 
 TOPOLOGY = """\
 name: pair
@@ -321,15 +321,16 @@ def test_every_problem_of_a_file_is_told_at_once_in_its_order() -> None:
         (
             "[ring]",
             "[rings]",
-            "7: algorithms.0: got 'rings', expected an algorithm: "
-            + ", ".join(ALGORITHMS)
+            "7: algorithms.0: got 'rings', expected FILE.py:NAME or an algorithm: "
+            + ", ".join(names_of(["all_reduce"]))
             + "; did you mean ring?",
         ),
         ("[ring]", "[ring, ring]", "7: algorithms.1: got 'ring' again, expected each algorithm once"),
         (
             "[ring]",
             "[]",
-            "7: algorithms: got an empty list, expected at least one of: " + ", ".join(ALGORITHMS),
+            "7: algorithms: got an empty list, expected at least one of: "
+            + ", ".join(names_of(["all_reduce"])),
         ),
         ("[ring]", "ring", "7: algorithms: got 'ring', expected a list"),
         (

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from testbed.collectives import traffic
-from testbed.collectives.catalogue import ALGORITHMS
 from testbed.config import load_topology
 from testbed.directions import QueueClass
 from testbed.model import simulate
@@ -19,6 +18,7 @@ from testbed.paths.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.paths.hops import Paths
 from testbed.paths.losses import LossResponse
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
+from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.test_workload_planning import write_topology
 
 BYTES = 4

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from testbed.collectives import ALGORITHMS, Communicator, count_wrong
+from testbed.collectives import Communicator, count_wrong
 from testbed.transport import (
     MemoryNetwork,
     RendezvousTransport,
@@ -15,7 +15,7 @@ from testbed.transport import (
     wait_all,
     with_protocol,
 )
-from tests.unit.collective_runs import filled
+from tests.unit.collective_runs import ALGORITHMS, filled
 from tests.unit.ranks import in_memory, over_channels, over_tcp
 
 

@@ -510,12 +510,13 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
         (
             {"data_parallel_shard_degree": 8, "collectives": {"data_parallel_shard": "far_fist"}},
             {},
-            "of data_parallel_shard one of: auto, ring, bidirectional_ring",
+            "of data_parallel_shard FILE.py:NAME or an algorithm: ring, bidirectional_ring",
         ),
         (
             {"tensor_parallel_degree": 8, "collectives": {"tensor_parallel": "far_first"}},
             {},
-            "collectives: got tensor_parallel: far_first with tensor_communication all_reduce, expected one of: ring",
+            "collectives: got tensor_parallel: far_first with tensor_communication all_reduce, "
+            "expected FILE.py:NAME or an algorithm: ring",
         ),
         (
             {"pipeline_parallel_degree": 4, "data_parallel_replicate_degree": 2},
