@@ -1,4 +1,4 @@
-"""What one way of a WAN link is: plain figures, final and in SI units.
+"""What one direction of a WAN link is: plain figures, final and in SI units.
 
 Apart from the files' models: the link engine's process needs nothing else of them, and would take ten times as long to
 start.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WAYS = ("a_to_b", "b_to_a")
+DIRECTIONS = ("a_to_b", "b_to_a")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class QueueClass:
 
 @dataclass(frozen=True)
 class Direction:
-    """One way of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
+    """One direction of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
 
     `rate_bps` counts bits of Ethernet frames without preamble and checksum. The queue in front holds `queue_bytes`, or
     `queue_packets` where that is given, and marks ECN-capable packets that meet `ecn_bytes` or more. The fibre takes

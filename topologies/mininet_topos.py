@@ -99,8 +99,8 @@ class BuildingsTopo(Topo):  # type: ignore[misc]
                 self._add_host(host, switch)
         links = _without_loops(topology["wan"], planes, bool(mesh))
         for link in links:
-            ways = {"params1": _shape(link["a_to_b"]), "params2": _shape(link["b_to_a"])}
-            self.addLink(switches[link["a"]], switches[link["b"]], cls=CheckedLink, **ways)
+            directions = {"params1": _shape(link["a_to_b"]), "params2": _shape(link["b_to_a"])}
+            self.addLink(switches[link["a"]], switches[link["b"]], cls=CheckedLink, **directions)
         if left_out := len(topology["wan"]) - len(links):
             info(f"*** {left_out} of {len(topology['wan'])} WAN links left out, which would close loops\n")
 
@@ -115,7 +115,10 @@ class BuildingsTopo(Topo):  # type: ignore[misc]
 def _highest_rate_bps(topology: dict[str, Any]) -> float:
     nics = [host["nic"]["rate_bps"] for building in topology["buildings"] for host in building["hosts"]]
     return float(
-        max(nics + [link[way]["rate_bps"] for link in topology["wan"] for way in ("a_to_b", "b_to_a")])
+        max(
+            nics
+            + [link[direction]["rate_bps"] for link in topology["wan"] for direction in ("a_to_b", "b_to_a")]
+        )
     )
 
 

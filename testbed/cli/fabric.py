@@ -136,8 +136,10 @@ def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
     console.print(hosts)
     links = Table("WAN link", "plane", "rate", "delay", "jitter", "loss", "queue", "else")
     for entry in shown["wan"]:
-        for here, there, way in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
-            links.add_row(f"{entry[here]} to {entry[there]}", str(entry["plane"]), *direction_row(entry[way]))
+        for here, there, direction in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
+            links.add_row(
+                f"{entry[here]} to {entry[there]}", str(entry["plane"]), *direction_row(entry[direction])
+            )
     console.print(links)
 
 

@@ -13,7 +13,7 @@ from testbed.config import ConfigError, Direction, Problem
 from testbed.config.loading import Document, Origin, parse_override
 from testbed.config.model import validate
 from testbed.config.wan import DirectionSpec, change_direction
-from testbed.directions import WAYS
+from testbed.directions import DIRECTIONS
 from testbed.errors import did_you_mean
 from testbed.fabric.errors import FabricError
 from testbed.fabric.holder import find
@@ -39,12 +39,18 @@ def set_link(
             metavar="KEY=VALUE...", help="As in a topology file, such as delay='10 ms' loss='1 %'."
         ),
     ],
-    way: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
+    direction: Annotated[str | None, typer.Option(help="a_to_b or b_to_a [default: both].")] = None,
+    way: Annotated[str | None, typer.Option(hidden=True)] = None,  # its name once
     fabric: FabricOption = None,
 ) -> None:
     """Change a link of a running network in place: packets on their way keep their times. All else stays as it is."""
-    if way not in (*WAYS, None):
-        raise ConfigError([Problem("command line", None, "--way", str(way), " or ".join(WAYS))])
+    if way is not None:
+        raise ConfigError(
+            [Problem("command line", None, "--way", "an option that has another name now", "--direction")]
+        )
+    if direction not in (*DIRECTIONS, None):
+        expected = " or ".join(DIRECTIONS)
+        raise ConfigError([Problem("command line", None, "--direction", str(direction), expected)])
     if os.geteuid() != 0:
         raise FabricError("changing a link needs root: run it through sudo")
     document = Document(COMMAND, {}, {(): Origin(COMMAND, None)})
@@ -60,14 +66,14 @@ def set_link(
         raise ConfigError([Problem("command line", None, "LINK", link, expected)])
     mtu, scale = state.details["mtu"], Scale(**state.details["scale"])
     wanted: dict[tuple[str, str], Direction] = {}
-    for (name, found_way), direction in now.items():
-        if link in (name, "all") and way in (found_way, None):
-            wanted[name, found_way] = changed = change_direction(direction, asked, mtu, scale)
+    for where, figures in now.items():
+        if link in (where[0], "all") and direction in (where[1], None):
+            wanted[where] = changed = change_direction(figures, asked, mtu, scale)
             if changed.jitter_s > changed.delay_s:
                 shown = f"{changed.jitter_s:g} s with a delay of {changed.delay_s:g} s"
                 raise ConfigError([Problem(COMMAND, None, "jitter", shown, "jitter of at most the delay")])
     change_links(state, wanted)
     console = Console(stderr=True, highlight=False)
-    for (name, found_way), direction in wanted.items():
-        figures = [figure for figure in direction_row(direction_to_json(direction)) if figure]
-        console.print(f"{name} {found_way}: {', '.join(figures)}")
+    for where, figures in wanted.items():
+        row = [figure for figure in direction_row(direction_to_json(figures)) if figure]
+        console.print(f"{' '.join(where)}: {', '.join(row)}")

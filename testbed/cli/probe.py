@@ -72,7 +72,10 @@ def _document(trace: Trace) -> dict[str, object]:
         "sent": trace.sent,
         "arrived": trace.arrived,
         "paths": [
-            {"links": [{"link": link, "way": way} for link, way in path], "packets": packets}
+            {
+                "links": [{"link": link, "direction": direction} for link, direction in path],
+                "packets": packets,
+            }
             for path, packets in trace.paths.most_common()
         ],
         "one_way_s": trace.one_way_s,
@@ -85,7 +88,7 @@ def _print(trace: Trace, source: str, target: str, flow: Flow) -> None:
     ports = f"{flow.protocol} {flow.source_port} to {flow.destination_port}"
     console.print(f"{source} to {target}, {ports}: {trace.arrived} of {trace.sent} packets arrived")
     for path, packets in trace.paths.most_common():
-        links = ", ".join(f"{link} {way}" for link, way in path) or "no WAN link"
+        links = ", ".join(f"{link} {direction}" for link, direction in path) or "no WAN link"
         console.print(f"  path      {links}" + (f"  ({packets} packets)" if len(trace.paths) > 1 else ""))
     if trace.arrived:
         low, middle, high = (

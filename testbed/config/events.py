@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
 from testbed.config.units import format_duration
 from testbed.config.wan import DirectionSpec
-from testbed.directions import WAYS
+from testbed.directions import DIRECTIONS
 from testbed.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ _TARGET = Form(_parse_target, {"anyOf": [{"type": "string"}, {"type": "integer",
 
 class EventSpec(Strict):
     """Something that happens while steps are measured, in every variant alike."""
+
+    renamed: ClassVar[Mapping[str, str]] = {"way": "`direction`, which takes the same"}
 
     at_s: Duration = Field(
         alias="at", description="When, after the start of the variant's first measured step, in real time."
@@ -55,7 +57,7 @@ class EventSpec(Strict):
         description="From one beginning to the next, where it happens several `times`.",
     )
     times: Count = Field(default=1, description="How many times: a link that flaps goes down several times.")
-    way: Annotated[str, choice("a direction", (*WAYS, "both"))] = Field(
+    direction: Annotated[str, choice("a direction", (*DIRECTIONS, "both"))] = Field(
         default="both", description="Which direction of the link `degrade` changes."
     )
     settings: DirectionSpec | None = Field(
@@ -68,8 +70,8 @@ class EventSpec(Strict):
             yield Finding(("set",), "nothing", "what degrade changes, such as {loss: 1 %}")
         if self.action != "degrade" and self.settings is not None:
             yield Finding(("set",), f"settings for {self.action}", "set with degrade only")
-        if self.action != "degrade" and self.way != "both":
-            yield Finding(("way",), repr(self.way), "way with degrade only")
+        if self.action != "degrade" and self.direction != "both":
+            yield Finding(("direction",), repr(self.direction), "direction with degrade only")
         if self.action == "rank_kill" and (self.for_s or self.times > 1):
             yield Finding(("action",), "rank_kill that is undone or repeated", "it once: it ends the run")
         if self.times > 1 and (self.for_s is None or self.every_s is None):

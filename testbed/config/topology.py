@@ -47,7 +47,7 @@ class Topology:
     @property
     def lossy(self) -> bool:
         """Whether any link between buildings loses packets."""
-        return any(way.mean_loss for link in self.wan for way in (link.a_to_b, link.b_to_a))
+        return any(direction.mean_loss for link in self.wan for direction in (link.a_to_b, link.b_to_a))
 
     def host(self, name: str) -> Host:
         """The host of this name. KeyError if there is none."""
@@ -123,8 +123,8 @@ class TopologySpec(Strict):
         ]
         for number, link in enumerate(self.wan):
             queues.append((("wan", number, "queue"), link.queue_bytes))
-            for way, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
-                queues.append((("wan", number, way, "queue"), first(own.queue_bytes, "auto")))
+            for direction, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
+                queues.append((("wan", number, direction, "queue"), first(own.queue_bytes, "auto")))
         for location, queue in queues:
             if queue != "auto" and queue < self.mtu:
                 expected = f"auto, or at least the mtu ({self.mtu} B)"
@@ -148,10 +148,10 @@ class TopologySpec(Strict):
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []
         for link in self.wan:
-            ways = [link.direction(own, self.mtu, scale) for own in (link.a_to_b, link.b_to_a)]
+            directions = [link.direction(own, self.mtu, scale) for own in (link.a_to_b, link.b_to_a)]
             for _ in range(link.planes):
                 pair = frozenset((link.a, link.b))
-                links.append(WanLink(link.a, link.b, planes[pair], *ways))
+                links.append(WanLink(link.a, link.b, planes[pair], *directions))
                 planes[pair] += 1
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
 

@@ -141,15 +141,15 @@ class WanSpec(Strict):
         for key, what in (("rate", "a rate"), ("delay", "a delay")):
             if look(self, key) is None and None in (look(self.a_to_b, key), look(self.b_to_a, key)):
                 yield Finding((key,), "nothing", f"{what}, here or in both a_to_b and b_to_a")
-        for way, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
-            found = list(self._contradictions(way, own))
+        for direction, own in (("a_to_b", self.a_to_b), ("b_to_a", self.b_to_a)):
+            found = list(self._contradictions(direction, own))
             yield from found
             if found:
                 return
 
-    def _contradictions(self, way: str, own: DirectionSpec) -> Iterator[Finding]:
+    def _contradictions(self, direction: str, own: DirectionSpec) -> Iterator[Finding]:
         def where(name: str, key: str) -> Location:
-            return (key,) if getattr(own, name) is None else (way, key)
+            return (key,) if getattr(own, name) is None else (direction, key)
 
         delay_s, jitter_s = first(own.delay_s, self.delay_s), first(own.jitter_s, self.jitter_s)
         if delay_s is not None and jitter_s > delay_s:

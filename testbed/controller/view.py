@@ -94,10 +94,10 @@ class View:
     def _links(self) -> dict[str, list[LinkEnd]]:
         ends: dict[str, list[LinkEnd]] = {name: [] for name in self.buildings}
         for link in self.topology.wan:
-            for here, there, way in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
+            for here, there, direction in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a)):
                 if link.name not in self.down:
-                    delay_ps = picoseconds(way.delay_s)
-                    ends[here].append(LinkEnd(link.name, there, link.plane, way.rate_bps, delay_ps))
+                    delay_ps = picoseconds(direction.delay_s)
+                    ends[here].append(LinkEnd(link.name, there, link.plane, direction.rate_bps, delay_ps))
         return ends
 
     def towards(self, here: str, there: str) -> list[LinkEnd]:

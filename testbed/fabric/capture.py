@@ -33,7 +33,7 @@ class _Point:
     """One interface watched in one direction."""
 
     link: str
-    way: str
+    direction: str
     place: str
     interface: str
     flow: str
@@ -56,14 +56,14 @@ class Capture:
         wanted = set(links)
         self._points: list[_Point] = []
         for wire in wires:
-            for way, entry, leave in (
+            for direction, entry, leave in (
                 ("a_to_b", wire.inner_a, wire.inner_b),
                 ("b_to_a", wire.inner_b, wire.inner_a),
             ):
                 for place, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
-                    file = self._scratch / f"{wire.name}.{way}.{place}"
+                    file = self._scratch / f"{wire.name}.{direction}.{place}"
                     if wire.name in wanted:
-                        self._points.append(_Point(wire.name, way, place, interface, flow, file))
+                        self._points.append(_Point(wire.name, direction, place, interface, flow, file))
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Capture:
@@ -121,17 +121,19 @@ class Capture:
             assert point.process is not None
             _, said = point.process.communicate(timeout=STOP_TIMEOUT_S)
             dropped = re.search(r"(\d+) packets? dropped by kernel", said)
-            missed[point.link, point.way, point.place] = int(dropped[1]) if dropped else 0
+            missed[point.link, point.direction, point.place] = int(dropped[1]) if dropped else 0
         if self._points:
             self._folder.mkdir(exist_ok=True)
-        for link, way in dict.fromkeys((point.link, point.way) for point in self._points):
+        for link, direction in dict.fromkeys((point.link, point.direction) for point in self._points):
             own = {
-                point.place: point.file for point in self._points if (point.link, point.way) == (link, way)
+                point.place: point.file
+                for point in self._points
+                if (point.link, point.direction) == (link, direction)
             }
-            counts = merge(own, self._folder / f"{link}.{way}{SUFFIX}")
+            counts = merge(own, self._folder / f"{link}.{direction}{SUFFIX}")
             for place, packets in counts.items():
-                record = {"link": link, "way": way, "place": place, "packets": packets}
-                self.records.append({**record, "missed": missed[link, way, place]})
+                record = {"link": link, "direction": direction, "place": place, "packets": packets}
+                self.records.append({**record, "missed": missed[link, direction, place]})
 
     def _discard(self) -> None:
         for point in self._points:

@@ -60,8 +60,8 @@ def change_links(state: FabricState, asked: Mapping[tuple[str, str], Direction])
     engine_of(state).change(asked)
     for wire in state.details["wires"]:
         # for the next who reads: a kernel does not tell jitter's distribution
-        changed = {way: asked[name, way] for name, way in asked if name == wire["name"]}
-        wire |= {way: direction_to_json(direction) for way, direction in changed.items()}
+        changed = {which: asked[name, which] for name, which in asked if name == wire["name"]}
+        wire |= {which: direction_to_json(direction) for which, direction in changed.items()}
     state.save()
 
 
@@ -71,8 +71,8 @@ def inspect(state: FabricState) -> dict[str, Any]:
     wan = []
     for link in state.details["wan"]:
         entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}
-        for way in ("a_to_b", "b_to_a"):
-            entry[way] = direction_to_json(settings[link["name"], way])
+        for which in ("a_to_b", "b_to_a"):
+            entry[which] = direction_to_json(settings[link["name"], which])
         wan.append(entry)
     kept = ("link_engine", "datapath", "policy", "scale", "mtu")
     return {

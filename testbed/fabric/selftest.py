@@ -77,12 +77,12 @@ def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float
     for index, link in enumerate(plan.topology.wan):
         a = (pids[plan.probe(link.a)], probe_address(index, "a"))
         b = (pids[plan.probe(link.b)], probe_address(index, "b"))
-        for way, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
+        for direction, here, there in (("a_to_b", a, b), ("b_to_a", b, a)):
             times = one_way_times(here, there, EXCESS_PACKETS, EXCESS_PAUSE_S)
             if times:  # none come through a link that loses all: the probes will say so
-                asked = getattr(link, way)
+                asked = getattr(link, direction)
                 measured_s = sorted(times)[len(times) // 4] - asked.delay_s - probe_s(asked.rate_bps)
-                excess[link.name, way] = min(measured_s, EXCESS_MAX_S)
+                excess[link.name, direction] = min(measured_s, EXCESS_MAX_S)
     return excess
 
 

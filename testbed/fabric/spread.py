@@ -137,9 +137,9 @@ def _most_bps(plan: Plan, building: str) -> float:
     topology = plan.topology
     cards = sum(host.nic.rate_bps for host in topology.hosts if host.building == building)
     ends = [
-        way.rate_bps
+        direction.rate_bps
         for link in topology.wan
-        for way, side in ((link.a_to_b, link.a), (link.b_to_a, link.b))
+        for direction, side in ((link.a_to_b, link.a), (link.b_to_a, link.b))
         if side == building
     ]
     return min(cards, sum(ends)) if ends else cards

@@ -92,8 +92,11 @@ class _Watch:
         self._links: dict[socket.socket, tuple[str, str]] = {}
         wires = {wire["name"]: wire for wire in state.details["wires"]}
         for link in state.details["wan"]:
-            for way, entry in (("a_to_b", "inner_a"), ("b_to_a", "inner_b")):
-                self._links[self._open(state.pids["wan"], wires[link["name"]][entry])] = (link["name"], way)
+            for direction, entry in (("a_to_b", "inner_a"), ("b_to_a", "inner_b")):
+                self._links[self._open(state.pids["wan"], wires[link["name"]][entry])] = (
+                    link["name"],
+                    direction,
+                )
         self._end = self._open(state.pids[target], "eth0")
 
     def _open(self, pid: int, interface: str) -> socket.socket:

@@ -99,12 +99,12 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
         return found
     wan = found.setdefault(planning.WAN_NODE, {EARLY_DEVICE: ["netem"]})
     for wire in plan.wires():
-        for inner, node, outer, way in (
+        for inner, node, outer, direction in (
             (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
             (wire.inner_b, wire.node_b, wire.outer_b, wire.b_to_a),
         ):
             wan |= {inner: ["ingress", "netem"], device(inner): ["netem"]}
-            found.setdefault(node, {})[outer] = sorted(kinds(Shape.of(way)))
+            found.setdefault(node, {})[outer] = sorted(kinds(Shape.of(direction)))
     return found
 
 

@@ -37,19 +37,23 @@ def bottleneck_s(
         load((one.name, "sends"), one.nic.rate_bps, size_bytes)
         load((other.name, "receives"), other.nic.rate_bps, size_bytes)
         here, there = topology.building(one.building), topology.building(other.building)
-        for host, building, way in ((one, here, "up"), (other, there, "down")):
+        for host, building, direction in ((one, here, "up"), (other, there, "down")):
             if (clos := building.clos) is None:
                 continue
             leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
             far = (one if host is other else other).index - building.hosts[0].index
             if here != there or far // building.hosts_per_leaf != leaf:
                 load(
-                    (building.name, f"leaf {leaf}", way), clos.spines * clos.leaf_uplink.rate_bps, size_bytes
+                    (building.name, f"leaf {leaf}", direction),
+                    clos.spines * clos.leaf_uplink.rate_bps,
+                    size_bytes,
                 )
             zone = leaf // clos.leaves
             if here != there or far // building.hosts_per_leaf // clos.leaves != zone:
                 load(
-                    (building.name, f"zone {zone}", way), clos.spines * clos.spine_uplink.rate_bps, size_bytes
+                    (building.name, f"zone {zone}", direction),
+                    clos.spines * clos.spine_uplink.rate_bps,
+                    size_bytes,
                 )
         place = here.name
         while place != there.name:

@@ -85,9 +85,10 @@ def guest_memory(topology: Topology, ranks: int, gradient_bytes: float) -> int:
     all of them, and at most what the links and their queues hold; the kernel counts a packet at twice its size.
     """
     flying = sum(
-        way.rate_bps / 8 * way.delay_s + min(way.queue_bytes, way.rate_bps / 8 * way.delay_s)
+        direction.rate_bps / 8 * direction.delay_s
+        + min(direction.queue_bytes, direction.rate_bps / 8 * direction.delay_s)
         for link in topology.wan
-        for way in (link.a_to_b, link.b_to_a)
+        for direction in (link.a_to_b, link.b_to_a)
     )
     needed = GUEST_BYTES + len(topology.hosts) * GUEST_HOST_BYTES + ranks * GUEST_RANK_BYTES
     needed += int(2 * ranks * gradient_bytes + 2 * min(flying, ranks * gradient_bytes))

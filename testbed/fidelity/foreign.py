@@ -15,7 +15,7 @@ HEADERS_BYTES = 52  # of IPv4 and TCP with time stamps, in each of the ranks' pa
 LEAST_BYTES = 20  # an IP header
 SEGMENTS_TO_OPEN = 2  # of a connection that is accepted, which its listener sends or takes
 CAUTION, UNTRUSTED = 0.001, 0.01  # of the measured steps' time
-WAYS = ("out", "in")
+DIRECTIONS = ("out", "in")
 _NAME, _BOUND = "no_foreign_traffic", f"at most {CAUTION:.1%} of the steps' time on the slowest link"
 
 
@@ -24,7 +24,7 @@ class Foreign:
     """What one host's card carried for others than the run. way: "out" or "in". kinds: by protocol, where known."""
 
     host: str
-    way: str
+    direction: str
     packets: int
     bytes_: int
     kinds: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Foreign:
     def words(self) -> str:
         """For people."""
         kinds = f" ({', '.join(self.kinds)})" if self.kinds else ""
-        verb = "sent" if self.way == "out" else "received"
+        verb = "sent" if self.direction == "out" else "received"
         return f"{self.host} {verb} {self.packets} packets, some {self.bytes_} bytes{kinds}"
 
 
@@ -45,8 +45,8 @@ def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int)
     found: dict[tuple[str, str], list[int]] = {}
     for step in steps:
         seen: Mapping[str, Any] = step.get("traffic") or {}
-        for way in WAYS if seen else ():
-            counted = seen[way]
+        for direction in DIRECTIONS if seen else ():
+            counted = seen[direction]
             packets = counted["packets"] - counted["own_packets"] - SEGMENTS_TO_OPEN * seen["opened"]
             if packets <= 0:
                 continue
@@ -54,12 +54,12 @@ def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int)
             bytes_ = others + HEADERS_BYTES * packets
             # of TCP of others nothing tells the payload from options of our own: so within what packets can be
             size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
-            row = found.setdefault((hosts[step["rank"]], way), [0, 0, 0, 0])
+            row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
             for place, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
                 row[place] += figure
     return [
-        Foreign(host, way, packets, size, _kinds(packets, udp, icmp))
-        for (host, way), (packets, size, udp, icmp) in found.items()
+        Foreign(host, direction, packets, size, _kinds(packets, udp, icmp))
+        for (host, direction), (packets, size, udp, icmp) in found.items()
     ]
 
 
@@ -88,20 +88,20 @@ def outside_steps(
             if raw > 0:
                 yield Foreign(name, "out", raw, max(size, ETHERNET_BYTES * raw), ("past IP",))
         elif name in background:
-            for way, packets, tcp in (
+            for direction, packets, tcp in (
                 ("out", card.sent_packets, own.tcp_out),
                 ("in", card.rx_packets, own.tcp_in),
             ):
                 if (rest := packets - tcp) > 0:
-                    bytes_ = card.tx_bytes if way == "out" else card.rx_bytes
-                    yield Foreign(name, way, rest, bytes_ * rest // packets, ("not TCP",))
+                    bytes_ = card.tx_bytes if direction == "out" else card.rx_bytes
+                    yield Foreign(name, direction, rest, bytes_ * rest // packets, ("not TCP",))
         else:
-            for way, packets, bytes_ in (
+            for direction, packets, bytes_ in (
                 ("out", card.sent_packets, card.tx_bytes),
                 ("in", card.rx_packets, card.rx_bytes),
             ):
                 if packets:
-                    yield Foreign(name, way, packets, bytes_, ("no rank is there",))
+                    yield Foreign(name, direction, packets, bytes_, ("no rank is there",))
 
 
 def no_foreign_traffic(
@@ -115,7 +115,10 @@ def no_foreign_traffic(
     if not known and not found:
         words = "This kernel does not tell what a rank's own connections sent."
         return Invariant(_NAME, _BOUND, "not known", None, words)
-    bytes_ = {way: sum(entry.bytes_ for entry in found if entry.way == way) for way in WAYS}
+    bytes_ = {
+        direction: sum(entry.bytes_ for entry in found if entry.direction == direction)
+        for direction in DIRECTIONS
+    }
     share = 8 * max(bytes_.values()) / slowest_bps / steps_s if steps_s else 0.0
     words = "The hosts' cards carried what the ranks and the scenario's background traffic sent, and nothing else."
     if found:

@@ -53,15 +53,15 @@ def loss_accuracy(
     bound = f"within {LOSS_DEVIATIONS:g} standard deviations; none where none is asked for"
     if not links:
         return no_wan("loss_accuracy", bound, left_out)
-    link, way = max(zip(links, asked, strict=True), key=lambda row: _loss_offence(*row))
+    link, direction = max(zip(links, asked, strict=True), key=lambda row: _loss_offence(*row))
     lost, travelled = _lost(link)
     return Invariant(
         "loss_accuracy",
         bound=bound,
         measured=f"{lost} of {travelled} frames",
-        ok=_loss_offence(link, way) <= LOSS_DEVIATIONS,
+        ok=_loss_offence(link, direction) <= LOSS_DEVIATIONS,
         sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
-        f"{lost} did not arrive, where {travelled * way.mean_loss:.4g} were to be expected."
+        f"{lost} did not arrive, where {travelled * direction.mean_loss:.4g} were to be expected."
         + without(left_out),
     )
 

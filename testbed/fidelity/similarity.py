@@ -132,7 +132,7 @@ def _of_link(real: WanLink, emulated: WanLink, mtu: int, scale: Scale, message_b
         rto = rto_min_s / round_trip_s
         emulated_rto = scale.emulated_s(rto_min_s) / emulated.round_trip_s
         found.append(Number("shortest timeout over round trip", rto, emulated_rto, f"TCP's, of {real.name}"))
-    loss = max(way.mean_loss for way in (real.a_to_b, real.b_to_a))
+    loss = max(direction.mean_loss for direction in (real.a_to_b, real.b_to_a))
     if loss:
         limit, emulated_limit = (bytes_ / mtu * math.sqrt(loss) / MATHIS for bytes_ in (bdp, emulated_bdp))
         found.append(
@@ -172,8 +172,8 @@ def _loss_matters(real: float, emulated: float) -> str | None:
 
 
 def _bdp_bytes(link: WanLink) -> float:
-    ways: Sequence[Direction] = (link.a_to_b, link.b_to_a)
-    return max(way.rate_bps for way in ways) / 8 * link.round_trip_s
+    directions: Sequence[Direction] = (link.a_to_b, link.b_to_a)
+    return max(direction.rate_bps for direction in directions) / 8 * link.round_trip_s
 
 
 def scale_similarity(numbers: Sequence[Number], scale: Scale) -> Invariant:

@@ -76,8 +76,10 @@ class Emulator:
         for link in configuration["links"]:
             name = link["name"]
             forth, back = (
-                Carrier(direction_from_json(link[way]), seed=f"{configuration['seed']}/{name}/{way}")
-                for way in ("a_to_b", "b_to_a")
+                Carrier(
+                    direction_from_json(link[direction]), seed=f"{configuration['seed']}/{name}/{direction}"
+                )
+                for direction in ("a_to_b", "b_to_a")
             )
             port_a, port_b = Port(link["inner_a"], forth), Port(link["inner_b"], back)
             self.carriers[name, "a_to_b"], self.carriers[name, "b_to_a"] = forth, back
@@ -139,25 +141,25 @@ class Emulator:
                     connection.sendall((json.dumps({"error": repr(error)}) + "\n").encode())
 
     def _reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        for name, way, lead_s in request.get("leads", ()):
-            self.carriers[name, way].lead_ns = max(0, round(lead_s * 1e9))
-        for name, way, settings in request.get("changes", ()):
-            self.carriers[name, way].settings = direction_from_json(settings)
-        for way in ("a_to_b", "b_to_a"):
+        for name, direction, lead_s in request.get("leads", ()):
+            self.carriers[name, direction].lead_ns = max(0, round(lead_s * 1e9))
+        for name, direction, settings in request.get("changes", ()):
+            self.carriers[name, direction].settings = direction_from_json(settings)
+        for direction in ("a_to_b", "b_to_a"):
             for name in request.get("cut", ()):
-                self.carriers[name, way].cut()
+                self.carriers[name, direction].cut()
             for name in request.get("mended", ()):
-                self.carriers[name, way].mend()
+                self.carriers[name, direction].mend()
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)
         show: dict[str, Any] = {}
-        for (name, way), carrier in self.carriers.items():
+        for (name, direction), carrier in self.carriers.items():
             if request["operation"] == "account":
                 shown = dataclasses.asdict(carrier.account(time.monotonic_ns()))
             else:
                 shown = direction_to_json(carrier.settings)
-            show.setdefault(name, {})[way] = shown
+            show.setdefault(name, {})[direction] = shown
         return {"time_s": time.monotonic(), "links": show}
 
 

@@ -39,7 +39,7 @@ TC_H_ROOT = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
-class _Way:
+class _DirectionPorts:
     """Where one direction's frames come into the WAN namespace, leave it, and are shaped before."""
 
     key: tuple[str, str]
@@ -85,11 +85,13 @@ class NetemEngine:
         self._wan: IPRoute | None = None
         self._ends: dict[str | None, IPRoute] = {}
 
-    def _ways(self) -> Iterator[_Way]:
+    def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
             inner = wire.inner_a, wire.inner_b
-            yield _Way((wire.name, "a_to_b"), *inner, wire.outer_a, wire.node_a, wire.early_b)
-            yield _Way((wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.early_a)
+            yield _DirectionPorts((wire.name, "a_to_b"), *inner, wire.outer_a, wire.node_a, wire.early_b)
+            yield _DirectionPorts(
+                (wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.early_a
+            )
 
     def _place(self, node: str | None) -> int | None:
         return None if node is None else self._pids[node]
@@ -106,10 +108,10 @@ class NetemEngine:
                     f"link set dev {port} type bridge_slave learning off",
                 ]
             inner.ip.append(f"link set dev {bridge} up")
-        for way in self._ways():
-            asked = self._asked[way.key]
-            inner.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, asked)}")
-            outer[way.node].tc += shape_commands(way.shaper, Shape.of(asked), self._mtu)
+        for ports in self._directions():
+            asked = self._asked[ports.key]
+            inner.tc.append(f"qdisc add dev {ports.exit} root {self._netem(ports.key, asked)}")
+            outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(asked), self._mtu)
         add_holds(inner, self._holds(self._asked))
         inner.apply(self._pid)
         for node, setup in outer.items():
@@ -121,12 +123,12 @@ class NetemEngine:
         """Change the queueing disciplines in place."""
         inner, outer = Setup(), defaultdict[str | None, Setup](Setup)
         before = self.settings()
-        for way in self._ways():
-            if way.key in asked:
-                new, old = asked[way.key], Shape.of(before[way.key])
-                inner.tc.append(f"qdisc change dev {way.exit} root {self._netem(way.key, new)}")
-                inner.tc.append(change_command(way.entry, Hold(new.rate_bps)))
-                outer[way.node].tc += shape_commands(way.shaper, Shape.of(new), self._mtu, now=old)
+        for ports in self._directions():
+            if ports.key in asked:
+                new, old = asked[ports.key], Shape.of(before[ports.key])
+                inner.tc.append(f"qdisc change dev {ports.exit} root {self._netem(ports.key, new)}")
+                inner.tc.append(change_command(ports.entry, Hold(new.rate_bps)))
+                outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(new), self._mtu, now=old)
         inner.apply(self._pid)
         for node, setup in outer.items():
             setup.apply(self._place(node))
@@ -137,7 +139,7 @@ class NetemEngine:
 
     def _holds(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, Hold]:
         """How each direction's frames are held where they come in."""
-        return {way.entry: Hold(rates[way.key].rate_bps, way.early_to) for way in self._ways()}
+        return {ports.entry: Hold(rates[ports.key].rate_bps, ports.early_to) for ports in self._directions()}
 
     def _netem(self, key: tuple[str, str], asked: Direction) -> str:
         held_s = asked.delay_s + 4 * asked.jitter_s + 0.1
@@ -164,23 +166,23 @@ class NetemEngine:
         shown = json.loads(run_script(self._pid, ["tc -j qdisc show"]))
         qdiscs = {item["dev"]: item["options"] for item in shown if item["kind"] == "netem"}
         found = {}
-        for way in self._ways():
-            if way.exit not in qdiscs:
-                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
-            asked = self._asked[way.key]
+        for ports in self._directions():
+            if ports.exit not in qdiscs:
+                raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
+            asked = self._asked[ports.key]
             filters = None
             if asked.classes:
                 filters = read_filters(
-                    run_script(self._place(way.node), [f"tc filter show dev {way.shaper}"])
+                    run_script(self._place(ports.node), [f"tc filter show dev {ports.shaper}"])
                 )
-            shape = read_shape(self._end(way.node), way.shaper, filters)
-            found[way.key] = replace(
-                _direction(qdiscs[way.exit], shape),
+            shape = read_shape(self._end(ports.node), ports.shaper, filters)
+            found[ports.key] = replace(
+                _direction(qdiscs[ports.exit], shape),
                 jitter_distribution=asked.jitter_distribution,
                 classes=named(shape.classes, asked.classes, shape.rate_bps),
             )
             if asked.queue_packets:  # the kernel keeps no bytes then
-                found[way.key] = replace(found[way.key], queue_bytes=asked.queue_bytes)
+                found[ports.key] = replace(found[ports.key], queue_bytes=asked.queue_bytes)
         verify_holds(self._wan_netlink(), self._holds(found))
         return found
 
@@ -212,10 +214,12 @@ class NetemEngine:
         self._dark |= set(links)
         indices = {found.get_attr("IFLA_IFNAME"): found["index"] for found in interfaces}
         setup = Setup()
-        for way in (way for way in self._ways() if way.key[0] in links):
-            netlink.tc("delete", index=indices[way.exit], parent=TC_H_ROOT)
-            self._counted[way.key] = self._counts(way, qdiscs).emptied()
-            setup.tc.append(f"qdisc add dev {way.exit} root {self._netem(way.key, self._asked[way.key])}")
+        for ports in (ports for ports in self._directions() if ports.key[0] in links):
+            netlink.tc("delete", index=indices[ports.exit], parent=TC_H_ROOT)
+            self._counted[ports.key] = self._counts(ports, qdiscs).emptied()
+            setup.tc.append(
+                f"qdisc add dev {ports.exit} root {self._netem(ports.key, self._asked[ports.key])}"
+            )
         setup.apply(self._pid)
 
     def set_carrier(self, link: str, up: bool) -> None:
@@ -227,8 +231,8 @@ class NetemEngine:
 
     def verify(self) -> None:
         """Each class of the shapers is as its commands make it: rates, bursts, quanta."""
-        for way in self._ways():
-            verify_classes(self._end(way.node), way.shaper, Shape.of(self._asked[way.key]), self._mtu)
+        for ports in self._directions():
+            verify_classes(self._end(ports.node), ports.shaper, Shape.of(self._asked[ports.key]), self._mtu)
 
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Nothing: on the kernel's path the rest adds microseconds."""
@@ -239,19 +243,19 @@ class NetemEngine:
         received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
         qdiscs = self._netems(links)
         shapers = defaultdict[str | None, list[str]](list)
-        for way in self._ways():
-            shapers[way.node].append(way.shaper)
+        for ports in self._directions():
+            shapers[ports.node].append(ports.shaper)
         counters = {node: read_counters(self._end(node), own) for node, own in shapers.items()}
         directions = {}
-        for way in self._ways():
-            shaper, netem = counters[way.node][way.shaper], self._counts(way, qdiscs)
-            if (coming := qdiscs.get(device(way.entry))) is None:
-                raise LinkError(f"link {' '.join(way.key)}: netem is gone from {device(way.entry)}")
+        for ports in self._directions():
+            shaper, netem = counters[ports.node][ports.shaper], self._counts(ports, qdiscs)
+            if (coming := qdiscs.get(device(ports.entry))) is None:
+                raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {device(ports.entry)}")
             out, lost = netem.out, netem.lost
             held = netem.held + int(coming.get_attr("TCA_STATS_QUEUE")["qlen"])
-            came = int(received[way.entry]["rx_packets"])
-            twice = max(0, out + lost + held - came) if way.key in self._doubled else 0
-            directions[way.key] = DirectionAccount(
+            came = int(received[ports.entry]["rx_packets"])
+            twice = max(0, out + lost + held - came) if ports.key in self._doubled else 0
+            directions[ports.key] = DirectionAccount(
                 in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
                 in_bytes=shaper.sent_bytes + shaper.waiting_bytes,
                 crossed_packets=came,
@@ -277,13 +281,13 @@ class NetemEngine:
             if message.get_attr("TCA_KIND") == "netem"
         }
 
-    def _counts(self, way: _Way, qdiscs: Mapping[str, Any]) -> _Counts:
+    def _counts(self, ports: _DirectionPorts, qdiscs: Mapping[str, Any]) -> _Counts:
         """What a direction's netems have counted so far, also those that are gone. LinkError where there is none."""
-        stats = qdiscs.get(way.exit)
+        stats = qdiscs.get(ports.exit)
         if stats is None:
-            raise LinkError(f"link {' '.join(way.key)}: netem is gone from {way.exit}")
+            raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
         basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
-        before = self._counted.get(way.key, _Counts())
+        before = self._counted.get(ports.key, _Counts())
         return _Counts(
             before.out + int(basic["packets"]),
             before.out_bytes + int(basic["bytes"]),

@@ -22,15 +22,15 @@ RATE_TOLERANCE = 1e-6
 
 def asked_of(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:
     """Every direction's settings, by (link name, way)."""
-    return {(wire.name, way): getattr(wire, way) for wire in wires for way in ("a_to_b", "b_to_a")}
+    return {(wire.name, which): getattr(wire, which) for wire in wires for which in ("a_to_b", "b_to_a")}
 
 
 def compare_settings(
     asked: Mapping[tuple[str, str], Direction], found: Mapping[tuple[str, str], Direction]
 ) -> None:
     """SettingMismatch names the first setting that is not what was asked."""
-    for (link, way), direction in asked.items():
-        compare_fields(f"link {link} {way}", direction, found[link, way])
+    for (link, which), direction in asked.items():
+        compare_fields(f"link {link} {which}", direction, found[link, which])
 
 
 def compare_fields(where: str, asked: DataclassInstance, found: DataclassInstance) -> None:

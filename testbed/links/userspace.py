@@ -65,7 +65,7 @@ def ask(control: Path, operation: str, **more: Any) -> dict[str, Any]:
 
 def _directions(reply: Mapping[str, Any]) -> dict[tuple[str, str], Direction]:
     links = reply["links"].items()
-    return {(name, way): direction_from_json(item) for name, ways in links for way, item in ways.items()}
+    return {(name, which): direction_from_json(item) for name, both in links for which, item in both.items()}
 
 
 class UserspaceEngine:
@@ -137,18 +137,20 @@ class UserspaceEngine:
     def compensate(self, excess_s: Mapping[tuple[str, str], float]) -> None:
         """Release every frame earlier by what the rest of its path adds."""
         ask(
-            self._control, "settings", leads=[(name, way, excess) for (name, way), excess in excess_s.items()]
+            self._control,
+            "settings",
+            leads=[(name, which, excess) for (name, which), excess in excess_s.items()],
         )
 
     def account(self) -> EngineAccount:
         """The emulator's books."""
         reply = ask(self._control, "account")
         directions = {}
-        for name, ways in reply["links"].items():
-            for way, item in ways.items():
+        for name, both in reply["links"].items():
+            for which, item in both.items():
                 for key in ("queue_counts", "lateness_bounds_s", "lateness_counts"):
                     item[key] = tuple(item[key])
-                directions[name, way] = DirectionAccount(**item)
+                directions[name, which] = DirectionAccount(**item)
         return EngineAccount(time_s=reply["time_s"], directions=directions)
 
     def failure(self) -> str | None:

@@ -60,8 +60,8 @@ def wire_to_json(wire: LinkWire) -> dict[str, Any]:
 
 def wire_from_json(data: Mapping[str, Any]) -> LinkWire:
     """What `wire_to_json` gave."""
-    ways = {way: direction_from_json(data[way]) for way in ("a_to_b", "b_to_a")}
-    return LinkWire(**{**data, **ways})
+    directions = {direction: direction_from_json(data[direction]) for direction in ("a_to_b", "b_to_a")}
+    return LinkWire(**{**data, **directions})
 
 
 def carrying(wires: Iterable[LinkWire], link: str) -> tuple[str, str]:

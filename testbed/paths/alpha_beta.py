@@ -46,18 +46,18 @@ class Step:
 
 def nearest_plane(planes: Sequence[Direction]) -> Direction:
     """The one of least delay; of several the quickest."""
-    return min(planes, key=lambda way: (way.delay_s, -way.rate_bps))
+    return min(planes, key=lambda plane: (plane.delay_s, -plane.rate_bps))
 
 
 def worst_plane(planes: Sequence[Direction]) -> Direction:
     """The largest delay and the lowest rate of them: no policy can do worse."""
-    slow = min(planes, key=lambda way: way.rate_bps)
-    return replace(slow, delay_s=max(way.delay_s for way in planes))
+    slow = min(planes, key=lambda plane: plane.rate_bps)
+    return replace(slow, delay_s=max(plane.delay_s for plane in planes))
 
 
 def all_planes(planes: Sequence[Direction]) -> Direction:
     """The least delay, and the rates of all: nothing that spreads a message can do better."""
-    return replace(nearest_plane(planes), rate_bps=sum(way.rate_bps for way in planes))
+    return replace(nearest_plane(planes), rate_bps=sum(plane.rate_bps for plane in planes))
 
 
 def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_plane) -> list[Step]:
@@ -85,12 +85,12 @@ def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
 
 def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
     """Of a path and of the one that acknowledgements take; hops of one way each."""
-    way, returned = passage(topology, there), passage(topology, back)
+    forth, returned = passage(topology, there), passage(topology, back)
     return Step(
-        way.delay_s,
+        forth.delay_s,
         # packets follow each other through all parts at once: only the slowest takes its time per byte
-        8 / way.rate_bps * frame_per_payload(topology),
-        way.serialisation,
+        8 / forth.rate_bps * frame_per_payload(topology),
+        forth.serialisation,
         returned.delay_s + returned.serialisation.whole_s(0),
     )
 

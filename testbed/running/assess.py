@@ -69,10 +69,12 @@ def assess(
     """The verdict on one variant: probes and frame counts of the run, machine and engine during its own steps."""
     spans = [(step.start_s, step.end_s) for step in steps]
     links, buildings = touched(evidence.events, evidence.topology)
-    asked = [(link.name, way) for link in evidence.topology.wan for way in (link.a_to_b, link.b_to_a)]
+    asked = [
+        (link.name, direction) for link in evidence.topology.wan for direction in (link.a_to_b, link.b_to_a)
+    ]
     counted = [
-        (frames, way)
-        for frames, (name, way) in zip(_conservation(evidence.links), asked, strict=True)
+        (frames, direction)
+        for frames, (name, direction) in zip(_conservation(evidence.links), asked, strict=True)
         if name not in links
     ]
     frames = [entry for entry, _ in counted]
@@ -86,7 +88,7 @@ def assess(
             invariants.rate_accuracy(evidence.measurements),
             invariants.delay_accuracy(evidence.measurements),
             link_invariants.jitter_accuracy(evidence.measurements),
-            link_invariants.loss_accuracy(frames, [way for _, way in counted], sorted(links)),
+            link_invariants.loss_accuracy(frames, [direction for _, direction in counted], sorted(links)),
             link_invariants.drops_only_where_modelled(_backlog_drops(evidence.links)),
             link_invariants.serialisation(evidence.missing_share),
             link_invariants.settings_in_force("settings_in_force", "the network", evidence.changed_settings),

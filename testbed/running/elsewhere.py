@@ -164,9 +164,9 @@ def tunnels_of(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tu
             late - early for late, early in zip(after[trunk.building], before[trunk.building], strict=True)
         )
         delays_s = [
-            way.delay_s
+            direction.delay_s
             for link in fabric.topology.wan
-            for way in (link.a_to_b, link.b_to_a)
+            for direction in (link.a_to_b, link.b_to_a)
             if trunk.building in (link.a, link.b)
         ]
         found.append(

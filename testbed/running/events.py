@@ -12,7 +12,7 @@ from typing import Any
 from testbed.config import Topology
 from testbed.config.events import EventSpec
 from testbed.config.wan import change_direction
-from testbed.directions import WAYS, Direction
+from testbed.directions import DIRECTIONS, Direction
 from testbed.fabric.faults import Condition, Faults
 from testbed.scale import UNSCALED, Scale
 
@@ -53,9 +53,9 @@ def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> 
         elif event.action == "degrade":
             assert event.settings is not None
             (link,) = (link for link in topology.wan if link.name == event.target)
-            for way in WAYS if event.way == "both" else (event.way,):
-                now = changed.get((link.name, way), getattr(link, way))
-                changed[link.name, way] = change_direction(now, event.settings, topology.mtu, scale)
+            for direction in DIRECTIONS if event.direction == "both" else (event.direction,):
+                now = changed.get((link.name, direction), getattr(link, direction))
+                changed[link.name, direction] = change_direction(now, event.settings, topology.mtu, scale)
     return Condition(frozenset(links), frozenset(switches), changed)
 
 

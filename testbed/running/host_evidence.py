@@ -10,7 +10,7 @@ from typing import Any
 
 from testbed.config import Topology
 from testbed.config.events import EventSpec
-from testbed.directions import WAYS, Direction
+from testbed.directions import DIRECTIONS, Direction
 from testbed.fidelity import Invariant
 from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
@@ -88,8 +88,8 @@ class HostEvidence:
         for cable in timed_cables(self.topology):
             if building_of(self.topology, cable) in left_out:
                 continue
-            for way, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
-                early, late = first.directions[cable.name, way], last.directions[cable.name, way]
+            for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
+                early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]
                 sent, came = (self._counted[node].ports[name] for node, name in (near, far))
                 books = {
                     name: getattr(late, name) - getattr(early, name)
@@ -97,7 +97,7 @@ class HostEvidence:
                 }
                 found.append(
                     Conservation(
-                        f"{cable.name} {way}",
+                        f"{cable.name} {direction}",
                         entered=sent.tx_packets,
                         crossed=late.crossed_packets - early.crossed_packets,
                         taken_in=late.in_packets - early.in_packets,
@@ -151,7 +151,7 @@ def pauses_of(log: Sequence[Record]) -> dict[str, list[tuple[float, float]]]:
 
 def _directions(topology: Topology) -> list[Direction]:
     """Of all that frames go through: cards, links between switches, WAN links."""
-    found = [getattr(link, way) for link in topology.wan for way in WAYS]
+    found = [getattr(link, direction) for link in topology.wan for direction in DIRECTIONS]
     found += [host.nic for host in topology.hosts]
     for building in topology.buildings:
         if building.clos is not None:

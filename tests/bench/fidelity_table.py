@@ -31,7 +31,7 @@ from testbed.links.command import inside
 from testbed.links.timing import one_way_times
 from testbed.virtual import clock_here
 from tests.net.iperf import iperf_server
-from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, running, stream, two_hosts, way
+from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, direction, running, stream, two_hosts
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/fidelity.md"
@@ -80,7 +80,7 @@ def pings(line: Line, count: int, interval_s: float) -> list[float]:
 def rates(kind: str) -> Iterator[Row]:
     """Goal: within 1 % up to 1 Gbit/s."""
     for asked in RATES_BPS:
-        both = way(asked, 0.001, queue_bytes=max(100_000, round(asked / 8 * 0.01)))
+        both = direction(asked, 0.001, queue_bytes=max(100_000, round(asked / 8 * 0.01)))
         seconds = 3 if asked > 1e6 else 20  # 14 packets a second are few to count
         found = with_link(kind, both, partial(goodput, seconds=seconds))
         found *= (MTU + 14) / (MTU + 14 - HEADER_BYTES)
@@ -93,7 +93,7 @@ def rates(kind: str) -> Iterator[Row]:
 def round_trips(kind: str) -> Iterator[Row]:
     """Goal: within max(1 %, 0.3 ms) on the idle link, what the path adds taken off as in a network of the testbed."""
     for asked in ROUND_TRIPS_S:
-        both = way(1e9, asked / 2)
+        both = direction(1e9, asked / 2)
         with (
             two_hosts() as line,
             tempfile.TemporaryDirectory() as folder,
@@ -126,7 +126,7 @@ def losses(kind: str) -> Iterator[Row]:
             seen += [round(end["sum"]["lost_packets"]), round(end["sum"]["packets"])]
             return 0.0
 
-        with_link(kind, way(1e9, 0.001, loss=asked), count, way(1e9, 0.001))
+        with_link(kind, direction(1e9, 0.001, loss=asked), count, direction(1e9, 0.001))
         lost, sent = seen
         low, high = binomial_interval(sent, asked)
         yield Row(
@@ -141,7 +141,7 @@ def losses(kind: str) -> Iterator[Row]:
 def jitters(kind: str) -> Iterator[Row]:
     """Goal: interquartile range within 10 % and 0.1 ms."""
     for distribution, size_s in JITTERS:
-        both = way(1e9, 0.02, jitter_s=size_s, jitter_distribution=distribution)
+        both = direction(1e9, 0.02, jitter_s=size_s, jitter_distribution=distribution)
         found = with_link(kind, both, spread)
         expected = size_s * SPREADS[distribution]
         error = found - expected
@@ -183,7 +183,7 @@ def queues(kind: str) -> Iterator[Row]:
     """Goal: what a full queue adds to the round trip is within 5 % and two packets of its size over the rate."""
     rate_bps = 50e6
     for asked in QUEUES_BYTES:
-        both = way(rate_bps, 0.001, queue_bytes=asked)
+        both = direction(rate_bps, 0.001, queue_bytes=asked)
         found = (with_link(kind, both, full_queue) - 0.002) * rate_bps / 8
         error = found - asked
         met = abs(error) <= 0.05 * asked + 2 * 1500
@@ -198,7 +198,7 @@ def queues(kind: str) -> Iterator[Row]:
 
 def full_queue(line: Line) -> float:
     """The longest round trip while UDP asks for half as much again as the link carries."""
-    # many sockets: the kernel lets each have only so much under way
+    # many sockets: the kernel lets each have only so much under direction
     command = ["iperf3", "-c", RIGHT, "-u", "-b", "3750k", "-P", "20", "-l", "1400", "-t", "5"]
     with iperf_server(line.right.pid):
         client = subprocess.Popen(inside(line.left.pid, command), stdout=subprocess.DEVNULL)
@@ -212,7 +212,9 @@ def full_queue(line: Line) -> float:
 def added_delay(kind: str) -> Iterator[Row]:
     """Goal: goodput never rises by more than 0.5 % when delay is added."""
     measure = partial(goodput, seconds=8)
-    found = [with_link(kind, way(100e6, delay_s, queue_bytes=2_000_000), measure) for delay_s in DELAYS_S]
+    found = [
+        with_link(kind, direction(100e6, delay_s, queue_bytes=2_000_000), measure) for delay_s in DELAYS_S
+    ]
     rises = max(after / before - 1 for before, after in itertools.pairwise(found))
     yield Row(
         "goodput as delay is added (iperf3)",
@@ -267,7 +269,7 @@ def table(kind: str) -> str:
 def here(kind: str) -> str | None:
     """An engine's table on this kernel; None where it has no such thing."""
     try:
-        with_link(kind, way(1e9, 0.001), lambda line: len(pings(line, 1, 0.2)))
+        with_link(kind, direction(1e9, 0.001), lambda line: len(pings(line, 1, 0.2)))
     except LinkError:
         return None
     return table(kind)

@@ -76,7 +76,7 @@ def two_hosts() -> Iterator[Line]:
         yield Line(*spaces)
 
 
-def way(rate_bps: float = 1e9, delay_s: float = 0.0, **more: Any) -> Direction:
+def direction(rate_bps: float = 1e9, delay_s: float = 0.0, **more: Any) -> Direction:
     return Direction(rate_bps, delay_s, **({"jitter_s": 0.0, "loss": 0.0, "queue_bytes": 10_000_000} | more))
 
 
@@ -85,7 +85,7 @@ def running(
     kind: str, line: Line, folder: Path, forth: Direction, back: Direction | None = None, seed: int = 1
 ) -> Iterator[LinkEngine]:
     """An engine that carries the line's frames."""
-    wire = LinkWire("l", "wa", "wb", "pa", "pb", forth, back or way(), "edges", "edges")
+    wire = LinkWire("l", "wa", "wb", "pa", "pb", forth, back or direction(), "edges", "edges")
     engine: LinkEngine = (
         NetemEngine(line.middle.pid, {"edges": line.edges.pid}, [wire], MTU, seed)
         if kind == "netem"

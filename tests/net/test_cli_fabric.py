@@ -256,7 +256,7 @@ def test_a_link_is_set_anew_while_it_runs_and_back(fabric_id: str) -> None:
 
     before = direction("a_to_b"), direction("b_to_a")
     change = ("link", "set", "north-south-0", "--fabric", fabric_id)
-    done = call(*change, "--way", "a_to_b", "delay=30 ms", "jitter=1 ms", "queue_packets=500")
+    done = call(*change, "--direction", "a_to_b", "delay=30 ms", "jitter=1 ms", "queue_packets=500")
     assert done.returncode == 0, done.stderr
     assert "north-south-0 a_to_b: 100 Mbit/s, 30 ms, 1 ms, 0 %, 500 packets" in done.stderr
     assert direction("b_to_a") == before[1]
@@ -266,9 +266,9 @@ def test_a_link_is_set_anew_while_it_runs_and_back(fabric_id: str) -> None:
     assert 33.5 < fastest_ms < 40
     assert call(*change, "loss=100 %").returncode == 0
     assert pings_lost_and_fastest_ms()[0] == 10
-    done = call(*change, "--way", "a_to_b", "delay=5 ms", "jitter=0 s", "loss=0 %", "queue=auto")
+    done = call(*change, "--direction", "a_to_b", "delay=5 ms", "jitter=0 s", "loss=0 %", "queue=auto")
     assert done.returncode == 0, done.stderr
-    assert call(*change, "--way", "b_to_a", "loss=0 %").returncode == 0
+    assert call(*change, "--direction", "b_to_a", "loss=0 %").returncode == 0
     assert (direction("a_to_b"), direction("b_to_a")) == before
     assert 9 < pings_lost_and_fastest_ms()[1] < 15
 
@@ -281,7 +281,11 @@ def test_a_link_is_set_anew_while_it_runs_and_back(fabric_id: str) -> None:
         (("north-south-0", "delay"), "link set: got 'delay', expected KEY=VALUE"),
         (("north-south-0", "delay=1"), "delay: got 1, expected a duration"),
         (("north-south-0", "jitter=1 s"), "jitter: got 1 s with a delay of 0.005 s"),
-        (("all", "loss=1 %", "--way", "up"), "--way: got up, expected a_to_b or b_to_a"),
+        (("all", "loss=1 %", "--direction", "up"), "--direction: got up, expected a_to_b or b_to_a"),
+        (
+            ("all", "loss=1 %", "--way", "a_to_b"),
+            "--way: got an option that has another name now, expected --direction",
+        ),
     ],
 )
 def test_a_wrong_setting_of_a_link_changes_nothing(
@@ -300,7 +304,7 @@ def test_probe_tells_the_way_the_time_and_the_class(fabric_id: str) -> None:
     )
     assert (shown["sent"], shown["arrived"]) == (10, 10)
     (path,) = shown["paths"]
-    assert path["links"] == [{"link": "coast-north-0", "way": "b_to_a"}]
+    assert path["links"] == [{"link": "coast-north-0", "direction": "b_to_a"}]
     assert shown["dscp"] == {"46": 10}
     assert 0.010 < statistics.median(shown["one_way_s"]) < 0.030
     inside = call(

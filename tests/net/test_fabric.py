@@ -103,11 +103,11 @@ def test_inspect_gives_back_what_was_asked(fabric: Fabric) -> None:
     assert [entry["name"] for entry in shown["hosts"]] == [host.name for host in fabric.topology.hosts]
     for link, entry in zip(fabric.topology.wan, shown["wan"], strict=True):
         assert (entry["a"], entry["b"], entry["plane"]) == (link.a, link.b, link.plane)
-        for way in ("a_to_b", "b_to_a"):
-            asked = getattr(link, way)
-            assert entry[way]["rate_bps"] == pytest.approx(asked.rate_bps, abs=8)
+        for direction in ("a_to_b", "b_to_a"):
+            asked = getattr(link, direction)
+            assert entry[direction]["rate_bps"] == pytest.approx(asked.rate_bps, abs=8)
             for setting in ("delay_s", "jitter_s", "loss", "queue_bytes"):
-                assert entry[way][setting] == getattr(asked, setting)
+                assert entry[direction][setting] == getattr(asked, setting)
 
 
 def test_hosts_do_not_flood(fabric: Fabric) -> None:

@@ -45,7 +45,9 @@ def lengthen_delay(state: FabricState, run: subprocess.Popen[str]) -> None:
 
 def halve_rate(state: FabricState, run: subprocess.Popen[str]) -> None:
     now = engine_of(state).settings()
-    halved = {key: dataclasses.replace(way, rate_bps=way.rate_bps / 2) for key, way in now.items()}
+    halved = {
+        key: dataclasses.replace(direction, rate_bps=direction.rate_bps / 2) for key, direction in now.items()
+    }
     engine_of(state).change(halved)
 
 

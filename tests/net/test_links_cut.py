@@ -10,7 +10,7 @@ import pytest
 
 from testbed.links.command import run_script
 from testbed.links.timing import udp_pair
-from tests.net.line import LEFT, RIGHT, Line, running, stream, way
+from tests.net.line import LEFT, RIGHT, Line, direction, running, stream
 
 pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
@@ -22,7 +22,7 @@ def carrier(line: Line, port: str) -> bool:
 def test_both_ends_see_a_cut_and_frames_pass_again_after_it(
     line: Line, engine_kind: str, tmp_path: Path
 ) -> None:
-    with running(engine_kind, line, tmp_path, way(delay_s=0.01), way(delay_s=0.01)) as engine:
+    with running(engine_kind, line, tmp_path, direction(delay_s=0.01), direction(delay_s=0.01)) as engine:
         assert carrier(line, "pa")
         assert carrier(line, "pb")
         engine.set_carrier("l", up=False)
@@ -40,7 +40,7 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
     line: Line, engine_kind: str, tmp_path: Path
 ) -> None:
     with (
-        running(engine_kind, line, tmp_path, way(delay_s=0.5)) as engine,
+        running(engine_kind, line, tmp_path, direction(delay_s=0.5)) as engine,
         udp_pair((line.left.pid, LEFT), (line.right.pid, RIGHT)) as (sender, receiver),
     ):
         for number in range(10):
@@ -61,7 +61,7 @@ def test_what_is_on_its_way_when_a_link_is_cut_does_not_arrive(
 
 def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind: str, tmp_path: Path) -> None:
     with (
-        running(engine_kind, line, tmp_path, way(delay_s=0.5), way(delay_s=0.5)) as engine,
+        running(engine_kind, line, tmp_path, direction(delay_s=0.5), direction(delay_s=0.5)) as engine,
         udp_pair((line.left.pid, LEFT), (line.right.pid, RIGHT)) as (sender, receiver),
     ):
         sender.send(b"arrives")
@@ -82,7 +82,7 @@ def test_a_dark_link_carries_nothing_and_nobody_sees_it(line: Line, engine_kind:
 
 
 def test_a_dark_link_may_be_seen_to_be_cut_and_mended(line: Line, engine_kind: str, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(delay_s=0.01), way(delay_s=0.01)) as engine:
+    with running(engine_kind, line, tmp_path, direction(delay_s=0.01), direction(delay_s=0.01)) as engine:
         engine.darken(["l"])
         engine.set_carrier("l", up=False)
         assert not carrier(line, "pa")

@@ -28,7 +28,19 @@ from testbed.links.setup import Setup
 from testbed.links.timing import udp_pair
 from testbed.links.userspace import UserspaceEngine
 from tests.net.iperf import iperf_server
-from tests.net.line import BACK, FORTH, LEFT, MTU, RIGHT, Line, balanced, fastest_ping_s, running, stream, way
+from tests.net.line import (
+    BACK,
+    FORTH,
+    LEFT,
+    MTU,
+    RIGHT,
+    Line,
+    balanced,
+    direction,
+    fastest_ping_s,
+    running,
+    stream,
+)
 from tests.net.namespaces import namespaces
 from tests.net.patience import assert_within
 
@@ -36,7 +48,7 @@ pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 
 def test_round_trip_is_the_sum_of_both_delays(engine_kind: str, line: Line, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(delay_s=0.004), way(delay_s=0.007)) as engine:
+    with running(engine_kind, line, tmp_path, direction(delay_s=0.004), direction(delay_s=0.007)) as engine:
         assert_within(lambda: fastest_ping_s(line), 0.0109, 0.0116)
         books = engine.account().directions
         assert books[FORTH].out_packets >= 30
@@ -55,7 +67,7 @@ def test_round_trip_is_the_sum_of_both_delays(engine_kind: str, line: Line, tmp_
 def test_loss_is_as_asked_and_in_the_books(
     engine_kind: str, line: Line, tmp_path: Path, settings: dict[str, Any], low: int, high: int
 ) -> None:
-    with running(engine_kind, line, tmp_path, way(**settings)) as engine:
+    with running(engine_kind, line, tmp_path, direction(**settings)) as engine:
         before = engine.account().directions[FORTH].lost
         arrived = {arrival.number for arrival in stream(line, 5000)}
         assert low <= 5000 - len(arrived) <= high
@@ -74,7 +86,7 @@ def test_the_same_seed_loses_the_same_packets(engine_kind: str, line: Line, tmp_
         pytest.skip("this tc gives netem no seed (iproute2 6.6 does)")
     arrived = []
     for seed in (7, 7, 8):
-        with running(engine_kind, line, tmp_path, way(loss=0.2), seed=seed):
+        with running(engine_kind, line, tmp_path, direction(loss=0.2), seed=seed):
             arrived.append([arrival.number for arrival in stream(line, 500)])
     assert len(arrived[0]) < 500
     assert arrived[0] == arrived[1] != arrived[2]
@@ -82,7 +94,7 @@ def test_the_same_seed_loses_the_same_packets(engine_kind: str, line: Line, tmp_
 
 @pytest.mark.parametrize("distribution", ["uniform", "normal", "pareto"])
 def test_jitter_has_its_size(engine_kind: str, line: Line, tmp_path: Path, distribution: str) -> None:
-    settings = way(delay_s=0.03, jitter_s=0.006, jitter_distribution=distribution)
+    settings = direction(delay_s=0.03, jitter_s=0.006, jitter_distribution=distribution)
     with running(engine_kind, line, tmp_path, settings):
         took = sorted(arrival.took_s for arrival in stream(line, 400, pause_s=0.02))
     assert len(took) == 400
@@ -93,7 +105,7 @@ def test_jitter_has_its_size(engine_kind: str, line: Line, tmp_path: Path, distr
 
 
 def test_duplicates_come_as_often_as_asked(engine_kind: str, line: Line, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(duplicate=0.1)) as engine:
+    with running(engine_kind, line, tmp_path, direction(duplicate=0.1)) as engine:
         before = engine.account().directions[FORTH].duplicated
         arrived = [arrival.number for arrival in stream(line, 3000)]
         twice = len(arrived) - 3000
@@ -106,7 +118,7 @@ def test_duplicates_come_as_often_as_asked(engine_kind: str, line: Line, tmp_pat
 def test_who_overtakes_does_so_as_often_as_asked_and_nobody_else(
     engine_kind: str, line: Line, tmp_path: Path
 ) -> None:
-    with running(engine_kind, line, tmp_path, way(delay_s=0.05, reorder=0.1)):
+    with running(engine_kind, line, tmp_path, direction(delay_s=0.05, reorder=0.1)):
         arrived = stream(line, 1000, pause_s=0.001)
     early = {arrival.number for arrival in arrived if arrival.took_s < 0.025}
     assert 60 < len(early) < 140
@@ -116,7 +128,7 @@ def test_who_overtakes_does_so_as_often_as_asked_and_nobody_else(
 
 
 def test_corrupted_packets_do_not_pass_checksums(engine_kind: str, line: Line, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(corrupt=0.1)):
+    with running(engine_kind, line, tmp_path, direction(corrupt=0.1)):
         assert 220 < 3000 - len(stream(line, 3000)) < 380
 
 
@@ -125,7 +137,7 @@ def test_the_queue_holds_what_it_should_and_drops_the_rest(
     engine_kind: str, line: Line, tmp_path: Path, queue: dict[str, int]
 ) -> None:
     size = 1400  # 1442 bytes as a frame: 69 fit into 100 kB
-    with running(engine_kind, line, tmp_path, way(rate_bps=5e6, **queue)) as engine:
+    with running(engine_kind, line, tmp_path, direction(rate_bps=5e6, **queue)) as engine:
         time.sleep(0.1)
         before = engine.account().directions[FORTH].dropped
         arrived = stream(line, 200, size=size, settle_s=1.0)
@@ -139,7 +151,7 @@ def test_the_queue_holds_what_it_should_and_drops_the_rest(
 
 def test_what_finds_a_long_queue_is_marked_if_it_can_be(engine_kind: str, line: Line, tmp_path: Path) -> None:
     size = 1400
-    with running(engine_kind, line, tmp_path, way(rate_bps=5e6, ecn_bytes=40_000)) as engine:
+    with running(engine_kind, line, tmp_path, direction(rate_bps=5e6, ecn_bytes=40_000)) as engine:
         time.sleep(0.1)
         marks = {tos: burst_marks(line, tos, size) for tos in (2, 0)}
         assert engine.account().directions[FORTH].marked == sum(marks[2])
@@ -198,7 +210,7 @@ def arrivals_of(line: Line, dscps: Sequence[int], size: int = 1400) -> list[tupl
 def test_classes_go_by_priority_by_share_and_no_faster_than_their_limit(
     engine_kind: str, line: Line, tmp_path: Path
 ) -> None:
-    plain = way(rate_bps=5e6, queue_bytes=400_000)
+    plain = direction(rate_bps=5e6, queue_bytes=400_000)
     frame_s = 1442 * 8 / 5e6
     with running(engine_kind, line, tmp_path, plain) as engine:
         queued = replace(plain, classes=CLASSES)
@@ -225,18 +237,18 @@ def test_classes_go_by_priority_by_share_and_no_faster_than_their_limit(
 
 
 def test_settings_change_in_place_also_back_to_zero(engine_kind: str, line: Line, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(delay_s=0.01)) as engine:
+    with running(engine_kind, line, tmp_path, direction(delay_s=0.01)) as engine:
         for asked, low, high in (
-            (way(delay_s=0.04, loss=0.2, duplicate=0.1, ecn_bytes=40_000), 0.0399, 0.0415),
-            (way(queue_packets=100), 0.0, 0.0015),
-            (way(delay_s=0.005, rate_bps=1e8, queue_bytes=500_000), 0.0049, 0.0065),
+            (direction(delay_s=0.04, loss=0.2, duplicate=0.1, ecn_bytes=40_000), 0.0399, 0.0415),
+            (direction(queue_packets=100), 0.0, 0.0015),
+            (direction(delay_s=0.005, rate_bps=1e8, queue_bytes=500_000), 0.0049, 0.0065),
         ):
             engine.change({FORTH: asked})
             assert engine.settings()[FORTH].loss == pytest.approx(asked.loss, abs=1e-6)
             assert_within(lambda: fastest_ping_s(line), low, high)
-        engine.change({FORTH: way(loss=1.0)})
+        engine.change({FORTH: direction(loss=1.0)})
         assert stream(line, 10) == []
-        engine.change({FORTH: way()})
+        engine.change({FORTH: direction()})
         assert len(stream(line, 10)) == 10
         assert balanced(engine)
 
@@ -244,7 +256,7 @@ def test_settings_change_in_place_also_back_to_zero(engine_kind: str, line: Line
 def test_tcp_gets_the_goodput_that_rate_and_headers_allow(
     engine_kind: str, line: Line, tmp_path: Path
 ) -> None:
-    forth = way(rate_bps=50e6, delay_s=0.002, queue_bytes=300_000)
+    forth = direction(rate_bps=50e6, delay_s=0.002, queue_bytes=300_000)
     with running(engine_kind, line, tmp_path, forth, replace(forth, rate_bps=20e6)) as engine:
         expected_bps = 50e6 * (MTU - 52) / (MTU + 14)
         assert_within(lambda: goodput_bps(line), 0.97 * expected_bps, 1.02 * expected_bps)
@@ -254,7 +266,7 @@ def test_tcp_gets_the_goodput_that_rate_and_headers_allow(
 
 
 def test_a_frame_takes_its_own_time_before_the_delay(engine_kind: str, line: Line, tmp_path: Path) -> None:
-    with running(engine_kind, line, tmp_path, way(rate_bps=1e6, delay_s=0.0025)):
+    with running(engine_kind, line, tmp_path, direction(rate_bps=1e6, delay_s=0.0025)):
         own_s = 1442 * 8 / 1e6
 
         def fastest_s() -> float:
@@ -269,8 +281,11 @@ def test_one_flow_fills_a_queue_that_is_not_its_hosts(engine_kind: str, line: Li
         setup = Setup()
         add_holds(setup, {"ha": Hold(1e9)})
         setup.apply(line.edges.pid)
-    forth = way(rate_bps=50e6, delay_s=0.01, queue_bytes=500_000)  # four bandwidth-delay products
-    with running(engine_kind, line, tmp_path, forth, way(delay_s=0.01)) as engine, bulk_flow(line, "cubic"):
+    forth = direction(rate_bps=50e6, delay_s=0.01, queue_bytes=500_000)  # four bandwidth-delay products
+    with (
+        running(engine_kind, line, tmp_path, forth, direction(delay_s=0.01)) as engine,
+        bulk_flow(line, "cubic"),
+    ):
         peak, end_s = 0, time.monotonic() + 6
         while time.monotonic() < end_s:
             time.sleep(0.02)
@@ -299,7 +314,7 @@ def goodput_bps(line: Line) -> float:
 
 
 def test_a_killed_engine_is_noticed_and_named(line: Line, tmp_path: Path) -> None:
-    wire = LinkWire("l", "wa", "wb", "pa", "pb", way(), way())
+    wire = LinkWire("l", "wa", "wb", "pa", "pb", direction(), direction())
     engine = UserspaceEngine(line.middle.pid, [wire], tmp_path / "links.sock", seed=1)
     engine.start()
     try:
@@ -322,7 +337,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     with namespaces(1) as (empty,):
         engine = UserspaceEngine(
             empty.pid,
-            [LinkWire("l", "nowhere", "wb", "pa", "pb", way(), way())],
+            [LinkWire("l", "nowhere", "wb", "pa", "pb", direction(), direction())],
             tmp_path / "s",
             seed=1,
         )

@@ -29,8 +29,8 @@ def topology(hosts: Mapping[str, int], links: Sequence[Link]) -> Topology:
     planes: Counter[frozenset[str]] = Counter()
     wan = []
     for a, b, *delays_s in links:
-        ways = [Direction(1e8, delay_s, 0.0, 0.0, 10**6) for delay_s in (delays_s[0], delays_s[-1])]
-        wan.append(WanLink(a, b, planes[frozenset((a, b))], *ways))
+        directions = [Direction(1e8, delay_s, 0.0, 0.0, 10**6) for delay_s in (delays_s[0], delays_s[-1])]
+        wan.append(WanLink(a, b, planes[frozenset((a, b))], *directions))
         planes[frozenset((a, b))] += 1
     return Topology("test", 9000, tuple(buildings), tuple(wan))
 

@@ -222,7 +222,7 @@ def test_hosts_without_ranks_have_nothing_to_send_and_frames_past_ip_are_somebod
         {CARD: PortCounts(30, 3000, 5, 500)}, dataclasses.replace(protocols(5, 30), tcp_in=20)
     )
     found = {
-        (entry.host, entry.way): (entry.packets, entry.kinds)
+        (entry.host, entry.direction): (entry.packets, entry.kinds)
         for entry in outside_steps(seen, ranks, background, HOSTS)
     }
     assert found == {

@@ -68,9 +68,9 @@ def result(shard: Shard, step_times: list[float], status: str = "trusted") -> Sh
         links.append({"time_s": start + 1.5, "bytes": 1000 * (trial + 1)})
     wan = {"a": "east", "b": "west", "plane": 0}
     rows = [
-        {**wan, "direction": way, "packets": 0, "drops": 0, "marks": 0, "queue_bytes": 7, **link}
+        {**wan, "direction": direction, "packets": 0, "drops": 0, "marks": 0, "queue_bytes": 7, **link}
         for link in links
-        for way in ("a_to_b", "b_to_a")
+        for direction in ("a_to_b", "b_to_a")
     ]
     variant = ShardVariant(
         algorithm="ring",
@@ -123,12 +123,12 @@ def test_shards_follow_each_other_in_time_and_are_numbered_through() -> None:
 
 def reading(time_s: float, packets: int) -> LinkSample:
     """Of the pair's link: so many frames of 1000 bytes since its engine started, each way."""
-    ways = ("a_to_b", "b_to_a")
-    wan = tuple(WanCounters("east", "west", 0, way, packets, packets) for way in ways)
+    directions = ("a_to_b", "b_to_a")
+    wan = tuple(WanCounters("east", "west", 0, direction, packets, packets) for direction in directions)
     books = DirectionAccount(
         *(packets, 1000 * packets, packets, 1000 * packets, packets, 1000 * packets), *(0, 0, 0, 0, 0, 0)
     )
-    account = EngineAccount(time_s, {("east-west-0", way): books for way in ways})
+    account = EngineAccount(time_s, {("east-west-0", direction): books for direction in directions})
     return LinkSample(time_s, FabricCounters(wan, {}, 0), account)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from testbed.config import load_topology
 from testbed.config.events import EventSpec
@@ -23,6 +24,11 @@ THREE = load_topology(TOPOLOGIES / "three-buildings.yaml").resolve()
 
 def event(**values: Any) -> EventSpec:
     return EventSpec.model_validate({"at": "1 s", **values})
+
+
+def test_the_old_key_of_a_direction_says_what_to_write_in_its_place() -> None:
+    with pytest.raises(ValidationError, match="a key that has another name now, expected `direction`"):
+        event(action="degrade", target="east-west-0", set={"loss": "1 %"}, way="a_to_b")
 
 
 def test_turns_come_in_order_and_ends_before_beginnings() -> None:
@@ -56,7 +62,7 @@ def test_changes_add_up_and_are_scaled() -> None:
     scale = Scale(4000, 2)
     active = [
         event(action="degrade", target="east-west-0", set={"loss": "1 %", "delay": "5 ms"}),
-        event(action="degrade", target="east-west-0", way="a_to_b", set={"loss": "2 %"}),
+        event(action="degrade", target="east-west-0", direction="a_to_b", set={"loss": "2 %"}),
     ]
     changed = condition(active, TWO, scale).changed
     assert set(changed) == {("east-west-0", "a_to_b"), ("east-west-0", "b_to_a")}

@@ -124,7 +124,7 @@ def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> No
     for variant in ("ring", "hierarchical"):
         captures = {path.name for path in (folder / "captures" / variant).iterdir()}
         own = [entry for entry in manifest["captures"] if entry["folder"] == variant]
-        assert captures == {f"{entry['link']}.{entry['way']}.pcapng" for entry in own}
+        assert captures == {f"{entry['link']}.{entry['direction']}.pcapng" for entry in own}
         assert sum(entry["packets"] for entry in own) > 100
         assert sum(entry["missed"] for entry in own) == 0
 
