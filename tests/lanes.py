@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,8 @@ REPOSITORY = Path(__file__).parents[1]
 # Lint and unit tests keep all cores busy: guests would wait for them.
 FIRST = ("lint", "unit")
 # By the real clock; each has the machine to itself but for the guests.
-FRONT = ("net-shared", "net-quiet", "test-machines")
+MACHINES = "test-machines"
+FRONT = ("net-shared", "net-quiet", MACHINES)
 BACK = "test-virtual"
 EVERY_S = 0.2
 HEARTBEAT_S = 60.0
@@ -38,6 +39,7 @@ PATIENCE_S, KILL_AFTER_S = 20.0, 20.0
 # For what lanes that have ended had started: until it is told to end, and until it is killed.
 ORPHANS_S = 5.0
 PR_SET_PDEATHSIG = 1
+NO_SSHD = "there is no SSH server here, and installing one would start it; `make test-machines` does"
 GROUPS = Path("/sys/fs/cgroup")
 # Version 1 has a folder for each controller, version 2 one for all.
 GROUP_PREFIX = "testbed-tests-"
@@ -73,10 +75,10 @@ def results(report: Path) -> tuple[int, tuple[str, ...]]:
     return len(cases) - len(reasons) - len(bad), tuple(reasons)
 
 
-def summary(outcomes: Sequence[Outcome], took_s: float, missing: Sequence[str] = ()) -> str:
-    """What `make test` says at its end; `missing`: lanes that did not run."""
+def summary(outcomes: Sequence[Outcome], took_s: float, missing: Mapping[str, str] | None = None) -> str:
+    """What `make test` says at its end; `missing`: lanes that did not run, and why."""
     lines = ["lanes:", *(f"  {outcome.line()}" for outcome in outcomes), f"  {'together':14} {took_s:5.0f} s"]
-    lines += [f"  {lane:14} did not run" for lane in missing]
+    lines += [f"  {lane:14} did not run: {reason}" for lane, reason in (missing or {}).items()]
     reasons = Counter((outcome.lane, reason) for outcome in outcomes for reason in outcome.skipped)
     lines.append("skipped, and why:" if reasons else "skipped: nothing")
     lines += [f"  {lane}: {count} of them: {reason}" for (lane, reason), count in reasons.items()]
@@ -206,7 +208,8 @@ class Lanes:
             self._wait_for(self._start(name))
         behind = self._start(BACK, group) if beside else None
         for name in FRONT:
-            self._wait_for(self._start(name))
+            if name != MACHINES or has_sshd():
+                self._wait_for(self._start(name))
         self._wait_for(behind or self._start(BACK, group))
 
     def _start(self, name: str, group: Path | None = None) -> Lane | None:
@@ -291,6 +294,13 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def has_sshd() -> bool:
+    """Whether an SSH server is installed, which an ordinary user's path need not have."""
+    return (
+        shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin") is not None
+    )
+
+
 def say(words: str) -> None:
     """A line that is none of a lane's own."""
     print(f"==> {words}", flush=True)
@@ -310,11 +320,9 @@ def main() -> int:
     finally:
         shutil.rmtree(reports, ignore_errors=True)
     ran = {outcome.lane for outcome in lanes.outcomes}
-    print(
-        summary(
-            lanes.outcomes, time.monotonic() - began_s, [n for n in (*FIRST, *FRONT, BACK) if n not in ran]
-        )
-    )
+    stopped = f"stopped by signal {lanes.stopped}" if lanes.stopped else NO_SSHD
+    missing = {name: stopped for name in (*FIRST, *FRONT, BACK) if name not in ran}
+    print(summary(lanes.outcomes, time.monotonic() - began_s, missing))
     if lanes.stopped:
         return 128 + lanes.stopped
     return next((1 for outcome in lanes.outcomes if outcome.status), 0)

@@ -12,7 +12,7 @@ from scapy.utils import PcapNgReader
 
 from tests.net.runs import SMALLER, run_testbed, write_scenario
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 
 def test_a_run_captures_both_ends_of_each_direction(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from testbed.fabric.network import Fabric
 from testbed.links.timing import one_way_times
 from tests.net.runs import ROOT, SMALLER, run_testbed, write_scenario
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 EVENTS = """
 events:

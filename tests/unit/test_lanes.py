@@ -30,9 +30,12 @@ lint unit net-shared net-quiet test-machines:
 test-virtual:
 	@echo begin $@ >>log; echo $$$$ >pid; {back}; echo virtual says its piece; echo end $@ >>log
 """
-PROGRAM = (
-    "import sys, pathlib, tests.lanes as l; l.REPOSITORY = pathlib.Path(sys.argv[1]); sys.exit(l.main())"
-)
+PROGRAM = """
+import sys, pathlib, tests.lanes as lanes
+lanes.REPOSITORY = pathlib.Path(sys.argv[1])
+lanes.has_sshd = lambda: sys.argv[2] == "sshd"
+sys.exit(lanes.main())
+"""
 
 
 def test_a_report_tells_what_passed_and_why_something_did_not_run(tmp_path: Path) -> None:
@@ -48,12 +51,12 @@ def test_the_summary_has_each_lanes_time_and_each_reason_once() -> None:
         Outcome("unit", 0, 61.2, 1200, ("slow",)),
         Outcome("net-shared", 2, 400.4, 118, ("no netem", "no netem")),
     ]
-    said = summary(outcomes, 500.0, ["net-quiet"])
+    said = summary(outcomes, 500.0, {"net-quiet": "stopped by signal 2"})
     for words in (
         "  unit              61 s, 1200 passed, 1 skipped\n",
         "  net-shared       400 s, 118 passed, 2 skipped, FAILED with status 2\n",
         "  together         500 s\n",
-        "  net-quiet      did not run\n",
+        "  net-quiet      did not run: stopped by signal 2\n",
         "  net-shared: 2 of them: no netem\n",
         "left to `make test-all`",
     ):
@@ -79,12 +82,12 @@ def test_sessions_share_cores_only_outside_control_groups(
     assert shares_by_session(groups, autogroup) is expected
 
 
-def start(folder: Path, front: str, back: str) -> subprocess.Popen[str]:
+def start(folder: Path, front: str, back: str, has: str = "sshd") -> subprocess.Popen[str]:
     (folder / "Makefile").write_text(MAKEFILE.format(front=front, back=back))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MAKEFLAGS": ""}
     pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(folder)],
+        [sys.executable, "-c", PROGRAM, str(folder), has],
         env=environment,
         stdout=pipe,
         text=True,
@@ -114,6 +117,14 @@ def test_one_that_fails_fails_all_and_the_others_run_all_the_same(tmp_path: Path
     assert "net-shared         0 s, FAILED with status 2" in said
 
 
+def test_without_an_ssh_server_machines_are_left_out_with_the_reason(tmp_path: Path) -> None:
+    running = start(tmp_path, "true", "true", has="nothing")
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert "test-machines" not in (tmp_path / "log").read_text()
+    assert "  test-machines  did not run: there is no SSH server here" in said
+
+
 @pytest.mark.parametrize(
     ("number", "whole_group"),
     [(signal.SIGINT, True), (signal.SIGTERM, True), (signal.SIGTERM, False)],
@@ -130,6 +141,6 @@ def test_no_lane_outlives_it(tmp_path: Path, number: signal.Signals, whole_group
     (os.killpg if whole_group else os.kill)(running.pid, number)
     said, _ = running.communicate(timeout=30)
     assert running.returncode == 128 + number
-    assert "net-quiet      did not run" in said
+    assert f"net-quiet      did not run: stopped by signal {int(number)}\n" in said
     _, alive = psutil.wait_procs(lanes, timeout=10)
     assert not alive
