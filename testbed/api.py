@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario, load_topology
+from testbed.experiments import running as experiment
+from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, Search
 from testbed.fabric.network import Fabric
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import Prediction, predict_all
-from testbed.report import write_report
-from testbed.results.directory import default_path, hand_over
+from testbed.results.directory import default_path
 from testbed.results.result import Result
 from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
 from testbed.running.networks import Network
 from testbed.running.progress import Progress
-from testbed.running.request import Request, prepare
+from testbed.running.request import Request
 
 Source = str | Path | Mapping[str, Any]
 
@@ -101,11 +102,8 @@ def run(
     scenario = _scenario(scenario)
     tell = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(scenario.name)
-    prepared = prepare(Request(scenario, target, file, clock=clock, jobs=jobs))
-    prepared.execute(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
-    write_report(target)
-    hand_over(target)
-    return Result.open(target)
+    telling = Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}"))
+    return experiment.run(Request(scenario, target, file, clock=clock, jobs=jobs), Listener(telling))
 
 
 def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:

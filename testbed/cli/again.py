@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.carrying import run_and_report
+from testbed.cli.carrying import telling
 from testbed.cli.options import JobsOption, JsonOption
-from testbed.config import load_scenario
+from testbed.experiments import reproducing as experiment
 from testbed.report import write_report
 from testbed.report.figures import time_text
-from testbed.report.runs import MANIFEST, SCENARIO, Comparison, compare_runs
-from testbed.results.directory import default_path, hand_over
+from testbed.report.runs import Comparison, compare_runs
+from testbed.results.directory import hand_over
 from testbed.results.result import Result
-from testbed.running.request import Request
 
 EXIT_DIFFERENT = 4
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `testbed run` made.")]
@@ -59,25 +58,8 @@ def reproduce(
     as_json: JsonOption = False,
 ) -> None:
     """Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status 4: it does not."""
-    before = Result.open(run)
-    manifest: dict[str, Any] = json.loads((run / MANIFEST).read_text())
-    scale = [f"scale.{name}={value}" for name, value in before.scale.model_dump().items()]
-    file = run / SCENARIO
-    scenario = load_scenario(file, scale)
-    target = output if output is not None else default_path(scenario.name)
-    real = before.clock == "real"
-    request = Request(
-        scenario,
-        target,
-        str(file),
-        clock=before.clock,
-        jobs=jobs,
-        cpu_time="free" if real else manifest["clock"]["cpu_time"],
-        link_engine=manifest["link_engine"] if real else None,
-        datapath=manifest["datapath"] if real else None,
-    )
-    run_and_report(request, quiet=True)
-    found = compare_runs(run, target)
+    with telling(Console(stderr=True, highlight=False)) as listener:
+        found, target = experiment.reproduce(run, output, jobs, listener)
     _print(found, as_json)
     Console(stderr=True, highlight=False).print(f"report: {target / 'report.html'}", soft_wrap=True)
     if not found.agrees:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,16 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.carrying import run_and_report
+from testbed.cli.carrying import telling
 from testbed.cli.options import JobsOption
-from testbed.job.errors import RunError
-from testbed.model.calibrating import Fit, fit, probes
-from testbed.model.calibration import LINK_ENGINE, keep_calibration
+from testbed.experiments import calibrating as experiment
+from testbed.report import print_summary
 from testbed.report.figures import time_text
-from testbed.results.directory import default_path, hand_over
-from testbed.running.request import Request
-
-SCENARIO, RUN = "calibration.yaml", "run"
+from testbed.results.directory import default_path
 
 
 def add_calibrate_command(app: typer.Typer) -> None:
@@ -46,15 +40,10 @@ def calibrate(
     congestion control; on the real clock also what software costs per message and byte. Some minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
-    folder.mkdir(parents=True)
-    try:
-        found = _measured(folder, clock, jobs)
-        kept = keep_calibration(clock, found.calibration, keep)
-    except BaseException:
-        if not (folder / RUN).exists():
-            shutil.rmtree(folder)
-        raise
-    hand_over(folder)
+    with telling(Console(stderr=True, highlight=False)) as listener:
+        done = experiment.calibrate(clock, folder, jobs, keep, listener)
+    found = done.fit
+    print_summary(done.result.document(), Console(highlight=False))
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("congestion control")
@@ -69,29 +58,6 @@ def calibrate(
     worst = max(found.errors, key=lambda name: abs(found.errors[name]))
     console.print(
         f"With that the model is {found.median_error:.1%} off in the median of {len(found.errors)} probes, "
-        f"{abs(found.errors[worst]):.1%} at the worst ({worst}).\nKept in {kept}.",
+        f"{abs(found.errors[worst]):.1%} at the worst ({worst}).\nKept in {done.kept}.",
         soft_wrap=True,
     )
-
-
-def _measured(folder: Path, clock: str, jobs: int | None) -> Fit:
-    scenario = probes()
-    file = folder / SCENARIO
-    file.write_text(scenario.to_yaml())
-    summary = run_and_report(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs))
-    try:
-        return fit(scenario, summary, clock, _made(folder / RUN))
-    except ValueError as error:
-        raise RunError(str(error)) from None
-
-
-def _made(run: Path) -> dict[str, str]:
-    """With which version, on which kernel and link engine, when."""
-    manifest = json.loads((run / "manifest.json").read_text())
-    kernel = manifest["clock"].get("kernel") or manifest["host"]["kernel"]
-    return {
-        "testbed": manifest["testbed_version"],
-        "kernel": kernel,
-        LINK_ENGINE: manifest["link_engine"],
-        "created": manifest["created"],
-    }

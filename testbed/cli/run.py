@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from testbed.cli.carrying import run_and_report
+from testbed.cli.carrying import print_result, telling
 from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import JobsOption, JsonOption, OverridesOption
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
-from testbed.config import ConfigError, Problem, load_scenario
+from testbed.config import load_scenario
+from testbed.experiments import running as experiment
 from testbed.results.directory import default_path
 from testbed.running.request import Request
 
@@ -62,10 +64,6 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
-    if retry_dilated and clock == "virtual":
-        raise ConfigError(
-            [Problem("command line", None, "--retry-dilated", "--clock virtual", "--clock real")]
-        )
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     request = Request(
@@ -81,6 +79,9 @@ def run(
         datapath=datapath,
         machines=machines,
     )
-    summary = run_and_report(request, strict=strict, as_json=as_json, most_dilation=retry_dilated)
-    if summary["status"] == "untrusted":
+    console = Console(stderr=True, highlight=False)
+    with telling(console) as listener:
+        result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
+    print_result(result, console, strict=strict, as_json=as_json)
+    if result.status == "untrusted":
         raise typer.Exit(EXIT_UNTRUSTED)

@@ -253,8 +253,7 @@ class Result(ResultModel):
             raise BadResult(f"{file}: {place}: got {got}, expected {expected}") from None
         except ValueError as error:
             raise BadResult(f"{file}: expected JSON ({error})") from None
-        result._folder = folder.resolve()
-        return result
+        return result.at(folder)
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:
@@ -321,6 +320,11 @@ class Result(ResultModel):
             raise BadInput(where="variant", got=repr(variant), expected=f"none: {name} is of all variants")
         chosen = self.variants[0] if variant is None else self.variant(variant)
         return Figure(name, found.draw(self.folder, chosen.document()))
+
+    def at(self, folder: Path) -> Result:
+        """The same, with the folder where its files are now."""
+        self._folder = folder.resolve()
+        return self
 
     @property
     def folder(self) -> Path:

@@ -29,4 +29,4 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
     except BaseException:
         directory.discard()
         raise
-    return result
+    return result.at(output)

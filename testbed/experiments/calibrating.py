@@ -1,0 +1,64 @@
+"""The model's calibration: probes are run, the model is fitted to them, the result is kept where runs look for it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.experiments.running import Listener, run
+from testbed.job.errors import RunError
+from testbed.model.calibrating import Fit, fit, probes
+from testbed.model.calibration import LINK_ENGINE, keep_calibration
+from testbed.results.directory import hand_over
+from testbed.results.manifest import Manifest
+from testbed.results.result import Result
+from testbed.running.request import Request
+
+SCENARIO, RUN = "calibration.yaml", "run"
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The probes' run, what fits it, and the file that keeps it."""
+
+    result: Result
+    fit: Fit
+    kept: Path
+
+
+def calibrate(
+    clock: str, folder: Path, jobs: int | None, keep: Path | None, listener: Listener
+) -> Calibrated:
+    """Run the probes in `folder`, which is made, fit, and keep. keep: the file; None: where runs look for it.
+
+    RunError where too few figures are to be trusted, and all that a run raises; a folder with a run in it then stays.
+    """
+    folder.mkdir(parents=True)
+    try:
+        scenario = probes()
+        file = folder / SCENARIO
+        file.write_text(scenario.to_yaml())
+        result = run(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs), listener)
+        try:
+            found = fit(scenario, result.document(), clock, _made(folder / RUN))
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        kept = keep_calibration(clock, found.calibration, keep)
+    except BaseException:
+        if not (folder / RUN).exists():
+            shutil.rmtree(folder)
+        raise
+    hand_over(folder)
+    return Calibrated(result, found, kept)
+
+
+def _made(folder: Path) -> dict[str, str]:
+    """With which version, on which kernel and link engine, when."""
+    manifest = Manifest.open(folder)
+    return {
+        "testbed": manifest.testbed_version,
+        "kernel": manifest.clock.kernel or manifest.host.kernel,
+        LINK_ENGINE: manifest.link_engine,
+        "created": manifest.created,
+    }

@@ -1,0 +1,146 @@
+"""A search of configurations in a folder, which goes on where it was stopped; and the run that confirms it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.experiments.running import Listener, run
+from testbed.explorer import Exploration, NothingFits, Search
+from testbed.explorer.confirming import Agreement, agreement, confirmation
+from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
+from testbed.explorer.search import Result as Found
+from testbed.report.exploration import write_exploration
+from testbed.results.directory import hand_over
+from testbed.results.records import read_json
+from testbed.results.result import SUMMARY
+from testbed.running.request import Request, check_here
+
+SHOWN = 5  # of the best, beside what they are held against
+CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What a search found, as its folder has it. document: what `exploration.json` holds."""
+
+    folder: Path
+    found: Exploration
+    document: dict[str, Any]
+
+    @property
+    def confirmation(self) -> Path:
+        """The scenario that confirms it."""
+        return self.folder / CONFIRMATION
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What the run that confirms a search gave. ran: just now; agreement: None of fewer than two trusted variants."""
+
+    summary: dict[str, Any]
+    ran: bool
+    agreement: Agreement | None
+
+
+def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -> None:
+    """Refuse early what would only be refused after the search. confirm_by: the clock; None: it is not confirmed.
+
+    ConfigError, FabricError, VirtualClockError.
+    """
+    if scenario.explore is None:
+        expected = "a scenario that says what to search"
+        raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
+    if confirm_by is not None and not (folder / CONFIRMED).exists():
+        check_here(scenario, file, confirm_by)
+
+
+def explore(scenario: Scenario, file: str, folder: Path, progress: Callable[[int, int], None]) -> Explored:
+    """Search, or go on searching, and write the folder. progress: how many of how many have been tried.
+
+    ConfigError where nothing fits, or where the folder holds the search of another scenario.
+    """
+    fresh = not folder.exists()
+    try:
+        keeper = Keeper(folder, scenario)
+    except OtherSearch as error:
+        raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
+    try:
+        with contextlib.closing(keeper):
+            found = Search(scenario, progress, keeper.known(), keeper.note).run()
+    except NothingFits as error:
+        if fresh:
+            shutil.rmtree(folder)
+        expected = "a space with one that does, or a constraint that lets one through"
+        raise ConfigError([Problem(file, None, "explore", str(error), expected)]) from None
+    except ConfigError:
+        if fresh:
+            shutil.rmtree(folder)
+        raise
+    confirms = confirmation(scenario, found)
+    explored = Explored(folder, found, _document(scenario, found, confirms.variants))
+    explored.confirmation.write_text(confirms.scenario.to_yaml())
+    _write(explored)
+    return explored
+
+
+def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener) -> Confirmed:
+    """Run what confirms it, unless that was done; the page and `exploration.json` then say how right the model was.
+
+    ConfigError where the folder holds another run, and all that a run raises.
+    """
+    folder, file = explored.folder / CONFIRMED, explored.confirmation
+    ran = not folder.exists()
+    if ran:
+        run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
+    summary = read_json(folder / SUMMARY)
+    if (folder / "scenario.yaml").read_text() != file.read_text() or summary["clock"] != clock:
+        expected = "a folder without one, or the same configurations and clock"
+        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
+    right = agreement(summary["variants"])
+    explored.document["agreement"] = asdict(right) if right else None
+    _write(explored, summary)
+    return Confirmed(summary, ran, right)
+
+
+def _write(explored: Explored, confirmed: dict[str, Any] | None = None) -> None:
+    (explored.folder / RESULT).write_text(json.dumps(explored.document, indent=1) + "\n")
+    write_exploration(explored.folder, explored.document, confirmed)
+    hand_over(explored.folder)
+
+
+def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str]) -> dict[str, Any]:
+    """variants: of the scenario that confirms, by what is compared."""
+
+    def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": result.name,
+                "kind": result.kind,
+                "configuration": str(result.configuration),
+                "changes": dict(result.configuration.changes),
+                **asdict(result.tried),
+            }
+            for result in results
+        ]
+
+    return {
+        "scenario": scenario.name,
+        "combinations": found.combinations,
+        "tried": found.tried,
+        "misfits": [
+            {"count": count, **asdict(found.examples[name])} for name, count in found.misfits.items()
+        ],
+        "compared": [
+            {**entry, "variant": variants.get(entry["name"])} for entry in entries(found.compared(SHOWN))
+        ],
+        "pareto": entries(found.pareto),
+        "fitting": entries(found.fitting),
+        "agreement": None,
+    }
