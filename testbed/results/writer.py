@@ -83,7 +83,8 @@ def _manifest(
     first = shards[0].figures.manifest
     here = surroundings()
     changes = {
-        **{key: here[key] for key in ("testbed_version", "created", "command", "versions")},
+        **{key: here[key] for key in ("testbed_version", "created", "versions")},
+        "command": tuple(here["command"]),
         "host": type(first.host).model_validate(here["host"]),
         "seed": scenario.seed,
         "clock": _clock(first, carried),
