@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.controller.rules import Rule, loads
-from testbed.controller.situation import Situation
+from testbed.controller.snapshot import Snapshot
 from testbed.links.process import end_with_parent
 
 BACKLOG = 128
@@ -88,11 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     token = os.environ.pop(TOKEN_VARIABLE, "")
     try:
         rules, network = read_rules(options.rules)
-        situation = Situation(**network) if network else None
+        snapshot = Snapshot(**network) if network else None
         listener = socket.create_server(("127.0.0.1", options.port), backlog=BACKLOG)
         ports = {"port": listener.getsockname()[1]}
         interface = None
-        if situation and token:
+        if snapshot and token:
             interface = socket.create_server(("127.0.0.1", options.api_port), backlog=BACKLOG)
             ports["api_port"] = interface.getsockname()[1]
     except (OSError, ValueError, TypeError) as error:
@@ -104,28 +104,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from testbed.controller import compat  # noqa: PLC0415
         from testbed.controller.api import handler  # noqa: PLC0415
         from testbed.controller.app import RuleInstaller  # noqa: PLC0415
-        from testbed.controller.steering import Steering, rules_for  # noqa: PLC0415
+        from testbed.controller.policy_service import PolicyService, rules_for  # noqa: PLC0415
     except ImportError as error:
         events.report({"event": "error", "message": f"the controller library cannot be loaded: {error}"})
         return 2
 
     def begin(app: RuleInstaller) -> None:
-        assert situation is not None
-        steering = Steering(app, situation, events.report)
+        assert snapshot is not None
+        service = PolicyService(app, snapshot, events.report)
         if interface is not None:
-            compat.serve(interface, handler(steering, token))
+            compat.serve(interface, handler(service, token))
 
-    if situation and not rules:
-        rules = {dpid: list(own) for dpid, own in rules_for(situation).items()}
+    if snapshot and not rules:
+        rules = {dpid: list(own) for dpid, own in rules_for(snapshot).items()}
     application = (
         RuleInstaller,
         {
             "rules": rules,
             "report": events.report,
-            "rule_s": situation.rule_s if situation else 0.0,
+            "rule_s": snapshot.rule_s if snapshot else 0.0,
         },
     )
-    return compat.run(listener, *application, begin if situation else None)
+    return compat.run(listener, *application, begin if snapshot else None)
 
 
 if __name__ == "__main__":

@@ -20,21 +20,21 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any, ClassVar
 
 from testbed.controller.errors import ControllerError, PolicyError
-from testbed.controller.steering import Steering
+from testbed.controller.policy_service import PolicyService
 
 MAX_BODY_BYTES = 64 * 1024**2
 TIMEOUT_S = 30.0
 
 
-def handler(steering: Steering, token: str) -> Callable[[socket.socket, Any], None]:
+def handler(service: PolicyService, token: str) -> Callable[[socket.socket, Any], None]:
     """What answers one connection."""
 
     class Handler(_Handler):
         routes: ClassVar[Mapping[tuple[str, str], Callable[[Any], Any]]] = {
-            ("GET", "/policy"): lambda body: steering.show(),
-            ("GET", "/rules"): lambda body: steering.rules(),
-            ("PUT", "/policy"): steering.set,
-            ("POST", "/diff"): steering.diff,
+            ("GET", "/policy"): lambda body: service.show(),
+            ("GET", "/rules"): lambda body: service.rules(),
+            ("PUT", "/policy"): service.set,
+            ("POST", "/diff"): service.diff,
         }
         expected = f"Bearer {token}"
 

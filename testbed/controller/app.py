@@ -15,10 +15,10 @@ from typing import Any
 
 from testbed.controller.bundles import BundleWriter
 from testbed.controller.compat import OPENFLOW_13, Application, Call, hub, ofp_event, on, on_call
+from testbed.controller.desired import DesiredState, Difference
 from testbed.controller.openflow import FlowEntry, group_of
 from testbed.controller.rules import Rule, ports_of
 from testbed.controller.sessions import Change, Rules, Session
-from testbed.controller.wanted import Difference, Wanted
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -149,7 +149,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 self._ask(session)
 
     def _counts(self, session: Session) -> list[tuple[Rule, int, int]]:
-        wanted = session.wanted or Wanted(session.datapath, self._rules[session.datapath.id])
+        wanted = session.wanted or DesiredState(session.datapath, self._rules[session.datapath.id])
         return wanted.counts(session.flows)
 
     # ---- what switches say
@@ -253,7 +253,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
         if event.msg.flags & datapath.ofproto.OFPMPF_REPLY_MORE:
             return
         if session.wanted is None:
-            session.wanted = Wanted(datapath, self._rules[datapath.id])
+            session.wanted = DesiredState(datapath, self._rules[datapath.id])
         known = {number: group for number, group in session.groups.items() if group is not None}
         difference = session.wanted.compare(datapath, session.flows, known)
         if not difference and session.groups == session.wanted.groups:
@@ -269,7 +269,7 @@ class RuleInstaller(Application):  # type: ignore[misc]  # the libraries have no
                 self._report({"event": "repaired", **what, **_now()})
             self._prepare(session, session.wanted, difference)
 
-    def _prepare(self, session: Session, wanted: Wanted, difference: Difference) -> None:
+    def _prepare(self, session: Session, wanted: DesiredState, difference: Difference) -> None:
         """Have a switch changed after the time that it needs for it; the first rules of all take none."""
         session.written += 1
         changes = list(wanted.changes(session.datapath, difference, session.groups))

@@ -18,7 +18,7 @@ from typing import Any
 from testbed.controller.client import ControllerApi
 from testbed.controller.errors import ControllerError
 from testbed.controller.rules import Rule, dumps
-from testbed.controller.situation import Situation
+from testbed.controller.snapshot import Snapshot
 from testbed.links.process import close_pipes, wait_or_kill
 
 LISTEN_TIMEOUT_S = 20.0
@@ -32,7 +32,7 @@ class ControllerProcess:
 
     The order of use: `start`, give the bridges `tcp:127.0.0.1:<port>` as controller, `wait_ready`, and `stop` at the
     end. The process dies with the thread that called `start`. `library` is "os-ken" or "ryu"; `env` adds to the
-    environment; `python` is the interpreter, this one by default. With `situation`, which says what network this is,
+    environment; `python` is the interpreter, this one by default. With `snapshot`, which says what network this is,
     there is `api`, the interface through which the policy is changed. `log` gets each event as a mapping.
     """
 
@@ -42,14 +42,14 @@ class ControllerProcess:
         library: str = "os-ken",
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
-        situation: Situation | None = None,
+        snapshot: Snapshot | None = None,
         log: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
         self._rules = rules
-        self._situation = situation
+        self._snapshot = snapshot
         self._token = secrets.token_hex(16)
         self._environment = {**os.environ, **(env or {}), "TESTBED_CONTROLLER_LIBRARY": library}
-        if situation is not None:
+        if snapshot is not None:
             self._environment["TESTBED_CONTROLLER_TOKEN"] = self._token
         self._command = [python, "-m", "testbed.controller", "--rules", "-"]
         self._log = log
@@ -96,7 +96,7 @@ class ControllerProcess:
         assert process.stdin is not None
         # a process that ended before it read them says why on its standard error
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(dumps(self._rules, asdict(self._situation) if self._situation else None))
+            pipe.write(dumps(self._rules, asdict(self._snapshot) if self._snapshot else None))
 
     def revive(self) -> bool:
         """Start a process that ended again, at the same ports and with the same policy; whether it did so.
@@ -114,7 +114,7 @@ class ControllerProcess:
         self._log({"event": "restarted", "time_s": time.monotonic(), "status": process.returncode})
         self._begin_anew()
         self._ready = True  # the rules are in, whoever watches over them
-        if self._situation is not None:
+        if self._snapshot is not None:
             self._rules = {}  # those of the policy that is in force now
         self.start()
         return True
@@ -131,11 +131,11 @@ class ControllerProcess:
         self, policy: Mapping[str, Any], flows: Sequence[Mapping[str, Any]] | None = None
     ) -> dict[str, Any]:
         """Put a policy in force (see testbed.controller.api), also for when the process is revived."""
-        assert self._situation is not None
+        assert self._snapshot is not None
         asked = dict(policy) if flows is None else {**policy, "flows": list(flows)}
         answer = self.api.set(asked)
         if flows is not None:
-            self._situation = replace(self._situation, flows=flows)
+            self._snapshot = replace(self._snapshot, flows=flows)
         return answer
 
     @property
@@ -216,11 +216,11 @@ class ControllerProcess:
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         self._log(event)
-        if kind == "policy" and self._situation is not None:
+        if kind == "policy" and self._snapshot is not None:
             # whoever has set it: `testbed policy set` talks to the process itself
-            self._situation = replace(self._situation, policy=event["policy"])
-        elif kind == "replanned" and self._situation is not None:
-            self._situation = replace(self._situation, down=event["down"])
+            self._snapshot = replace(self._snapshot, policy=event["policy"])
+        elif kind == "replanned" and self._snapshot is not None:
+            self._snapshot = replace(self._snapshot, down=event["down"])
         elif kind == "listening":
             self._port, self._api_port = event["port"], event.get("api_port")
             self._listening = True

@@ -274,7 +274,7 @@ def ports_of(rules: Sequence[Rule]) -> set[int]:
 
 
 def dumps(rules: Mapping[int, Sequence[Rule]], network: Mapping[str, Any] | None = None) -> str:
-    """The rules of several switches, by datapath id, as JSON. network: see `testbed.controller.steering.Situation`."""
+    """The rules of several switches, by datapath id, as JSON. network: a `Snapshot`."""
     datapaths = [{"dpid": dpid, "rules": [rule_to_data(rule) for rule in own]} for dpid, own in rules.items()]
     document = {"format": FORMAT, "datapaths": datapaths}
     return json.dumps(document if network is None else {**document, "network": network})

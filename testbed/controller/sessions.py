@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from testbed.controller.desired import DesiredState
 from testbed.controller.rules import FastFailover, Rule
-from testbed.controller.wanted import Wanted
 
 Rules = Mapping[int, Sequence[Rule]]
 """By datapath id."""
@@ -24,7 +24,7 @@ class Session:
     ports: dict[int, bool] = field(default_factory=dict)  # whether each is up
     flows: list[Any] = field(default_factory=list)
     groups: dict[int, FastFailover | None] = field(default_factory=dict)
-    wanted: Wanted | None = None
+    wanted: DesiredState | None = None
     written: int = 0
     busy: bool = False  # between asking for what is there and knowing that all is well
     refused: bool = False

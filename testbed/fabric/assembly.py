@@ -1,4 +1,4 @@
-"""A plan's nodes and cables as Mininet's: hosts, bridges, edges and probes, each on its ground, plugged together."""
+"""A plan's nodes and cables as Mininet's: hosts, bridges, edges and probes, each on its machine, plugged together."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mininet.net import Mininet
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.bridges import CARD, UPLINK
+from testbed.fabric.machine_placement import MachinePlacement
 from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuietHost, QuietInterface, VethLink
 from testbed.fabric.plan import Plan
-from testbed.fabric.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def node_kinds(spanning: bool) -> NodeKinds:
     return NodeKinds(RemoteHost, RemoteBridge, SpanningLink)
 
 
-def assemble(plan: Plan, spread: Spread, switched: Switched, folder: Path) -> Any:
+def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder: Path) -> Any:
     """Make all nodes' namespaces and all interfaces, nothing set up yet; returns Mininet's object. FabricError."""
-    kinds = node_kinds(spanning=bool(spread.machines))
+    kinds = node_kinds(spanning=bool(placement.machines))
     setLogLevel("error")
     Mininet.inited = True  # or its first use would change limits of the whole machine
     net = Mininet(
@@ -57,16 +57,16 @@ def assemble(plan: Plan, spread: Spread, switched: Switched, folder: Path) -> An
         build=False,
         autoSetMacs=False,
     )
-    here, ground = spread.here, spread.by_node(plan)
-    place = spread.make_spaces(plan, _hosts_files(plan, folder))
-    net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE], ground=here)
+    here, operations = placement.here, placement.by_node(plan)
+    place = placement.make_namespaces(plan, _hosts_files(plan, folder))
+    net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE], operations=here)
     for bridge in plan.bridges:
-        where = {"place": place[bridge.name], "ground": ground[bridge.name]}
-        kind = kinds.bridge if ground[bridge.name] is not here else KernelBridge
+        where = {"place": place[bridge.name], "operations": operations[bridge.name]}
+        kind = kinds.bridge if operations[bridge.name] is not here else KernelBridge
         net.addSwitch(bridge.name, cls=kind, setup=setups.bridge_setup(plan, bridge), **where)
     for host in plan.topology.hosts:
-        where = {"place": place[host.name], "ground": ground[host.name]}
-        kind = kinds.host if ground[host.name] is not here else QuietHost
+        where = {"place": place[host.name], "operations": operations[host.name]}
+        kind = kinds.host if operations[host.name] is not here else QuietHost
         net.addHost(host.name, cls=kind, ip=f"{host.ip}/8", mac=host.mac, **where)
     for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
         ports = {edge.local_interface: planning.LOCAL_PORT, edge.probe_interface: planning.PROBE_PORT}
@@ -79,11 +79,11 @@ def assemble(plan: Plan, spread: Spread, switched: Switched, folder: Path) -> An
             ports=ports,
             controller=switched.controller,
             dpid=f"{edge.dpid:016x}",
-            ground=here,
+            operations=here,
         )
         net.addLink(net[building.core], switch, intfName1=UPLINK, intfName2=edge.local_interface)
         name = plan.probe(building.name)
-        probe = net.addHost(name, ip=None, mac=None, place=place[name], ground=here)
+        probe = net.addHost(name, ip=None, mac=None, place=place[name], operations=here)
         mac = plan.probe_mac(building.name)
         net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
         for port in edge.wan:

@@ -15,11 +15,11 @@ from testbed.fabric.nodes import EdgeSwitch, KernelBridge, QuickNode, QuietHost,
 class _Remote(RemoteMixin):  # type: ignore[misc]  # Mininet has no types
     """A node whose namespaces are on another machine: its shell, when it is needed, comes through SSH."""
 
-    def __init__(self, name: str, ground: Machine, **parameters: Any) -> None:
-        user, _, server = ground.destination.rpartition("@")
+    def __init__(self, name: str, operations: Machine, **parameters: Any) -> None:
+        user, _, server = operations.destination.rpartition("@")
         user = user or os.environ.get("SUDO_USER", "root")
-        there = {"server": server, "serverIP": ground.address, "user": user}
-        super().__init__(name, **there, ground=ground, **parameters)
+        there = {"server": server, "serverIP": operations.address, "user": user}
+        super().__init__(name, **there, operations=operations, **parameters)
 
     shell_options = "-c"  # it must not leave SSH's terminal, which ends with what was started in it
     startShell = QuickNode.startShell  # RemoteMixin's would start it at once
@@ -41,7 +41,7 @@ class SpanningLink(RemoteLink):  # type: ignore[misc]
 
     def makeIntfPair(self, intfname1: str, intfname2: str, *addresses: Any, **options: Any) -> None:
         """Within a machine as `VethLink` does; else Mininet's way to a tunnel."""
-        if self.node1.ground is self.node2.ground:
+        if self.node1.operations is self.node2.operations:
             mac1, mac2 = (*addresses, None, None)[:2]
             VethLink.makeIntfPair(intfname1, intfname2, mac1, mac2, self.node1, self.node2)
         else:
@@ -49,7 +49,7 @@ class SpanningLink(RemoteLink):  # type: ignore[misc]
 
     def makeTunnel(self, node1: Node, node2: Node, intfname1: str, intfname2: str, *addresses: Any) -> None:
         """Both ends."""
-        core, edge = node1.ground, node2.ground
+        core, edge = node1.operations, node2.operations
         assert isinstance(core, Machine)
         assert isinstance(node2, EdgeSwitch)
         core.tunnel(intfname1, node1.pid, node2.tunnel_number, near=core.address, far=core.near)

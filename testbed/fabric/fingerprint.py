@@ -19,7 +19,7 @@ TURNS = 10  # looks until all namespaces were compared: all at once would take a
 
 
 @dataclass(frozen=True)
-class Ward:
+class WatchedNamespace:
     """A namespace to be looked at: that of process `pid` (None: the machine's own, of which only `interfaces` count).
 
     sends: connections go by its kernel parameters, which are read before and after, and not only listened to.
@@ -41,7 +41,7 @@ class Fingerprint:
     left_out: (namespace, interface) whose objects may change, since scenario events do that; all for EVERYTHING.
     """
 
-    def __init__(self, wards: Iterable[Ward], left_out: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, watched: Iterable[WatchedNamespace], left_out: Iterable[tuple[str, str]] = ()) -> None:
         self._left_out = frozenset(left_out)
         self._places: dict[str, Namespace] = {}
         self._known: dict[str, State] = {}
@@ -51,12 +51,14 @@ class Fingerprint:
         self._turn = 0
         self._poll = select.epoll()
         try:
-            for ward in wards:
-                own = ward.pid is None
-                self._places[ward.name] = Namespace(ward.pid, ward.counts if own else None)
-                self._parameters.add(ward.name, ward.pid, None if own else ward.interfaces)
-                self._values[ward.name] = self._parameters.read(ward.name) if ward.sends else {}
-                self._poll.register(self._places[ward.name].events, select.EPOLLIN)
+            for namespace in watched:
+                own = namespace.pid is None
+                self._places[namespace.name] = Namespace(namespace.pid, namespace.counts if own else None)
+                self._parameters.add(namespace.name, namespace.pid, None if own else namespace.interfaces)
+                self._values[namespace.name] = (
+                    self._parameters.read(namespace.name) if namespace.sends else {}
+                )
+                self._poll.register(self._places[namespace.name].events, select.EPOLLIN)
             self._poll.register(self._parameters, select.EPOLLIN)
             self._parameters.written()
         except BaseException:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.fabric.errors import FabricError
-from testbed.fabric.fingerprint import Ward
-from testbed.fabric.ground import Ground
-from testbed.fabric.spaces_child import keep_files_apart
-from testbed.fabric.trunk import TrunkSocket, answer
+from testbed.fabric.fingerprint import WatchedNamespace
+from testbed.fabric.machine_operations import MachineOperations
+from testbed.fabric.namespaces_child import keep_files_apart
+from testbed.fabric.tunnel import TunnelSocket, answer
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
 from testbed.links.holding import Hold
@@ -41,12 +41,12 @@ class Agent:
     """Does what it is asked. Each operation is a method named `do_...`."""
 
     def __init__(self) -> None:
-        self.ground = Ground()
+        self.operations = MachineOperations()
         keep_files_apart(str(FOLDER))
         self.folder = FOLDER
         self.offset_s = 0.0
         self.programs: list[subprocess.Popen[str]] = []
-        self.trunks: list[TrunkSocket] = []
+        self.tunnels: list[TunnelSocket] = []
         self._saying = threading.Lock()
 
     def say(self, **words: Any) -> None:
@@ -66,40 +66,40 @@ class Agent:
         """What is started from now on sees it so much ahead."""
         self.offset_s = offset_s
 
-    def do_spaces(self, texts: dict[str, str | None]) -> dict[str, int]:
+    def do_namespaces(self, texts: dict[str, str | None]) -> dict[str, int]:
         """Namespaces; `texts` are their /etc/hosts."""
         files: dict[str, Path | str | None] = dict.fromkeys(texts)
         for number, (name, text) in enumerate(texts.items()):
             if text is not None:
                 files[name] = self.folder / f"hosts-{number}"
                 Path(self.folder / f"hosts-{number}").write_text(text)
-        return self.ground.make_spaces(files)
+        return self.operations.make_namespaces(files)
 
     def do_veth(self, ends: list[dict[str, Any]]) -> None:
-        """As `Ground` does."""
-        self.ground.veth(ends)
+        """As `MachineOperations` does."""
+        self.operations.veth(ends)
 
     def do_tunnel(self, **end: Any) -> None:
-        """As `Ground` does."""
-        self.ground.tunnel(**end)
+        """As `MachineOperations` does."""
+        self.operations.tunnel(**end)
 
     def do_apply(self, setup: dict[str, Any], pid: int | None) -> None:
-        """As `Ground` does."""
-        self.ground.apply(Setup(**setup), pid)
+        """As `MachineOperations` does."""
+        self.operations.apply(Setup(**setup), pid)
 
     def do_verify(self, place: dict[str, Any]) -> None:
-        """As `Ground` does."""
-        self.ground.verify(_place(place))
+        """As `MachineOperations` does."""
+        self.operations.verify(_place(place))
 
     def do_verify_offloads(self, place: dict[str, Any]) -> None:
-        """As `Ground` does."""
-        self.ground.verify_offloads(_place(place))
+        """As `MachineOperations` does."""
+        self.operations.verify_offloads(_place(place))
 
-    def do_answer_trunk(self, interface: str, pid: int, mtu: int) -> None:
+    def do_answer_tunnel(self, interface: str, pid: int, mtu: int) -> None:
         """Answer what comes through a tunnel."""
         with network_namespace(pid):
-            end = TrunkSocket(interface, mtu)
-        self.trunks.append(end)
+            end = TunnelSocket(interface, mtu)
+        self.tunnels.append(end)
 
         def until_closed() -> None:
             with contextlib.suppress(OSError, ValueError):
@@ -108,31 +108,34 @@ class Agent:
         threading.Thread(target=until_closed, daemon=True).start()
 
     def do_frames(self, interface: str, pid: int) -> tuple[int, int]:
-        """As `Ground` does."""
-        return self.ground.frames(interface, pid)
+        """As `MachineOperations` does."""
+        return self.operations.frames(interface, pid)
 
     def do_counts(self, pid: int, protocols: bool) -> dict[str, Any]:
-        """As `Ground` does."""
-        return dataclasses.asdict(self.ground.counts(pid, protocols))
+        """As `MachineOperations` does."""
+        return dataclasses.asdict(self.operations.counts(pid, protocols))
 
-    def do_watch(self, wards: list[dict[str, Any]], left_out: list[list[str]]) -> None:
-        """As `Ground` does."""
-        places = [Ward(**{**ward, "interfaces": tuple(ward["interfaces"])}) for ward in wards]
-        self.ground.watch(places, [(place, interface) for place, interface in left_out])
+    def do_watch(self, watched: list[dict[str, Any]], left_out: list[list[str]]) -> None:
+        """As `MachineOperations` does."""
+        places = [
+            WatchedNamespace(**{**namespace, "interfaces": tuple(namespace["interfaces"])})
+            for namespace in watched
+        ]
+        self.operations.watch(places, [(place, interface) for place, interface in left_out])
 
     def do_look(self, thorough: bool) -> list[str]:
-        """As `Ground` does."""
-        return self.ground.look(thorough)
+        """As `MachineOperations` does."""
+        return self.operations.look(thorough)
 
     def do_take(self) -> None:
-        """As `Ground` does."""
-        self.ground.take()
+        """As `MachineOperations` does."""
+        self.operations.take()
 
-    def do_close_trunks(self) -> None:
+    def do_close_tunnels(self) -> None:
         """No more of that."""
-        for end in self.trunks:
+        for end in self.tunnels:
             end.close()
-        self.trunks.clear()
+        self.tunnels.clear()
 
     def do_start(
         self, module: str, arguments: list[str], environment: dict[str, str], document: str | None
@@ -175,8 +178,8 @@ class Agent:
         """Undo all."""
         for program in self.programs:
             _end(program)
-        self.do_close_trunks()
-        self.ground.stop()
+        self.do_close_tunnels()
+        self.operations.stop()
 
 
 def _end(program: subprocess.Popen[str]) -> None:

@@ -1,7 +1,7 @@
 """Other machines that have a fabric's buildings: an agent on each, through SSH, as with Mininet's cluster edition.
 
-The agent (`python -m testbed.fabric.machine_agent`, as root through sudo) does there what `Ground` does here. All that
-it makes ends with it, and it ends with the SSH connection.
+The agent (`python -m testbed.fabric.machine_agent`, as root through sudo) does there what `MachineOperations` does
+here. All that it makes ends with it, and it ends with the SSH connection.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import IO, Any
 import psutil
 
 from testbed.fabric.errors import FabricError
-from testbed.fabric.fingerprint import Ward
-from testbed.fabric.ground import Ground
+from testbed.fabric.fingerprint import WatchedNamespace
+from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.verify import Place
 from testbed.links import LinkError
 from testbed.links.counts import NodeCounts
@@ -47,7 +47,7 @@ def is_here(name: str) -> bool:
     return address in own or address.startswith("127.")
 
 
-class Machine(Ground):
+class Machine(MachineOperations):
     """Another machine, by the name that SSH knows it by, perhaps with a user: `name` or `user@name`.
 
     This Python must be there at the same path, with the same testbed. FabricError when it cannot be reached.
@@ -196,10 +196,10 @@ class Machine(Ground):
             self._read(0)
         return self._lines.pop(pid, [])
 
-    def make_spaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
+    def make_namespaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
         """As there; the files' text goes along."""
         texts = {name: Path(file).read_text() if file else None for name, file in files.items()}
-        found: dict[str, int] = self.call("spaces", texts=texts)
+        found: dict[str, int] = self.call("namespaces", texts=texts)
         return found
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
@@ -231,9 +231,11 @@ class Machine(Ground):
         """As there."""
         return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
 
-    def watch(self, wards: Sequence[Ward], left_out: Sequence[tuple[str, str]]) -> None:
+    def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
         """As there."""
-        self.call("watch", wards=[dataclasses.asdict(ward) for ward in wards], left_out=list(left_out))
+        self.call(
+            "watch", watched=[dataclasses.asdict(namespace) for namespace in watched], left_out=list(left_out)
+        )
 
     def look(self, thorough: bool) -> list[str]:
         """As there."""

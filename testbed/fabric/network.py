@@ -24,18 +24,18 @@ from testbed.controller import (
     View,
     compute,
 )
-from testbed.controller.situation import situation_of
+from testbed.controller.snapshot import snapshot_of
 from testbed.directions import Direction, QueueClass
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.assembly import Switched, assemble
 from testbed.fabric.buffers import large_receive_buffers
 from testbed.fabric.errors import FabricError
-from testbed.fabric.ground import Ground
+from testbed.fabric.machine_operations import MachineOperations
+from testbed.fabric.machine_placement import MachinePlacement
 from testbed.fabric.machines import Machine
 from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
-from testbed.fabric.spread import Spread
 from testbed.fabric.state import (
     CONTROLLER_FILE,
     ENVIRONMENT_MARK,
@@ -46,7 +46,7 @@ from testbed.fabric.state import (
     register,
     write_private,
 )
-from testbed.fabric.trunk import TrunkMeasurement
+from testbed.fabric.tunnel import TunnelMeasurement
 from testbed.fabric.verify import places
 from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
@@ -64,9 +64,9 @@ class Fabric:
 
     `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other ways to a host.
     `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
-    building is (testbed.fabric.spread). `control`: how long switches and controller take once it is up. `progress` is
-    called with one short line per phase; `events` gets what the controller tells. Mininet's own object is `net`, so
-    `fabric.net.get("east1").cmd("ip addr")` works.
+    building is (testbed.fabric.machine_placement). `control`: how long switches and controller take once it is up.
+    `progress` is called with one short line per phase; `events` gets what the controller tells. Mininet's own object
+    is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Fabric:
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
         self.machines = tuple(machines)
-        self.spread: Spread | None = None
-        self._grounds: dict[str, Ground] = {}
+        self.placement: MachinePlacement | None = None
+        self._operations_by_node: dict[str, MachineOperations] = {}
         self._watch: Watch | None = None
-        self.trunks: list[TrunkMeasurement] = []
+        self.tunnels: list[TunnelMeasurement] = []
         self.pids: dict[str, int] = {}  # a process in each node, by the count of the machine where it is
 
     @property
@@ -161,23 +161,25 @@ class Fabric:
             "scale": dataclasses.asdict(self.scale),
         }
         state.save()
-        self.spread = spread = Spread(self.topology, self.machines)
-        spread.check(plan)
-        self._grounds = spread.by_node(plan)
+        self.placement = placement = MachinePlacement(self.topology, self.machines)
+        placement.check(plan)
+        self._operations_by_node = placement.by_node(plan)
         self._progress(f"starting the controller with policy {self.policy.name.rpartition(':')[2]}")
         self.controller = self._start_controller()
         self._progress(f"building {len(plan.topology.hosts)} hosts in {len(plan.edges)} buildings")
         switched = Switched(self.datapath, f"tcp:127.0.0.1:{self.controller.port}")
-        self.net = assemble(plan, spread, switched, state.folder)
+        self.net = assemble(plan, placement, switched, state.folder)
         self.pids = {node.name: node.pid for node in (*self.net.hosts, *self.net.switches)}
-        state.pids = {name: pid for name, pid in self.pids.items() if self._ground(name) is spread.here}
+        state.pids = {
+            name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
+        }
         state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
         state.save()
-        if spread.machines:
+        if placement.machines:
             self._progress(
-                f"measuring the tunnels to {', '.join(machine.name for machine in spread.machines)}"
+                f"measuring the tunnels to {', '.join(machine.name for machine in placement.machines)}"
             )
-            self.trunks = spread.measure_trunks(plan, self.pids)
+            self.tunnels = placement.measure_tunnels(plan, self.pids)
         self._configure()
         with large_receive_buffers(STATE_ROOT):
             self.net.start()
@@ -199,10 +201,10 @@ class Fabric:
         edges = self.plan.edge_ports()
         computed = compute(self.policy, View(self.topology, self.flows, seed=self.seed), edges)
         self._classes = computed.classes
-        situation = situation_of(
+        snapshot = snapshot_of(
             self.topology, edges, self.policy.to_data(), self.flows, self.seed, self.control
         )
-        controller = ControllerProcess(computed.rules, situation=situation, log=self._events)
+        controller = ControllerProcess(computed.rules, snapshot=snapshot, log=self._events)
         controller.start()
         return controller
 
@@ -237,49 +239,49 @@ class Fabric:
         hosts = [(host.name, setups.host_setup(plan, host)) for host in self.topology.hosts]
         setups.edge_setup(plan).apply(None)
         setups.wan_setup(plan).apply(pids[planning.WAN_NODE])
-        assert self.spread is not None
-        here = self.spread.here
+        assert self.placement is not None
+        here = self.placement.here
         for name, setup in hosts:
-            if (ground := self._ground(name)) is not here:
-                ground.apply(setup, pids[name])
+            if (operations := self._operations(name)) is not here:
+                operations.apply(setup, pids[name])
         # a thread each: network namespaces are a thread's own, and most of the time goes by in other programs
         with ThreadPoolExecutor(SETUPS_AT_ONCE) as pool:
-            nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._ground(name) is here]
+            nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
             for done in [pool.submit(setup.apply, pids[name]) for name, setup in nearby]:
                 done.result()
 
-    def _ground(self, node: str) -> Ground:
+    def _operations(self, node: str) -> MachineOperations:
         """Where a node is."""
-        assert self.spread is not None
-        return self._grounds.get(node, self.spread.here)
+        assert self.placement is not None
+        return self._operations_by_node.get(node, self.placement.here)
 
     def machine_of(self, node: str) -> Machine | None:
         """Where a node is; None: here."""
-        ground = self._ground(node)
-        return ground if isinstance(ground, Machine) else None
+        operations = self._operations(node)
+        return operations if isinstance(operations, Machine) else None
 
     @property
     def other_machines(self) -> Sequence[Machine]:
         """All but this one."""
-        return self.spread.machines if self.spread else ()
+        return self.placement.machines if self.placement else ()
 
-    def trunk_frames(self) -> dict[str, tuple[int, int]]:
+    def tunnel_frames(self) -> dict[str, tuple[int, int]]:
         """Frames that (went into, came out of) each tunnel so far, by its building."""
-        return self.spread.trunk_frames(self.plan, self.pids) if self.spread else {}
+        return self.placement.tunnel_frames(self.plan, self.pids) if self.placement else {}
 
     def counts(self) -> dict[str, NodeCounts]:
         """What the interfaces of all hosts and of the buildings' switches have counted, and the hosts' protocols."""
         hosts = {host.name for host in self.topology.hosts}
         names = [*hosts, *(bridge.name for bridge in self.plan.bridges)]
-        return {name: self._ground(name).counts(self.pids[name], name in hosts) for name in names}
+        return {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
 
     def _verify(self) -> None:
         for place in places(self.plan, self.pids):
-            self._ground(place.name).verify(place)
+            self._operations(place.name).verify(place)
 
     def _verify_offloads(self) -> None:
         for place in places(self.plan, self.pids):
-            self._ground(place.name).verify_offloads(place)
+            self._operations(place.name).verify_offloads(place)
 
     def _start_engine(self) -> LinkEngine:
         self.engine = engine = engine_of(
@@ -302,9 +304,11 @@ class Fabric:
 
     def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
         """Take its fingerprint; events change these links and switches. LinkError."""
-        assert self.spread is not None
+        assert self.placement is not None
         with _marked(self.state.id):
-            self._watch = Watch(self.plan, self.pids, self.spread.here, self._grounds, links, switches)
+            self._watch = Watch(
+                self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches
+            )
         return self._watch
 
     def changed_offloads(self) -> str | None:
@@ -332,7 +336,7 @@ class Fabric:
             and (words := self.controller.failure())
         ):
             return f"the controller: {words}"
-        if self.spread is not None and (words := self.spread.failure()):
+        if self.placement is not None and (words := self.placement.failure()):
             return words
         for name, pid in self.state.pids.items():
             if process_started(pid) is None:
@@ -356,10 +360,10 @@ class Fabric:
                 for node in (*self.net.hosts, *self.net.switches):
                     with contextlib.suppress(OSError):
                         node.terminate()
-            if self.spread is not None:
-                self.spread.stop()
+            if self.placement is not None:
+                self.placement.stop()
             clean(self._state)
-            self._state = self._plan = self.net = self.engine = self.controller = self.spread = None
+            self._state = self._plan = self.net = self.engine = self.controller = self.placement = None
 
 
 def _difference(check: Callable[[], None]) -> str | None:

@@ -12,7 +12,7 @@ from mininet.link import Intf, Link
 from mininet.node import Host, Node, Switch
 
 from testbed.fabric.errors import FabricError
-from testbed.fabric.ground import Ground
+from testbed.fabric.machine_operations import MachineOperations
 from testbed.links.setup import Setup
 
 OVS_TIMEOUT_S = 20
@@ -26,8 +26,10 @@ class QuickNode(Node):  # type: ignore[misc]  # Mininet has no types
 
     shell_options = "-cd"  # mnexec's: no open files but the terminal's, and not of this terminal
 
-    def __init__(self, name: str, ground: Ground, place: int | None = None, **parameters: Any) -> None:
-        self.ground = ground
+    def __init__(
+        self, name: str, operations: MachineOperations, place: int | None = None, **parameters: Any
+    ) -> None:
+        self.operations = operations
         self.place = place
         super().__init__(name, **parameters)
 
@@ -94,7 +96,7 @@ class VethLink(Link):  # type: ignore[misc]
         deleteIntfs: bool = True,
     ) -> None:
         """Make the pair, each end where it belongs."""
-        node1.ground.veth(
+        node1.operations.veth(
             [
                 {"ifname": name, "net_ns_pid": node.pid, **({"address": address} if address else {})}
                 for name, node, address in ((intfname1, node1, addr1), (intfname2, node2, addr2))
@@ -111,7 +113,7 @@ class KernelBridge(QuickNode, Switch):  # type: ignore[misc]
 
     def start(self, controllers: object) -> None:
         """Build the bridge."""
-        self.ground.apply(self.setup, self.pid)
+        self.operations.apply(self.setup, self.pid)
 
 
 class EdgeSwitch(QuickNode, Switch):  # type: ignore[misc]

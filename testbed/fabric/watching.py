@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from testbed.fabric.bridges import CARD
 from testbed.fabric.edge_tables import EdgeTables
-from testbed.fabric.fingerprint import EVERYTHING, Ward
-from testbed.fabric.ground import Ground
+from testbed.fabric.fingerprint import EVERYTHING, WatchedNamespace
+from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.plan import WAN_NODE, Plan
 from testbed.fabric.verify import ROOT_NAME, places
 from testbed.links import LinkError
@@ -28,7 +28,7 @@ class Change:
 class Watch:
     """The fingerprint of a fabric, taken now. `look` from time to time; what it has found stands in `changes`.
 
-    grounds: where each node is, `here` for those that it does not name. links, switches: those that events change,
+    by_node: where each node is, `here` for those that it does not name. links, switches: those that events change,
     which are left out. LinkError when the kernel does not tell.
     """
 
@@ -36,23 +36,23 @@ class Watch:
         self,
         plan: Plan,
         pids: Mapping[str, int],
-        here: Ground,
-        grounds: Mapping[str, Ground],
+        here: MachineOperations,
+        by_node: Mapping[str, MachineOperations],
         links: Collection[str] = (),
         switches: Collection[str] = (),
     ) -> None:
         self.changes: list[Change] = []
-        wards: dict[Ground, list[Ward]] = {here: []}
+        watched: dict[MachineOperations, list[WatchedNamespace]] = {here: []}
         for place in places(plan, pids):
             sends = place.interfaces == (CARD,) or place.pid is None
-            ward = Ward(place.name, place.pid, place.interfaces, sends)
-            wards.setdefault(grounds.get(place.name, here), []).append(ward)
+            namespace = WatchedNamespace(place.name, place.pid, place.interfaces, sends)
+            watched.setdefault(by_node.get(place.name, here), []).append(namespace)
         changing = left_out(plan, links, switches)
-        self._grounds = list(wards)
+        self._machines = list(watched)
         self._tables: EdgeTables | None = None
         with _told():
-            for ground, own in wards.items():
-                ground.watch(own, changing)
+            for operations, own in watched.items():
+                operations.watch(own, changing)
             if not links and not switches:  # or the controller would have to change rules
                 names = (plan.edge(building.name) for building in plan.topology.buildings)
                 self._tables = EdgeTables(
@@ -69,8 +69,8 @@ class Watch:
         """Note what was changed since; thorough: look also where it takes long. LinkError."""
         now_s = time.monotonic()
         with _told():
-            for ground in self._grounds:
-                self.changes += [Change(now_s, words) for words in ground.look(thorough)]
+            for operations in self._machines:
+                self.changes += [Change(now_s, words) for words in operations.look(thorough)]
             if self._tables is not None:
                 self.changes += [Change(now_s, words) for words in self._tables.look()]
 
@@ -80,8 +80,8 @@ class Watch:
         self.look(thorough=True)
         yield
         with _told():
-            for ground in self._grounds:
-                ground.take()
+            for operations in self._machines:
+                operations.take()
             if self._tables is not None:
                 self._tables.take()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.fidelity.invariants import MISSING_UNTRUSTED, Conservation, without
-from testbed.fidelity.ledgers import Ledger
+from testbed.fidelity.packet_balance import PacketBalance
 from testbed.fidelity.verdict import Invariant, graded
 
 NAMED = 3  # places of many
@@ -13,7 +13,7 @@ _NAME, _BOUND = "conservation_in_buildings", "0 frames missing"
 
 
 def conservation_in_buildings(
-    books: Sequence[Ledger],
+    books: Sequence[PacketBalance],
     timed: Sequence[Conservation] = (),
     left_out: Sequence[str] = (),
     corrupting: bool = False,
@@ -56,6 +56,6 @@ def conservation_in_buildings(
     )
 
 
-def _named(book: Ledger) -> str:
+def _named(book: PacketBalance) -> str:
     """With the interface that dropped frames though nobody asked it to."""
     return f"{book.name} (dropped by a queueing discipline on {book.culprit})" if book.culprit else book.name

@@ -23,7 +23,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Lone:
+class BaselineTimes:
     """The collective alone on the network, each time before the first step and, if done again, after the last one.
 
     order_s: what it may take longer where ranks pay for messages that come at the same moment in another order. path_s:
@@ -116,7 +116,7 @@ def ranks_awake(
     )
 
 
-def network_as_before(lone: Lone, exact: bool, why_not: str = "") -> Invariant:
+def network_as_before(lone: BaselineTimes, exact: bool, why_not: str = "") -> Invariant:
     """Whether the collective that was alone on the network before the first step takes the same after the last one.
 
     exact: under the virtual clock. why_not: why it was not done again, as a sentence.

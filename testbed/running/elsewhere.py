@@ -157,30 +157,30 @@ def tunnels_of(fabric: Fabric, before: Mapping[str, tuple[int, int]]) -> list[Tu
     for machine in fabric.other_machines:
         offset_s, error_s = machine.clock_offset()
         clocks[machine.name] = max(machine.clock_s, abs(offset_s - machine.offset_s) + error_s)
-    after = fabric.trunk_frames()
+    after = fabric.tunnel_frames()
     found = []
-    for trunk in fabric.trunks:
+    for tunnel in fabric.tunnels:
         sent, arrived = (
-            late - early for late, early in zip(after[trunk.building], before[trunk.building], strict=True)
+            late - early for late, early in zip(after[tunnel.building], before[tunnel.building], strict=True)
         )
         delays_s = [
             direction.delay_s
             for link in fabric.topology.wan
             for direction in (link.a_to_b, link.b_to_a)
-            if trunk.building in (link.a, link.b)
+            if tunnel.building in (link.a, link.b)
         ]
         found.append(
             Tunnel(
-                trunk.machine,
-                trunk.building,
-                round_trip_s=trunk.round_trip_s,
-                slow_round_trip_s=trunk.slow_round_trip_s,
-                rate_bps=min(trunk.there_bps, trunk.back_bps),
-                needed_bps=trunk.needed_bps,
+                tunnel.machine,
+                tunnel.building,
+                round_trip_s=tunnel.round_trip_s,
+                slow_round_trip_s=tunnel.slow_round_trip_s,
+                rate_bps=min(tunnel.there_bps, tunnel.back_bps),
+                needed_bps=tunnel.needed_bps,
                 least_delay_s=min(delays_s, default=0.0),
                 sent=sent,
                 arrived=arrived,
-                clock_s=clocks[trunk.machine],
+                clock_s=clocks[tunnel.machine],
             )
         )
     return found

@@ -15,8 +15,8 @@ from testbed.fidelity import Invariant
 from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.ledgers import building_of, grown, ledgers, timed_cables
-from testbed.fidelity.standing import Lone, network_as_before, ranks_awake, standstills
+from testbed.fidelity.packet_balance import building_of, grown, packet_balances, timed_cables
+from testbed.fidelity.standing import BaselineTimes, network_as_before, ranks_awake, standstills
 from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
@@ -44,7 +44,7 @@ class HostEvidence:
     samples: Sequence[Record]
     events: Sequence[EventSpec]
     event_log: Sequence[Record]
-    again: Lone
+    again: BaselineTimes
     exact: bool
     settles: bool
 
@@ -78,7 +78,7 @@ class HostEvidence:
         )
         corrupting = any(direction.corrupt for direction in _directions(self.topology))
         changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
-        books = list(ledgers(self.topology, self._counted, left_out))
+        books = list(packet_balances(self.topology, self._counted, left_out))
         return conservation_in_buildings(books, self._timed(left_out), left_out, corrupting or changed)
 
     def _timed(self, left_out: Sequence[str]) -> list[Conservation]:

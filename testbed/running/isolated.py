@@ -10,7 +10,7 @@ from testbed.collectives import pieces_for
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
-from testbed.fidelity.standing import Attempt, Lone
+from testbed.fidelity.standing import Attempt, BaselineTimes
 from testbed.job.resolving import software_cost
 from testbed.job.wiring import Wiring
 from testbed.paths.alpha_beta import (
@@ -81,10 +81,10 @@ class IsolatedBaseline:
         )
         return _attempts(before), _attempts(after)
 
-    def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> Lone:
+    def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> BaselineTimes:
         """What the ranks measured before and after the steps, with what may make a difference."""
         rounds = 2 * max(0, len(self._ring) - 1)
-        return Lone(
+        return BaselineTimes(
             *self.attempts(calibrations),
             order_s=rounds * self.message_cost_s if self.exact else 0.0,
             path_s=self._model_s(self._ring),

@@ -118,7 +118,7 @@ class ShardRun:
             job.watch = watch
             job.player = self._player(fabric, job)
             capture = self._capture(fabric)
-            frames = fabric.trunk_frames()
+            frames = fabric.tunnel_frames()
             with contextlib.ExitStack() as stack:
                 stack.enter_context(capture)
                 if self.clock != "free":

@@ -15,7 +15,7 @@ import sys
 
 from testbed.config import TopologySpec
 from testbed.controller import ControllerProcess, Flow, compute_rules
-from testbed.controller.situation import situation_of
+from testbed.controller.snapshot import snapshot_of
 from testbed.controller.view import flows_to_data
 from tests.net.controller_bridges import site
 
@@ -42,8 +42,8 @@ def main() -> None:
     ]
     with site(topology) as built:
         rules = compute_rules("shortest", topology, built.edges)
-        situation = situation_of(topology, built.edges, {"name": "shortest"}, flows)
-        controller = ControllerProcess(rules, situation=situation, log=built.events.append)
+        snapshot = snapshot_of(topology, built.edges, {"name": "shortest"}, flows)
+        controller = ControllerProcess(rules, snapshot=snapshot, log=built.events.append)
         controller.start()
         try:
             built.set_controller(controller.port)

@@ -21,7 +21,7 @@ from testbed.config import Topology, TopologySpec
 from testbed.controller import ControllerError, ControllerProcess, PolicyError, compute_rules
 from testbed.controller import Flow as Demand
 from testbed.controller.rules import Packet
-from testbed.controller.situation import situation_of
+from testbed.controller.snapshot import snapshot_of
 from testbed.controller.table import Network, wires
 from testbed.controller.view import flows_to_data
 from tests.net.controller_bridges import (
@@ -67,9 +67,9 @@ class Library:
 
     def controller(self, built: Site, policy: str) -> ControllerProcess:
         rules = compute_rules(policy, built.topology, built.edges, seed=7)
-        situation = situation_of(built.topology, built.edges, {"name": policy}, seed=7)
+        snapshot = snapshot_of(built.topology, built.edges, {"name": policy}, seed=7)
         path = {"PYTHONPATH": str(REPOSITORY)}
-        return ControllerProcess(rules, self.name, path, self.python, situation, built.events.append)
+        return ControllerProcess(rules, self.name, path, self.python, snapshot, built.events.append)
 
 
 @pytest.fixture(scope="module", params=["os-ken", "ryu"])

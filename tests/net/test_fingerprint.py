@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.fabric.fingerprint import EVERYTHING, Fingerprint, Ward
+from testbed.fabric.fingerprint import EVERYTHING, Fingerprint, WatchedNamespace
 from testbed.links.command import run_script
 from tests.net.namespaces import namespaces
 
@@ -24,7 +24,7 @@ def pid() -> Iterator[int]:
 
 @pytest.fixture
 def print_of(pid: int) -> Iterator[Fingerprint]:
-    found = Fingerprint([Ward("east1", pid, ("lo",), sends=True)])
+    found = Fingerprint([WatchedNamespace("east1", pid, ("lo",), sends=True)])
     try:
         found.take()
         yield found
@@ -82,7 +82,7 @@ def test_more_changes_than_the_kernel_keeps_are_told_as_such(pid: int, print_of:
 
 def test_what_events_change_is_left_out(pid: int) -> None:
     for left_out in (("east1", "lo"), ("east1", EVERYTHING)):
-        found = Fingerprint([Ward("east1", pid, ("lo",))], [left_out])
+        found = Fingerprint([WatchedNamespace("east1", pid, ("lo",))], [left_out])
         found.take()
         run_script(pid, [MTU])
         assert found.look(thorough=True) == []

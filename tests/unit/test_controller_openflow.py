@@ -10,6 +10,7 @@ from hypothesis import given
 from os_ken.ofproto import ofproto_v1_3, ofproto_v1_3_parser
 from os_ken.ofproto.ofproto_protocol import ProtocolDesc
 
+from testbed.controller.desired import DesiredState, Difference
 from testbed.controller.openflow import (
     FlowMod,
     flow_mod,
@@ -18,7 +19,6 @@ from testbed.controller.openflow import (
     rule_of,
 )
 from testbed.controller.rules import Ecmp, Match, Output, Rule
-from testbed.controller.wanted import Difference, Wanted
 from tests.unit.openflow_switch import entries, entry
 from tests.unit.test_controller_rules import rules
 
@@ -83,7 +83,7 @@ def flows(*own: Rule) -> list[Any]:
 
 def compare(own: Sequence[Rule], flows: Sequence[Any]) -> Difference:
     connection = Connection(version=ofproto_v1_3.OFP_VERSION)
-    return Wanted(connection, own).compare(connection, flows, groups_of(own))
+    return DesiredState(connection, own).compare(connection, flows, groups_of(own))
 
 
 def test_what_was_sent_compares_equal_in_any_order() -> None:

@@ -14,8 +14,8 @@ from testbed.fabric.bridges import CARD, bridges, cables
 from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import Foreign, in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
-from testbed.fidelity.ledgers import building_of, grown, ledgers
-from testbed.fidelity.standing import Attempt, Lone, network_as_before, ranks_awake, standstills
+from testbed.fidelity.packet_balance import building_of, grown, packet_balances
+from testbed.fidelity.standing import Attempt, BaselineTimes, network_as_before, ranks_awake, standstills
 from testbed.links.counts import NodeCounts, PortCounts
 from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
 from testbed.ranks.host_monitor import HostCounts, traffic
@@ -100,7 +100,7 @@ def changed(node: str, interface: str, **figures: int) -> dict[str, NodeCounts]:
 
 
 def judged(counts: dict[str, NodeCounts], **more: Any) -> Any:
-    return conservation_in_buildings(list(ledgers(TWO, counts)), **more)
+    return conservation_in_buildings(list(packet_balances(TWO, counts)), **more)
 
 
 def test_all_that_adds_up_is_fine() -> None:
@@ -168,7 +168,7 @@ def test_cables_of_a_link_engine_count_with_their_own_books() -> None:
 
 def test_what_events_and_corruption_make_of_it() -> None:
     lost = changed("east-leaf", "uplink", tx_packets=FRAMES - 3)
-    books = list(ledgers(TWO, lost, left_out=["east"]))
+    books = list(packet_balances(TWO, lost, left_out=["east"]))
     found = conservation_in_buildings(books, left_out=["east"])
     assert found.ok is True
     assert "Left out, as events touch them: east" in found.sentence
@@ -333,7 +333,7 @@ def attempts(*took_s: float) -> list[Attempt]:
     ],
 )
 def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok: bool) -> None:
-    found = network_as_before(Lone(attempts(0.4, 0.1), attempts(after_s + 0.5, after_s)), exact)
+    found = network_as_before(BaselineTimes(attempts(0.4, 0.1), attempts(after_s + 0.5, after_s)), exact)
     assert found.ok is ok
     assert ("something has changed" in found.sentence) is not ok
     assert found.severity == ("untrusted" if exact else "caution")
@@ -342,41 +342,53 @@ def test_the_lone_collective_takes_what_it_took(after_s: float, exact: bool, ok:
 def test_the_order_of_messages_that_come_at_once_is_nobodys() -> None:
     # 8 ranks that pay 0.1 ms for each message: 13.55 and 14.35 ms were seen on a network that nobody touched
     before, after = attempts(0.01355), attempts(0.01435)
-    assert network_as_before(Lone(before, after), exact=True).ok is False
-    assert network_as_before(Lone(before, after, order_s=0.0014), exact=True).ok is True
-    assert network_as_before(Lone(before, attempts(0.0151), order_s=0.0014), exact=True).ok is False
-    assert network_as_before(Lone(before, after, order_s=0.0014), exact=True).bound == "within 2%, or 1.4 ms"
+    assert network_as_before(BaselineTimes(before, after), exact=True).ok is False
+    assert network_as_before(BaselineTimes(before, after, order_s=0.0014), exact=True).ok is True
+    assert network_as_before(BaselineTimes(before, attempts(0.0151), order_s=0.0014), exact=True).ok is False
+    assert (
+        network_as_before(BaselineTimes(before, after, order_s=0.0014), exact=True).bound
+        == "within 2%, or 1.4 ms"
+    )
 
 
 def test_windows_that_open_meanwhile_make_it_what_its_paths_have() -> None:
     # one CUBIC connection over 40 ms: 130 ms before, 120.2 ms after, which is what latency and bandwidth make
     before, after = attempts(0.130), attempts(0.1202)
-    assert network_as_before(Lone(before, after), exact=True).ok is False
-    opened = network_as_before(Lone(before, after, path_s=0.1201), exact=True)
+    assert network_as_before(BaselineTimes(before, after), exact=True).ok is False
+    opened = network_as_before(BaselineTimes(before, after, path_s=0.1201), exact=True)
     assert opened.ok is True
     assert "windows were not open yet" in opened.sentence
-    assert network_as_before(Lone(before, attempts(0.125), path_s=0.1201), exact=True).ok is False
+    assert network_as_before(BaselineTimes(before, attempts(0.125), path_s=0.1201), exact=True).ok is False
     # quicker than its paths: something has changed
-    assert network_as_before(Lone(attempts(0.1202), attempts(0.110), path_s=0.1201), exact=True).ok is False
+    assert (
+        network_as_before(BaselineTimes(attempts(0.1202), attempts(0.110), path_s=0.1201), exact=True).ok
+        is False
+    )
 
 
 def test_what_tcp_has_lost_since_matters_only_where_it_holds_the_collective_back() -> None:
-    slowed = network_as_before(Lone(attempts(0.13), attempts(0.15), path_s=0.12, resent=7), exact=True)
+    slowed = network_as_before(
+        BaselineTimes(attempts(0.13), attempts(0.15), path_s=0.12, resent=7), exact=True
+    )
     assert slowed.ok is True
-    far = network_as_before(Lone(attempts(0.13), attempts(0.18), path_s=0.12, resent=7), exact=True)
+    far = network_as_before(BaselineTimes(attempts(0.13), attempts(0.18), path_s=0.12, resent=7), exact=True)
     assert (far.ok, far.severity) == (False, "caution")
-    at_rate = network_as_before(Lone(attempts(0.12), attempts(0.13), path_s=0.12, resent=7), exact=True)
+    at_rate = network_as_before(
+        BaselineTimes(attempts(0.12), attempts(0.13), path_s=0.12, resent=7), exact=True
+    )
     assert (at_rate.ok, at_rate.severity) == (False, "untrusted")
 
 
 def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
     restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
-    found = network_as_before(Lone(attempts(0.1), restless), exact=True)
+    found = network_as_before(BaselineTimes(attempts(0.1), restless), exact=True)
     assert found.ok is True
     assert "sent again" in found.sentence
-    assert network_as_before(Lone(attempts(0.1), [Attempt(0.14, 3)]), exact=True).ok is False
+    assert network_as_before(BaselineTimes(attempts(0.1), [Attempt(0.14, 3)]), exact=True).ok is False
     # where some attempts went without, these count
-    assert network_as_before(Lone(attempts(0.1), [*restless, Attempt(0.11, 0)]), exact=True).ok is False
+    assert (
+        network_as_before(BaselineTimes(attempts(0.1), [*restless, Attempt(0.11, 0)]), exact=True).ok is False
+    )
 
 
 def test_segments_that_a_card_s_queue_drops_together_count_as_one() -> None:
@@ -396,4 +408,4 @@ def test_why_the_lone_collective_is_not_done_again() -> None:
     lossy = dataclasses.replace(lossy, wan=(link, *lossy.wan[1:]))
     why = why_not_again((), (), lossy)
     assert "lose packets" in why
-    assert network_as_before(Lone(attempts(0.1), []), exact=True, why_not=why).ok is None
+    assert network_as_before(BaselineTimes(attempts(0.1), []), exact=True, why_not=why).ok is None

@@ -13,14 +13,14 @@ from pathlib import Path
 from testbed.config import Building, Topology
 from testbed.fabric.bridges import UPLINK
 from testbed.fabric.errors import FabricError
-from testbed.fabric.ground import Ground
+from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.machines import Machine, is_here
 from testbed.fabric.plan import EdgePlan, Plan
-from testbed.fabric.trunk import TrunkMeasurement, TrunkSocket, measure
+from testbed.fabric.tunnel import TunnelMeasurement, TunnelSocket, measure
 from testbed.links.setup import Setup
 
 
-class Spread:
+class MachinePlacement:
     """The machines of one fabric. `machines` names one for each building, in their order; none: all is here.
 
     FabricError when there are too few or too many, one cannot be reached, or a building cannot be elsewhere.
@@ -28,9 +28,9 @@ class Spread:
 
     def __init__(self, topology: Topology, machines: Sequence[str] = ()) -> None:
         self.topology = topology
-        self.here = Ground()
+        self.here = MachineOperations()
         self.machines: list[Machine] = []
-        self._of: dict[str, Ground] = {building.name: self.here for building in topology.buildings}
+        self._of: dict[str, MachineOperations] = {building.name: self.here for building in topology.buildings}
         if machines and len(machines) != len(topology.buildings):
             names = ", ".join(building.name for building in topology.buildings)
             raise FabricError(
@@ -43,7 +43,7 @@ class Spread:
             raise
 
     def _reach(self, asked: Mapping[str, str]) -> None:
-        known: dict[str, Ground] = {}
+        known: dict[str, MachineOperations] = {}
         for building, destination in asked.items():
             if destination not in known:
                 here = is_here(destination.rpartition("@")[2])
@@ -61,45 +61,45 @@ class Spread:
                     f"cable {cable.name} takes time, which needs the link engine: its building must be on this machine"
                 )
 
-    def building(self, name: str) -> Ground:
+    def building(self, name: str) -> MachineOperations:
         """Where a building is."""
         return self._of[name]
 
-    def by_node(self, plan: Plan) -> dict[str, Ground]:
+    def by_node(self, plan: Plan) -> dict[str, MachineOperations]:
         """Where each host and each switch of a building is; all other nodes are here."""
         hosts = {host.name: self._of[host.building] for host in plan.topology.hosts}
         return {**hosts, **{bridge.name: self._of[bridge.building] for bridge in plan.bridges}}
 
-    def make_spaces(self, plan: Plan, files: Mapping[str, Path | None]) -> dict[str, int]:
+    def make_namespaces(self, plan: Plan, files: Mapping[str, Path | None]) -> dict[str, int]:
         """Namespaces for all nodes, where they are; a process in each, by that machine's count."""
         of_node = self.by_node(plan)
         pids: dict[str, int] = {}
-        for ground in (self.here, *self.machines):
-            pids |= ground.make_spaces(
-                {name: file for name, file in files.items() if of_node.get(name, self.here) is ground}
+        for operations in (self.here, *self.machines):
+            pids |= operations.make_namespaces(
+                {name: file for name, file in files.items() if of_node.get(name, self.here) is operations}
             )
         return pids
 
-    def measure_trunks(self, plan: Plan, pids: Mapping[str, int]) -> list[TrunkMeasurement]:
+    def measure_tunnels(self, plan: Plan, pids: Mapping[str, int]) -> list[TunnelMeasurement]:
         """Delay and rate of every tunnel, while nothing else uses it."""
         mtu = plan.topology.mtu
         found = []
         for building, edge, machine in self._elsewhere(plan):
-            for ground, interface, pid in (
+            for operations, interface, pid in (
                 (machine, UPLINK, pids[building.core]),
                 (self.here, edge.local_interface, None),
             ):
                 setup = Setup()
                 setup.add_interface(interface, mtu)
-                ground.apply(setup, pid)
-            machine.call("answer_trunk", interface=UPLINK, pid=pids[building.core], mtu=mtu)
-            near = TrunkSocket(edge.local_interface, mtu)
+                operations.apply(setup, pid)
+            machine.call("answer_tunnel", interface=UPLINK, pid=pids[building.core], mtu=mtu)
+            near = TunnelSocket(edge.local_interface, mtu)
             try:
                 needed_bps = _most_bps(plan, building.name)
                 found.append(measure(near, machine.name, building.name, needed_bps))
             finally:
                 near.close()
-                machine.call("close_trunks")
+                machine.call("close_tunnels")
             if not found[-1].back_bps:
                 raise FabricError(
                     f"no frames come back through the tunnel to machine {machine.name}: UDP port 4789 "
@@ -107,7 +107,7 @@ class Spread:
                 )
         return found
 
-    def trunk_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    def tunnel_frames(self, plan: Plan, pids: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """(went in, came out) so far at both ends together, of each tunnel by its building."""
         found = {}
         for building, edge, machine in self._elsewhere(plan):
@@ -128,8 +128,8 @@ class Spread:
 
     def stop(self) -> None:
         """End all namespaces, here and there. Harmless when repeated."""
-        for ground in (*self.machines, self.here):
-            ground.stop()
+        for operations in (*self.machines, self.here):
+            operations.stop()
 
 
 def _most_bps(plan: Plan, building: str) -> float:

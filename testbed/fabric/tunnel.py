@@ -26,7 +26,7 @@ ROOM_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class TrunkMeasurement:
+class TunnelMeasurement:
     """A tunnel to a building on another machine: round trip of small frames, rates there and back.
 
     slow_round_trip_s: their 95th percentile. needed_bps: what the network can ever send through it, one way.
@@ -41,7 +41,7 @@ class TrunkMeasurement:
     needed_bps: float
 
 
-class TrunkSocket:
+class TunnelSocket:
     """One end: frames of this module's kind on an interface of the present network namespace."""
 
     def __init__(self, interface: str, mtu: int) -> None:
@@ -93,7 +93,7 @@ class _Tally:
         self._first_s = self._first_s or self._last_s
 
 
-def answer(end: TrunkSocket) -> None:
+def answer(end: TunnelSocket) -> None:
     """Do as the other end asks, until it closes (OSError, ValueError): for a thread."""
     tally = _Tally()
     while True:
@@ -112,7 +112,7 @@ def answer(end: TrunkSocket) -> None:
             end.burst()
 
 
-def round_trips(end: TrunkSocket) -> list[float]:
+def round_trips(end: TunnelSocket) -> list[float]:
     """Seconds, of small frames one at a time; those that do not come back are left out."""
     times = []
     for number in range(ECHOES):
@@ -125,7 +125,7 @@ def round_trips(end: TrunkSocket) -> list[float]:
     return times
 
 
-def rate_there_bps(end: TrunkSocket) -> float:
+def rate_there_bps(end: TunnelSocket) -> float:
     """What the other end got, in bit/s of Ethernet frames; 0 when it got nothing."""
     end.burst()
     time.sleep(0.05)
@@ -136,7 +136,7 @@ def rate_there_bps(end: TrunkSocket) -> float:
     return 0.0
 
 
-def rate_back_bps(end: TrunkSocket) -> float:
+def rate_back_bps(end: TunnelSocket) -> float:
     """What this end gets, in bit/s of Ethernet frames; 0 when it gets nothing."""
     end.send(SEND)
     tally = _Tally()
@@ -146,10 +146,10 @@ def rate_back_bps(end: TrunkSocket) -> float:
     return tally.bytes * 8 / tally.seconds if tally.seconds > 0 else 0.0
 
 
-def measure(end: TrunkSocket, machine: str, building: str, needed_bps: float) -> TrunkMeasurement:
+def measure(end: TunnelSocket, machine: str, building: str, needed_bps: float) -> TunnelMeasurement:
     """All of it. A tunnel through which nothing passes has infinite times and no rate."""
     times = sorted(round_trips(end)) or [float("inf")]
-    return TrunkMeasurement(
+    return TunnelMeasurement(
         machine,
         building,
         round_trip_s=statistics.median(times),

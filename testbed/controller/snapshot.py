@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Situation:
+class Snapshot:
     """A network and what is known about it, as JSON carries it; the times are those of testbed.control.Control."""
 
     topology: Mapping[str, Any]
@@ -28,18 +28,18 @@ class Situation:
     rule_s: float = 0.0
 
 
-def situation_of(
+def snapshot_of(
     topology: Topology,
     edges: Sequence[EdgePorts],
     policy: Mapping[str, Any],
     flows: Iterable[Flow] = (),
     seed: int = 0,
     control: Control = INSTANT,
-) -> Situation:
+) -> Snapshot:
     """The same from the forms that policies take; policy: see `PolicyChoice.to_data`."""
     from testbed.controller.edges import edges_to_data  # noqa: PLC0415 (the process itself starts faster without)
 
-    return Situation(
+    return Snapshot(
         asdict(topology),
         edges_to_data(edges),
         dict(policy),

@@ -51,7 +51,7 @@ class Difference:
         return "; ".join([*words[:MAX_WORDS], *([f"and {more} more"] if more > 0 else [])])
 
 
-class Wanted:
+class DesiredState:
     """The rules that a switch should hold, encoded once."""
 
     def __init__(self, datapath: Any, rules: Sequence[Rule]) -> None:

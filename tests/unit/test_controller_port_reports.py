@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from testbed.controller.words import Word, Words
+from testbed.controller.port_reports import PortReport, PortReports
 
-DOWN = Word(1.0, frozenset({(1, 3)}))
-MORE = Word(1.5, frozenset({(1, 3), (2, 3)}))
-UP = Word(9.0, frozenset())
+DOWN = PortReport(1.0, frozenset({(1, 3)}))
+MORE = PortReport(1.5, frozenset({(1, 3), (2, 3)}))
+UP = PortReport(9.0, frozenset())
 
 
-def words(*said: Word, reaction_s: float = 2.0) -> Words:
-    made = Words(reaction_s)
+def words(*said: PortReport, reaction_s: float = 2.0) -> PortReports:
+    made = PortReports(reaction_s)
     for word in said:
         made.add(word)
     return made

@@ -14,7 +14,7 @@ from testbed.links.process import close_pipes, wait_or_kill
 STOP_TIMEOUT_S = 5.0
 
 
-class Spaces:
+class Namespaces:
     """Network and mount namespaces, one pair for each node, made when this is. FabricError when they cannot be.
 
     `files` has the nodes' names, and for each what to put in place of its /etc/hosts, None to leave it. `pids` has a
@@ -23,7 +23,7 @@ class Spaces:
 
     def __init__(self, files: Mapping[str, Path | str | None]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.fabric.spaces_child"],
+            [sys.executable, "-m", "testbed.fabric.namespaces_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

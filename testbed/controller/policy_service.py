@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.controller.compat import Event, Lock, hub
 from testbed.controller.errors import ControllerError, PolicyError
+from testbed.controller.port_reports import PortReport, PortReports
 from testbed.controller.rules import Rule, rule_to_data
-from testbed.controller.situation import Situation
-from testbed.controller.words import Word, Words
+from testbed.controller.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from testbed.controller.app import RuleInstaller
@@ -25,18 +25,18 @@ INSTALL_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 10.0
 
 
-class Steering:
+class PolicyService:
     """Sets policies, and computes anew when links go down or come back. Methods may be called from any thread."""
 
     def __init__(
-        self, app: RuleInstaller, situation: Situation, report: Callable[[Mapping[str, Any]], None]
+        self, app: RuleInstaller, snapshot: Snapshot, report: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._app = app
         self._report = report
-        self._situation = situation
+        self._snapshot = snapshot
         self._lock = Lock()
         self._loaded: _Loaded | None = None
-        self._words = Words(situation.reaction_s)
+        self._reports = PortReports(snapshot.reaction_s)
         self._stale = Event()
         app.ports_changed = self._note
         hub.spawn(self._follow_ports)
@@ -51,9 +51,9 @@ class Steering:
             return {
                 "policy": loaded.choice.to_data(),
                 "replan": loaded.policy_replans,
-                "reaction_s": self._situation.reaction_s,
-                "rule_s": self._situation.rule_s,
-                "seed": self._situation.seed,
+                "reaction_s": self._snapshot.reaction_s,
+                "rule_s": self._snapshot.rule_s,
+                "seed": self._snapshot.seed,
                 "flows": len(loaded.view.flows),
                 "down": sorted(loaded.view.down),
                 "rules": {
@@ -135,7 +135,7 @@ class Steering:
 
     def _load(self) -> _Loaded:
         if self._loaded is None:
-            self._loaded = _Loaded.of(self._situation)
+            self._loaded = _Loaded.of(self._snapshot)
         return self._loaded
 
     def _computed(self, asked: Mapping[str, Any]) -> tuple[_Loaded, Computed]:
@@ -158,7 +158,7 @@ class Steering:
         self._app.call(lambda: self._app.replace(computed.rules, take))
         # as if all rules and groups were taken out and put in, one by one
         most = max((2 * len(before[dpid]) + 2 * len(own) for dpid, own in computed.rules.items()), default=0)
-        timeout_s = INSTALL_TIMEOUT_S + most * self._situation.rule_s
+        timeout_s = INSTALL_TIMEOUT_S + most * self._snapshot.rule_s
         if not done.wait(timeout_s):
             raise ControllerError(f"not all switches took the new rules within {timeout_s:g} s")
         if answer[0] is not None:
@@ -166,49 +166,54 @@ class Steering:
         return sum(len(set(own) ^ before[dpid]) for dpid, own in computed.rules.items())
 
     def _follow_ports(self) -> None:
-        if self._situation.policy:
+        if self._snapshot.policy:
             with self._lock:
                 self._load()  # so that the first link that dies need not wait for it
         while True:
             self._stale.wait()
             self._stale.clear()
-            while (wait_s := self._words.wait_s(time.monotonic())) is not None:
+            while (wait_s := self._reports.wait_s(time.monotonic())) is not None:
                 hub.sleep(wait_s)
-                if word := self._words.take(time.monotonic()):
-                    self._react(word)
+                if report := self._reports.take(time.monotonic()):
+                    self._react(report)
 
     def _note(self) -> None:
         """A port went down, or up: in the application's thread, which must not wait."""
-        self._words.add(Word(time.monotonic(), frozenset(self._app.down())))
+        self._reports.add(PortReport(time.monotonic(), frozenset(self._app.down())))
         self._stale.set()
 
-    def _react(self, word: Word) -> None:
+    def _react(self, report: PortReport) -> None:
         try:
-            self._replan(word)
+            self._replan(report)
         except ControllerError as error:
             self._report({"event": "policy_error", "message": str(error), "time_s": time.monotonic()})
 
-    def _replan(self, word: Word) -> None:
+    def _replan(self, report: PortReport) -> None:
         with self._lock:
-            loaded, down = self._load(), self._links_down(word.ports_down)
+            loaded, down = self._load(), self._links_down(report.ports_down)
             if not loaded.policy_replans or down == loaded.view.down:
                 return
             fresh = loaded.changed({}, down)
             changed = self._install(fresh.computed)
             self._loaded = fresh
             now_s = time.monotonic()
-            said = {"down": sorted(down), "changed": changed, "seconds": now_s - word.time_s, "time_s": now_s}
+            said = {
+                "down": sorted(down),
+                "changed": changed,
+                "seconds": now_s - report.time_s,
+                "time_s": now_s,
+            }
             self._report({"event": "replanned", **said})
 
 
-def rules_for(situation: Situation) -> Rules:
-    """The rules that a situation asks for. ControllerError."""
-    return _Loaded.of(situation).computed.rules
+def rules_for(snapshot: Snapshot) -> Rules:
+    """The rules that a snapshot asks for. ControllerError."""
+    return _Loaded.of(snapshot).computed.rules
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """The situation in the forms that policies take; importing these takes a moment."""
+    """The snapshot in the forms that policies take; importing these takes a moment."""
 
     choice: PolicyChoice
     view: Any
@@ -218,7 +223,7 @@ class _Loaded:
     ends: Mapping[str, frozenset[tuple[int, int]]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, situation: Situation) -> _Loaded:
+    def of(cls, snapshot: Snapshot) -> _Loaded:
         from pydantic import TypeAdapter  # noqa: PLC0415
 
         from testbed.config.topology import Topology  # noqa: PLC0415
@@ -226,14 +231,14 @@ class _Loaded:
         from testbed.controller.edges import edges_from_data, link_ports  # noqa: PLC0415
         from testbed.controller.view import View, flows_from_data  # noqa: PLC0415
 
-        topology = TypeAdapter(Topology).validate_python(situation.topology)
-        edges = edges_from_data(situation.edges)
-        view = View(topology, flows_from_data(situation.flows), situation.down, situation.seed)
+        topology = TypeAdapter(Topology).validate_python(snapshot.topology)
+        edges = edges_from_data(snapshot.edges)
+        view = View(topology, flows_from_data(snapshot.flows), snapshot.down, snapshot.seed)
         ends: dict[str, set[tuple[int, int]]] = {}
         for edge in edges:
             for name, port in link_ports(topology, edge).items():
                 ends.setdefault(name, set()).add((edge.dpid, port))
-        choice = PolicyChoice(**situation.policy)
+        choice = PolicyChoice(**snapshot.policy)
         frozen = {name: frozenset(found) for name, found in ends.items()}
         return cls(choice, view, edges, compute(choice, view, edges), choice.make().replan, frozen)
 

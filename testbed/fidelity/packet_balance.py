@@ -18,7 +18,7 @@ _Counts = TypeVar("_Counts", PortCounts, ProtocolCounts)
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PacketBalance:
     """Frames (`bytes_`: their bytes, where no queue dropped any) over a whole run.
 
     name: what they went into and should have come out of. dropped: by queues that the topology asks for. culprit: the
@@ -64,7 +64,9 @@ def _less(late: _Counts, early: _Counts) -> _Counts:
     return type(late)(**{name: getattr(late, name) - getattr(early, name) for name in names})
 
 
-def ledgers(topology: Topology, counted: Counts, left_out: Collection[str] = ()) -> Iterator[Ledger]:
+def packet_balances(
+    topology: Topology, counted: Counts, left_out: Collection[str] = ()
+) -> Iterator[PacketBalance]:
     """Of all that is inside buildings, but for cables that a link engine carries; left_out: buildings."""
     for bridge in bridges(topology):
         if bridge.building not in left_out:
@@ -87,11 +89,11 @@ def building_of(topology: Topology, cable: Cable) -> str:
     return next(bridge.building for bridge in bridges(topology) if bridge.name == cable.b[0])
 
 
-def _switch(bridge: Bridge, ports: Mapping[str, PortCounts]) -> Ledger:
+def _switch(bridge: Bridge, ports: Mapping[str, PortCounts]) -> PacketBalance:
     own = [ports[port.interface] for port in bridge.ports]
     dropped = sum(port.dropped for port in own)
     whole = not dropped and not any(port.waiting for port in own)
-    return Ledger(
+    return PacketBalance(
         f"switch {bridge.name}",
         sum(port.rx_packets for port in own),
         sum(port.tx_packets + port.waiting for port in own),
@@ -106,10 +108,10 @@ def _culprit(ports: Mapping[str, PortCounts]) -> str:
     return name if ports[name].dropped_otherwise else ""
 
 
-def _cable(cable: Cable, counted: Counts) -> Iterator[Ledger]:
+def _cable(cable: Cable, counted: Counts) -> Iterator[PacketBalance]:
     for near, far in ((cable.a, cable.b), (cable.b, cable.a)):
         sent, came = (counted[node].ports[interface] for node, interface in (near, far))
-        yield Ledger(
+        yield PacketBalance(
             f"the cable from {near[0]} {near[1]} to {far[0]} {far[1]}",
             sent.tx_packets,
             came.rx_packets,
@@ -118,18 +120,18 @@ def _cable(cable: Cable, counted: Counts) -> Iterator[Ledger]:
         )
 
 
-def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[Ledger]:
+def _host(name: str, counted: NodeCounts, mtu: int) -> Iterator[PacketBalance]:
     card, own = counted.ports[CARD], counted.protocols
     assert own is not None
-    yield Ledger(
+    yield PacketBalance(
         f"{name}, between its card and its IP layer",
         card.rx_packets,
         own.in_packets,
         culprit=_culprit(counted.ports),
     )
-    yield Ledger(f"{name}, between its IP layer and its sockets", own.in_packets, own.delivered)
+    yield PacketBalance(f"{name}, between its IP layer and its sockets", own.in_packets, own.delivered)
     # more than that is somebody's who does without: no_foreign_traffic has it
     left = min(card.tx_packets + card.waiting, own.out_packets - card.dropped)
     # TCP hands several segments over in one, which count as one where its queue drops them
     dropped = min(max(own.out_packets - left, card.dropped), card.dropped * (LARGEST_BYTES // mtu + 1))
-    yield Ledger(f"{name}, between its sockets and its card", own.out_packets, left, dropped)
+    yield PacketBalance(f"{name}, between its sockets and its card", own.out_packets, left, dropped)

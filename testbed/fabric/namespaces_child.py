@@ -1,4 +1,4 @@
-"""Namespaces for many nodes at once: `python -m testbed.fabric.spaces_child`.
+"""Namespaces for many nodes at once: `python -m testbed.fabric.namespaces_child`.
 
 Mininet starts a shell for each node, some 8 ms each. This process forks a child per node, which moves into a network
 and a mount namespace of its own and waits: 1 ms each. Standard input has a line of JSON: a list with, for each child,

@@ -9,8 +9,8 @@ from typing import Any
 
 from pyroute2 import IPRoute
 
-from testbed.fabric.fingerprint import Fingerprint, Ward
-from testbed.fabric.spaces import Spaces
+from testbed.fabric.fingerprint import Fingerprint, WatchedNamespace
+from testbed.fabric.namespaces import Namespaces
 from testbed.fabric.verify import Place, verify, verify_offloads
 from testbed.links.counts import NodeCounts, read_node
 from testbed.links.netns import empty_network_namespace, network_namespace
@@ -19,20 +19,20 @@ from testbed.links.setup import Setup
 VXLAN_PORT = 4789
 
 
-class Ground:
+class MachineOperations:
     """A machine's part in a fabric: makes namespaces and what is in them, sets it up, reads it back.
 
     Process ids are this machine's. All of it ends with `stop`, or with this process. LinkError, FabricError.
     """
 
     def __init__(self) -> None:
-        self._spaces: Spaces | None = None
+        self._namespaces: Namespaces | None = None
         self._fingerprint: Fingerprint | None = None
 
-    def make_spaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
+    def make_namespaces(self, files: Mapping[str, Path | str | None]) -> dict[str, int]:
         """Namespaces for nodes, each with its /etc/hosts if it is to have one; a process in each."""
-        self._spaces = Spaces(files)
-        return self._spaces.pids
+        self._namespaces = Namespaces(files)
+        return self._namespaces.pids
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
         """A pair of interfaces, each end (`ifname`, `net_ns_pid`, perhaps `address`) where it belongs."""
@@ -79,9 +79,9 @@ class Ground:
         """Of all interfaces in the namespace of process `pid`, and of its protocols."""
         return read_node(pid, protocols)
 
-    def watch(self, wards: Sequence[Ward], left_out: Sequence[tuple[str, str]]) -> None:
+    def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
         """Take the fingerprint of these namespaces, and listen from now on."""
-        self._fingerprint = Fingerprint(wards, left_out)
+        self._fingerprint = Fingerprint(watched, left_out)
         self._fingerprint.take()
 
     def look(self, thorough: bool) -> list[str]:
@@ -99,9 +99,9 @@ class Ground:
         if self._fingerprint is not None:
             self._fingerprint.close()
             self._fingerprint = None
-        if self._spaces is not None:
-            self._spaces.stop()
-            self._spaces = None
+        if self._namespaces is not None:
+            self._namespaces.stop()
+            self._namespaces = None
 
 
 @functools.cache
