@@ -1,5 +1,7 @@
 """The kinds of values that configuration files hold, as types for model fields."""
 
+# Not pydantic's Literal and pattern: their messages lack the kind's word ("an algorithm: ...") and "did you mean"
+
 from __future__ import annotations
 
 import re
