@@ -13,6 +13,7 @@ import importlib.util
 import pkgutil
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,6 +48,9 @@ REGISTRIES = {
     "schedules": "testbed.workload.schedules:SCHEDULES",
     "collectives": "testbed.collectives.registry:COLLECTIVES",
     "policies": "testbed.controller.policies:POLICIES",
+    "transports": "testbed.transport.kinds:TRANSPORTS",
+    "protocols": "testbed.transport.protocols:PROTOCOLS",
+    "bootstraps": "testbed.transport.bootstraps:BOOTSTRAPS",
 }
 """Where each registry stands, MODULE:NAME."""
 
@@ -79,6 +83,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known: dict[str, T] = {}
         self._installed: dict[str, importlib.metadata.EntryPoint] = {}
         self._complete = False
+        self._completing = threading.RLock()  # who comes second waits until all names are there
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorate, or call with, what goes by this name from now on."""
@@ -136,6 +141,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(list(iter(self)))
 
     def _complete_names(self) -> None:
+        with self._completing:
+            self._complete_once()
+
+    def _complete_once(self) -> None:
         if self._complete:
             return
         self._complete = True  # first of all: what is imported may ask, too

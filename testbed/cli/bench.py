@@ -20,9 +20,8 @@ from testbed.cli.virtual import (
 )
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
 from testbed.config import TransportSpec
-from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.job.tuning import tuning_of
-from testbed.plugins import short
+from testbed.plugins import registry, short
 from testbed.running.bench_request import (
     algorithms_named,
     check_words,
@@ -72,8 +71,8 @@ def bench(
     ranks: Annotated[
         int | None, typer.Option(min=2, help="How many [default: one per host; 4 on loopback].")
     ] = None,
-    transport: Annotated[str, typer.Option(help=", ".join(KINDS))] = "tcp",
-    protocol: Annotated[str, typer.Option(help=", ".join(PROTOCOLS))] = "eager",
+    transport: Annotated[str, typer.Option(help=", ".join(registry("transports")))] = "tcp",
+    protocol: Annotated[str, typer.Option(help=", ".join(registry("protocols")))] = "eager",
     congestion_control: Annotated[
         str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
     ] = None,

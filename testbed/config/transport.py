@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -12,11 +12,9 @@ from testbed.config.buildings import Host
 from testbed.config.forms import DscpsOrNone, Duration, Size, Timeout, choice, pattern, whole
 from testbed.config.model import Finding, Strict
 from testbed.config.topology import Topology
+from testbed.plugins import registry
 from testbed.words import BDP, PLANNED
 
-KINDS = ("tcp", "striped", "mptcp")
-PROTOCOLS = ("eager", "rendezvous", "staged")
-BOOTSTRAPS = ("static", "star", "ring_hybrid")
 STRIPE_MODES = ("dqplb", "spray")
 MAX_SUBFLOWS = 8  # the kernel's own limit
 
@@ -86,6 +84,7 @@ class StripesSpec(Strict):
 _CONGESTION_CONTROL = pattern(
     r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
 )
+SOCKET_KEYS = ("congestion_control", "pacing", "buffers")
 _PACING = forms.or_word(PLANNED, forms.RATE)
 _BUFFERS = forms.or_word(BDP, forms.SIZE)
 
@@ -115,24 +114,27 @@ class SocketsSpec(Strict):
 
     def checks(self) -> Iterator[Finding]:
         """Something is set."""
-        if self.congestion_control is None and self.pacing is None and self.buffers is None:
+        if all(getattr(self, key) is None for key in SOCKET_KEYS):
             yield Finding((), "nothing", "congestion_control, pacing or buffers")
 
 
 class TransportSpec(Strict):
     """How ranks talk to each other."""
 
-    kind: Annotated[str, choice("a transport", KINDS)] = Field(
+    kind: Annotated[str, forms.named("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel spreads over its `subflows`.",
+        "kernel spreads over its `subflows`. Or one of your own: docs/plugins/transports.md.",
     )
-    protocol: Annotated[str, choice("a protocol", PROTOCOLS)] = Field(
+    options: Annotated[Mapping[str, Any] | None, forms.OPTIONS] = Field(
+        default=None, description="What a transport of your own is made with."
+    )
+    protocol: Annotated[str, forms.named("protocols")] = Field(
         default="eager",
         description="eager: messages go out at once. rendezvous: when their receive was announced, straight into it. "
         "staged: in chunks, copied through a window of slots.",
     )
-    bootstrap: Annotated[str, choice("a bootstrap", BOOTSTRAPS)] = Field(
+    bootstrap: Annotated[str, forms.named("bootstraps")] = Field(
         default="static",
         description="static: ranks are told all addresses. star: all tell rank 0, which tells all, and everybody "
         "connects to everybody. ring_hybrid: addresses go round a ring, connections are made when used.",
@@ -156,7 +158,17 @@ class TransportSpec(Strict):
 
     def checks(self) -> Iterator[Finding]:
         """What the kernel does not pass on to MPTCP's subflows is not asked of them."""
-        for position, entry in enumerate(self.sockets if self.kind == "mptcp" else ()):
-            for key in ("pacing", "buffers"):
-                if getattr(entry, key) is not None:
-                    yield Finding(("sockets", position, key), f"{key} with mptcp", "it with tcp or striped")
+        if not self.sockets and self.options is None:
+            return
+        kinds = registry("transports")
+        kind = kinds.get(self.kind)  # None for one of a file, which says itself what it does not know
+        if kind is None:
+            return
+        if self.options is not None and not kind.known_options:
+            yield Finding(("options",), f"options with {self.kind}", "them with a transport that takes some")
+        for position, entry in enumerate(self.sockets):
+            for key in SOCKET_KEYS:
+                if getattr(entry, key) is not None and key not in kind.socket_keys:
+                    taking = [name for name, one in kinds.items() if key in one.socket_keys]
+                    expected = f"it with {' or '.join(taking)}"
+                    yield Finding(("sockets", position, key), f"{key} with {self.kind}", expected)

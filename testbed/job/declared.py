@@ -43,11 +43,12 @@ def flows_of(
             continue
         channels = wiring.channels(source, target)
         for channel in range(channels):
-            striped = wiring.kind == "striped"
             key = wiring.connection(source, target, traffic, channel)
             dialled = wiring.source_port(max(source, target), min(source, target), key)
             listening = LISTEN_PORT
-            if channel and not striped:  # of MPTCP's other subflows the kernel chooses the dialling end
+            if (
+                channel and wiring.transport.added_subflows
+            ):  # of MPTCP's other subflows the kernel chooses the dialling end
                 dialled, listening = 0, SUBFLOW_PORT + channel - 1
             ports = (dialled, listening) if source > target else (listening, dialled)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host

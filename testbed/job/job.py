@@ -16,7 +16,7 @@ from testbed.job.wiring import THIS_NAMESPACE, Wiring
 from testbed.job.workload import Workload, workload_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
-from testbed.transport import TrafficClass
+from testbed.transport import PROTOCOLS, TRANSPORTS, TrafficClass
 from testbed.words import PLANNED
 
 
@@ -76,11 +76,13 @@ class Job:
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What the scenario asks for and the model knows nothing of; a step with it has no prediction."""
-        protocol = self.scenario.transport.protocol
+        transport = self.scenario.transport
+        protocol = PROTOCOLS.find(transport.protocol)
         asked = {
             "events": bool(self.scenario.events),
             "background_traffic": bool(self.scenario.background_traffic),
-            f"transport.protocol: {protocol}": protocol != "eager",
+            f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
+            f"transport.protocol: {transport.protocol}": not protocol.modelled,
         }
         return tuple(name for name, there in asked.items() if there)
 

@@ -6,17 +6,18 @@ import contextlib
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from testbed.config import BackgroundTrafficSpec, Host, Topology, TransportSpec, distance
+from testbed.config.model import Strict
 from testbed.fabric.plan import Multipath
 from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
+from testbed.plugins import blamed
 from testbed.scale import Scale
-from testbed.transport import StripeSettings
-from testbed.transport.channels import LEAST_SEGMENT_BYTES
+from testbed.transport.kinds import TRANSPORTS, transport_kind
+from testbed.transport.kinds.base import source_of
 from testbed.virtual import clock_here
 
 # above those of ranks; the same in every run with the same seed, as hashes go by ports
@@ -48,25 +49,23 @@ def loopback_endpoints(ranks: int) -> Iterator[list[RankEndpoint]]:
         yield endpoints
 
 
-def stripes_of(spec: TransportSpec, scale: Scale) -> dict[str, dict[str, Any]]:
-    """The striped transport's settings by distance; segments shrink as messages do."""
-    found = {}
-    for name in type(spec.stripes).model_fields:
-        stripe = getattr(spec.stripes, name)
-        segment_bytes = max(LEAST_SEGMENT_BYTES, round(scale.emulated_bytes(stripe.segment_bytes)))
-        fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
-        found[name] = asdict(
-            StripeSettings(stripe.connections, segment_bytes, stripe.outstanding, stripe.mode, fast_bytes)
-        )
-    return found
+def options_of(spec: TransportSpec, scale: Scale) -> dict[str, Any]:
+    """What the kind of transport is made with, emulated: its own keys of `transport`, and `options`. PluginError."""
+    kind = TRANSPORTS.find(spec.kind)
+    with blamed(f"transport {spec.kind}", source_of(kind)):
+        own = {key: getattr(spec, key) for key in kind.config_keys}
+        plain = {
+            key: value.model_dump() if isinstance(value, Strict) else value for key, value in own.items()
+        }
+        return kind.emulated({**plain, **(spec.options or {})}, scale)
 
 
 def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None:
     """MPTCP's other subflows between the ranks on these hosts, of which the later ones dial; None without any."""
-    if spec.kind != "mptcp" or spec.subflows == 1:
+    added = transport_kind(spec.kind, options_of(spec, Scale())).added_subflows
+    if not added:
         return None
-    ports = tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + spec.subflows - 1))
-    return Multipath(ports, tuple(host.name for host in hosts))
+    return Multipath(tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + added)), tuple(host.name for host in hosts))
 
 
 def wiring_of(
@@ -92,12 +91,11 @@ def wiring_of(
         seed=seed,
         timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
         kind=spec.kind,
+        options=options_of(spec, scale),
         protocol=spec.protocol,
         bootstrap=spec.bootstrap,
         congestion_control=congestion_control,
-        subflows=spec.subflows if spec.kind == "mptcp" else 1,
         sockets=sockets or SocketRules(),
-        stripes=stripes_of(spec, scale),
         distances=distances_of(topology, [hosts[endpoint.host] for endpoint in endpoints])
         if topology
         else (("same_rack",) * ranks,) * ranks,

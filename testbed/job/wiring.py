@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from testbed.job.socket_rules import SocketRules
@@ -17,14 +17,17 @@ from testbed.transport import (
     CostedTransport,
     MeshSettings,
     SocketSettings,
-    StripedTransport,
-    StripeSettings,
-    TcpTransport,
     TrafficClass,
     Transport,
+    TransportKind,
     with_protocol,
 )
-from testbed.transport.bootstrap import BootstrapReport, bootstrap
+from testbed.transport.bootstrap import BootstrapReport
+from testbed.transport.bootstraps import BOOTSTRAPS
+from testbed.transport.bootstraps import Job as BootstrapJob
+from testbed.transport.kinds import transport_kind
+from testbed.transport.mesh import Mesh
+from testbed.transport.observing import Observed, observed
 from testbed.transport.wire import ConnectionKey
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class RankEndpoint:
 class Wiring:
     """All ranks of a job and what is between them. Figures are emulated ones.
 
-    stripes: settings of a striped transport by distance. distances: per rank, what is between it and each rank.
+    kind, options: of the transport. distances: per rank, what is between it and each rank.
     per_message_s, per_byte_s: modelled cost of software; zero where software costs what it costs.
     """
 
@@ -64,12 +67,11 @@ class Wiring:
     seed: int
     timeout_s: float
     kind: str = "tcp"
+    options: dict[str, Any] = field(default_factory=dict)
     protocol: str = "eager"
     bootstrap: str = "static"
     congestion_control: str | None = None
-    subflows: int = 1
     sockets: SocketRules = field(default_factory=SocketRules)
-    stripes: dict[str, dict[str, Any]] = field(default_factory=dict)
     distances: tuple[tuple[str, ...], ...] = ()
     per_message_s: float = 0.0
     per_byte_s: float = 0.0
@@ -91,22 +93,18 @@ class Wiring:
         """How far two ranks are apart."""
         return self.distances[rank][peer]
 
+    @cached_property
+    def transport(self) -> TransportKind:
+        """The kind of transport, with its options. PluginError."""
+        return transport_kind(self.kind, self.options)
+
     def channels(self, rank: int, peer: int) -> int:
-        """How many connections for data two ranks have, of MPTCP how many subflows one has."""
-        if self.kind != "striped":
-            return self.subflows
-        return int(self.stripes[self.distance(rank, peer)]["connections"])
+        """Over how many connections, or subflows of one, what two ranks send each other is spread."""
+        return self.transport.channels(self.distance(rank, peer))
 
     def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
         """Of two ranks, for traffic of a class, on one of their channels: MPTCP's are all of one connection."""
-        striped = self.kind == "striped"
-        return (
-            ConnectionKey(traffic, channel, self.channels(rank, peer)) if striped else ConnectionKey(traffic)
-        )
-
-    def stripe(self, rank: int, peer: int) -> Mapping[str, Any] | None:
-        """How two ranks' messages are spread over their connections; None where they are not."""
-        return self.stripes[self.distance(rank, peer)] if self.kind == "striped" else None
+        return self.transport.connection(traffic, channel, self.distance(rank, peer))
 
     def settings(
         self, rank: int, peer: int, key: ConnectionKey, usual: SocketSettings | None = None
@@ -119,17 +117,13 @@ class Wiring:
 
         step: of the connection's path. paced: whether pacing counts.
         """
-        settings, stripe = self.settings(rank, peer, key), self.stripe(rank, peer)
-        found = [0.0]
+        settings = self.settings(rank, peer, key)
+        found = [self.transport.slowest_byte_s(self.distance(rank, peer), step.round_trip_s)]
         if settings.pacing_bps is not None and paced:
             found.append(8 / settings.pacing_bps)
         if settings.window_bytes is not None:
             packet_bytes = step.serialisation.packet_bytes
             found.append(step.round_trip_s(packet_bytes) / settings.window_bytes)
-        if stripe is not None:
-            segment_bytes, most = stripe["segment_bytes"], stripe["outstanding"]
-            # a segment is acknowledged when all of it has come
-            found.append(step.round_trip_s(segment_bytes) / (segment_bytes * most))
         return max(found)
 
     @classmethod
@@ -145,23 +139,20 @@ class Wiring:
 class Joined:
     """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about."""
 
-    sockets: TcpTransport | StripedTransport
+    sockets: Observed
     transport: Transport
     bootstrap: BootstrapReport
 
 
 def join(wiring: Wiring, rank: int) -> Joined:
-    """Find the other ranks, in the way that the wiring says. TransportError."""
+    """Find the other ranks, in the way that the wiring says. TransportError, PluginError."""
     begun_s = time.monotonic()
-    size = len(wiring.ranks)
-    report = BootstrapReport("static")
-    addresses = [(place.ip, place.port) for place in wiring.ranks]
-    if wiring.bootstrap != "static":
-        first = wiring.ranks[0]
-        master = (first.ip, BOOTSTRAP_PORT)
-        addresses, report = bootstrap(
-            wiring.bootstrap, rank, size, master, addresses[rank], wiring.token, BOOTSTRAP_TIMEOUT_S
-        )
+    addresses = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
+    master = (wiring.ranks[0].ip, BOOTSTRAP_PORT)
+    bootstrap = BOOTSTRAPS.find(wiring.bootstrap)
+    addresses, report = bootstrap.find(
+        BootstrapJob(rank, master, addresses, wiring.token, BOOTSTRAP_TIMEOUT_S)
+    )
 
     def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
         return wiring.settings(rank, peer, key, usual)
@@ -169,25 +160,19 @@ def join(wiring: Wiring, rank: int) -> Joined:
     settings = MeshSettings(
         token=wiring.token,
         congestion_control=wiring.congestion_control,
-        multipath=wiring.kind == "mptcp",
+        multipath=wiring.transport.multipath,
         # given ports, so that a run with the same seed hashes its flows onto the same paths
         source_port=wiring.source_port,
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         socket_of=socket_of if wiring.sockets.rules else None,
     )
     wiring.sockets.try_out(settings.sockets)
-    sockets: TcpTransport | StripedTransport
-    if wiring.kind == "striped":
-        stripes = {name: StripeSettings(**options) for name, options in wiring.stripes.items()}
-        far = wiring.distances[rank]
-        sockets = StripedTransport(rank, addresses, settings, lambda peer: stripes[far[peer]])
-    else:
-        sockets = TcpTransport(rank, addresses, settings)
-    if wiring.bootstrap == "star":
+    transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])
+    sockets = observed(transport)
+    if bootstrap.connects_all and isinstance(sockets, Mesh):
         sockets.connect()
         report.connections += len(sockets.counters)
     report.time_s = time.monotonic() - begun_s
-    transport: Transport = sockets
     if wiring.per_message_s or wiring.per_byte_s:
         transport = CostedTransport(transport, wiring.per_message_s, wiring.per_byte_s)
     return Joined(sockets, with_protocol(transport, wiring.protocol), report)

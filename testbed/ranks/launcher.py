@@ -57,6 +57,7 @@ def read_work(line: str) -> Work:
         bench = BenchSpec.from_json(line)
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
+    _ = job.wiring.transport  # looked up once, for all ranks
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
     return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, sockets), job.background_traffic)
 

@@ -6,13 +6,13 @@ import threading
 import time
 from typing import Any
 
-from testbed.transport import StripedTransport, TcpTransport
+from testbed.transport.observing import Observed
 
 
 class SocketSampler:
     """Reads all connections every `interval_s`, in a thread of its own, and keeps what changed. A context manager."""
 
-    def __init__(self, rank: int, sockets: TcpTransport | StripedTransport, interval_s: float) -> None:
+    def __init__(self, rank: int, sockets: Observed, interval_s: float) -> None:
         self.records: list[dict[str, Any]] = []
         self._rank = rank
         self._sockets = sockets

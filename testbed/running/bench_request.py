@@ -10,12 +10,12 @@ from typing import Any
 
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, TuningTable, collective_of
 from testbed.config import ConfigError, Problem, load_topology
-from testbed.config.transport import KINDS, PROTOCOLS
 from testbed.errors import did_you_mean
 from testbed.job.tuning import tuning_of
 from testbed.plugins import OWN_FILE, Registry, rooted
 from testbed.running.bench_run import BenchRun, Row
 from testbed.running.choosing import LOOPBACK_RANKS, size_of
+from testbed.transport import PROTOCOLS, TRANSPORTS
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 COMMAND_LINE = "command line"
@@ -28,12 +28,13 @@ def check_words(dtype: str, op: str, transport: str, protocol: str, clock: str) 
     for option, value, known in (
         ("--datatype", dtype, DTYPES),
         ("--op", op, tuple(OPERATIONS)),
-        ("--transport", transport, KINDS),
-        ("--protocol", protocol, PROTOCOLS),
         ("--clock", clock, CLOCKS),
     ):
         if value not in known:
             raise _wrong(option, value, did_you_mean(value, known))
+    for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
+        if (expected := own.expected(value)) is not None:
+            raise _wrong(option, value, expected)
 
 
 def collective_named(name: str) -> str:

@@ -49,7 +49,7 @@ class IsolatedBaseline:
         self._wiring = wiring
         self._lossy = topology.lossy
         # which plane a message takes is the policy's to say, and several connections may take several
-        best = nearest_plane if transport.kind == "tcp" else all_planes
+        best = all_planes if wiring.transport.takes_several_paths else nearest_plane
         paths = Paths(topology, link_engine)
         self._ring = self._as_sockets_allow(ring_steps(paths, hosts, best), paced=False)
         # pacing is no more than a bound on the slow side: TCP sends short bursts unpaced

@@ -306,7 +306,7 @@ class ShardRun:
             log,
             self.baseline.lone(records.calibrations),
             exact=self.baseline.exact,
-            settles=self.scenario.transport.kind != "mptcp",  # which shares out as it remembers its ways
+            settles=self.job.wiring.transport.settles,
         )
 
     def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:

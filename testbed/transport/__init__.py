@@ -15,11 +15,13 @@ from testbed.transport.base import (
 )
 from testbed.transport.channels import StripeSettings
 from testbed.transport.cost import CostedTransport
+from testbed.transport.kinds import TRANSPORTS, TransportKind
+from testbed.transport.layers import Layer, Wrapper
 from testbed.transport.memory import MemoryNetwork, MemoryTransport
-from testbed.transport.protocols import PROTOCOLS, with_protocol
-from testbed.transport.rendezvous import RendezvousTransport
+from testbed.transport.protocols import PROTOCOLS, MessageProtocol, with_protocol
+from testbed.transport.protocols.rendezvous import RendezvousTransport
+from testbed.transport.protocols.staged import StagedTransport
 from testbed.transport.sockets import MeshSettings, SocketSettings
-from testbed.transport.staged import StagedTransport
 from testbed.transport.striped import StripedTransport
 from testbed.transport.tcp import TcpTransport
 
@@ -27,11 +29,14 @@ __all__ = [
     "BEST_EFFORT",
     "MAX_TAG",
     "PROTOCOLS",
+    "TRANSPORTS",
     "Aborted",
     "CostedTransport",
+    "Layer",
     "MemoryNetwork",
     "MemoryTransport",
     "MeshSettings",
+    "MessageProtocol",
     "PeerCounters",
     "PeerLost",
     "RendezvousTransport",
@@ -44,7 +49,9 @@ __all__ = [
     "TrafficClass",
     "Transport",
     "TransportError",
+    "TransportKind",
     "TransportTimeout",
+    "Wrapper",
     "wait_all",
     "with_protocol",
 ]

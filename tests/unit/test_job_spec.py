@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from testbed.config import TransportSpec, load_topology
-from testbed.job.resolving import distances_of, stripes_of
+from testbed.job.resolving import distances_of, options_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.job.wiring import RankEndpoint, Wiring
 from testbed.scale import Scale
@@ -23,7 +23,7 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
             timeout_s=2.5,
             kind="striped",
             congestion_control="cubic",
-            stripes=stripes_of(TransportSpec(), Scale(1000)),
+            options=options_of(TransportSpec(kind="striped"), Scale(1000)),
             distances=(("same_rack",),),
         ),
         dtype="float32",
@@ -72,7 +72,8 @@ def test_variants_follow_each_other_where_events_happen_in_each() -> None:
 
 
 def test_segments_shrink_as_messages_do() -> None:
-    stripes = stripes_of(TransportSpec(), Scale(1000))
+    spec = TransportSpec(kind="striped")
+    stripes = options_of(spec, Scale(1000))["stripes"]
     assert {name: stripe["connections"] for name, stripe in stripes.items()} == {
         "same_rack": 1,
         "same_building": 2,
@@ -80,7 +81,7 @@ def test_segments_shrink_as_messages_do() -> None:
         "other_region": 8,
     }
     assert {stripe["segment_bytes"] for stripe in stripes.values()} == {524}
-    assert stripes_of(TransportSpec(), Scale(1e6))["same_rack"]["segment_bytes"] == 256
+    assert options_of(spec, Scale(1e6))["stripes"]["same_rack"]["segment_bytes"] == 256
 
 
 def test_ranks_know_how_far_the_others_are(tmp_path: Path) -> None:

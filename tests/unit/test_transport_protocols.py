@@ -7,6 +7,7 @@ import time
 import pytest
 
 from testbed.collectives import Communicator, count_wrong
+from testbed.plugins import PluginError
 from testbed.transport import (
     MemoryNetwork,
     RendezvousTransport,
@@ -130,5 +131,6 @@ def test_collectives_work_over_either(protocol: str) -> None:
 def test_other_protocols_are_refused() -> None:
     transport = MemoryNetwork(1).transports[0]
     assert with_protocol(transport, "eager") is transport
-    with pytest.raises(ValueError, match="protocol: got 'push', expected one of eager, rendezvous, staged"):
+    words = "protocol: got 'push', expected FILE.py:NAME or one of rendezvous, staged, eager"
+    with pytest.raises(PluginError, match=words):
         with_protocol(transport, "push")

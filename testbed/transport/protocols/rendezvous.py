@@ -12,6 +12,7 @@ from testbed.transport.base import (
     TransportError,
 )
 from testbed.transport.layers import Layer, Line
+from testbed.transport.protocols.base import PROTOCOLS, MessageProtocol
 
 _MOST_NOTES = 100_000
 
@@ -80,3 +81,13 @@ class RendezvousTransport(Layer):
         for queue in self._waiting.pop(line, {}).values():
             for request in queue:
                 request.fail(error)
+
+
+@PROTOCOLS.register("rendezvous")
+class Rendezvous(MessageProtocol):
+    """A message goes out when its receive was announced, straight into it."""
+
+    @staticmethod
+    def over(transport: Transport) -> Transport:
+        """See RendezvousTransport."""
+        return RendezvousTransport(transport)

@@ -18,6 +18,7 @@ from testbed.transport.base import (
 )
 from testbed.transport.layers import Layer, Line
 from testbed.transport.mailbox import WrongLength, wrong_length
+from testbed.transport.protocols.base import PROTOCOLS, MessageProtocol
 
 _PREFIX = struct.Struct("<Q")
 
@@ -221,3 +222,13 @@ class _Chunks:
             self.request.fail(error)
         else:
             self.request.complete()
+
+
+@PROTOCOLS.register("staged")
+class Staged(MessageProtocol):
+    """Messages go in chunks, copied through a window of slots."""
+
+    @staticmethod
+    def over(transport: Transport) -> Transport:
+        """See StagedTransport."""
+        return StagedTransport(transport)

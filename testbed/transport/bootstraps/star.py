@@ -1,0 +1,24 @@
+"""Everybody tells rank 0, which tells everybody."""
+
+from __future__ import annotations
+
+from testbed.transport.bootstrap import Address, BootstrapReport, bootstrap
+from testbed.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
+
+
+def exchange(method: str, job: Job) -> tuple[list[Address], BootstrapReport]:
+    """By one of the methods of `bootstrap`."""
+    rank, master, addresses, token, timeout_s = job
+    return bootstrap(method, rank, len(addresses), master, addresses[rank], token, timeout_s)
+
+
+@BOOTSTRAPS.register("star")
+class Star(Bootstrap):
+    """Then everybody connects to everybody, as in NCCL's baseline."""
+
+    connects_all = True
+
+    @staticmethod
+    def find(job: Job) -> tuple[list[Address], BootstrapReport]:
+        """Through rank 0 alone."""
+        return exchange("star", job)

@@ -1,0 +1,114 @@
+"""What a kind of transport is: how a rank's is made of its options, what policies, model and fabric ask about it."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from testbed.plugins import PluginError, Registry, blamed, derived_from
+from testbed.scale import Scale
+from testbed.transport.base import TrafficClass, Transport
+from testbed.transport.sockets import MeshSettings
+from testbed.transport.wire import ConnectionKey
+
+
+class TransportKind(ABC):
+    """A kind of transport. Derive, and make one rank's transport in `make`; the rest has defaults of plain TCP.
+
+    Options of the scenario (`transport.options`) arrive as attribute `options`. Ranks import the module, too: it should
+    need no more than the standard library, NumPy and `testbed.transport`.
+    """
+
+    known_options: ClassVar[tuple[str, ...]] = ()
+    """What `options` may hold."""
+
+    needed_options: ClassVar[tuple[str, ...]] = ()
+    """Which of them must be there."""
+
+    config_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys of a scenario's `transport` that say something to it alone; they arrive among the options."""
+
+    socket_keys: ClassVar[tuple[str, ...]] = ("congestion_control", "pacing", "buffers")
+    """Which settings of `transport.sockets` its sockets can have."""
+
+    multipath: ClassVar[bool] = False
+    """Whether its sockets are MPTCP's."""
+
+    takes_several_paths: ClassVar[bool] = False
+    """Whether messages of one pair may take several paths at once; else all of a traffic class take one."""
+
+    settles: ClassVar[bool] = True
+    """Whether the same collective, alone on the network, takes as long each time; else runs do not ask that of it."""
+
+    modelled: ClassVar[bool] = False
+    """Whether the model of a step is right about it: pairs have `channels` alike, each a TCP connection. If not,
+    predictions say so."""
+
+    def __init__(self, **options: Any) -> None:
+        known = (*self.known_options, *self.config_keys)
+        if unknown := sorted(set(options) - set(known)):
+            expected = ", ".join(self.known_options) or "none"
+            raise PluginError(where="transport.options", got=repr(unknown[0]), expected=expected)
+        if missing := [name for name in self.needed_options if name not in options]:
+            raise PluginError(where="transport.options", got=f"no {missing[0]}", expected="one")
+        self.options: Mapping[str, Any] = options
+
+    @classmethod
+    def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+        """The options as ranks get them, from real figures to emulated ones; JSON must be able to carry them."""
+        return dict(options)
+
+    @abstractmethod
+    def make(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        distances: Sequence[str],
+    ) -> Transport:
+        """One rank's transport.
+
+        addresses: (IPv4 address, port) of every rank, in rank order. settings: how sockets are to be made. distances:
+        from this rank to each, of same_rack, same_building, same_region, other_region. TransportError.
+        """
+
+    def channels(self, distance: str) -> int:
+        """Over how many connections, or subflows of one, messages between two ranks so far apart are spread."""
+        return 1
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """What a pair's connection is known by to the transport, so that it gets its port and socket settings."""
+        return ConnectionKey(traffic)
+
+    @property
+    def added_subflows(self) -> int:
+        """How many subflows a host's kernel adds to each connection, each to a port more that the listener has."""
+        return 0
+
+    def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
+        """What a byte takes at least on one connection, by rules of the transport's own, such as a window.
+
+        round_trip_s: of a message of so many bytes on the empty path.
+        """
+        return 0.0
+
+
+TRANSPORTS: Registry[type[TransportKind]] = Registry(
+    "transport", "testbed.transport.kinds", "testbed.transports", derived_from(TransportKind)
+)
+"""All that have a name. Each registers where it stands: `@TRANSPORTS.register("tcp")`."""
+
+
+def source_of(thing: type) -> Path:
+    """The file that a class stands in."""
+    return Path(getattr(sys.modules[thing.__module__], "__file__", None) or thing.__module__)
+
+
+def transport_kind(name: str, options: Mapping[str, Any]) -> TransportKind:
+    """Of a name, or of FILE.py:NAME. options: emulated. PluginError, with the file's line that raised."""
+    kind = TRANSPORTS.find(name)
+    with blamed(f"transport {name}", source_of(kind)):
+        return kind(**options)

@@ -1,0 +1,62 @@
+"""Several TCP connections per pair of ranks, over which messages are cut and dealt out, by the ranks' distance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from testbed.scale import Scale
+from testbed.transport.base import TrafficClass
+from testbed.transport.channels import LEAST_SEGMENT_BYTES, StripeSettings
+from testbed.transport.kinds.base import TRANSPORTS, TransportKind
+from testbed.transport.sockets import MeshSettings
+from testbed.transport.striped import StripedTransport
+from testbed.transport.wire import ConnectionKey
+
+
+@TRANSPORTS.register("striped")
+class Striped(TransportKind):
+    """stripes: per distance, the fields of StripeSettings."""
+
+    config_keys = ("stripes",)
+    takes_several_paths = True
+    modelled = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stripes = {name: StripeSettings(**one) for name, one in self.options["stripes"].items()}
+
+    @classmethod
+    def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+        """Segments, and messages that are not cut, shrink as messages do."""
+        found = {}
+        for name, stripe in options["stripes"].items():
+            segment_bytes = max(LEAST_SEGMENT_BYTES, round(scale.emulated_bytes(stripe["segment_bytes"])))
+            fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
+            own = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
+            found[name] = asdict(StripeSettings(**own))
+        return {"stripes": found}
+
+    def make(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        distances: Sequence[str],
+    ) -> StripedTransport:
+        """See TransportKind."""
+        return StripedTransport(rank, addresses, settings, lambda peer: self.stripes[distances[peer]])
+
+    def channels(self, distance: str) -> int:
+        """As many as the stripes of that distance say."""
+        return self.stripes[distance].connections
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """One of the pair's."""
+        return ConnectionKey(traffic, channel, self.channels(distance))
+
+    def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
+        """By the segments that may be under way; one is acknowledged when all of it has come."""
+        stripe = self.stripes[distance]
+        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * stripe.outstanding)

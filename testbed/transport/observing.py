@@ -1,0 +1,48 @@
+"""The sockets at the bottom of a rank's transport, for those who measure: a mesh of ours, or none that can be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from testbed.transport.base import Transport
+from testbed.transport.loop import StallDetector
+from testbed.transport.mesh import Mesh
+from testbed.transport.wire import ConnectionKey
+from testbed.transport.wire_counts import WireCounts
+
+
+class Unobserved:
+    """In place of a mesh, where a transport of somebody's own has none: records of its connections stay empty."""
+
+    def __init__(self) -> None:
+        self.stall_detector: StallDetector | None = None
+
+    def socket_info(self) -> list[dict[str, Any]]:
+        """No connections that can be seen."""
+        return []
+
+    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """No connections that can be seen."""
+        return []
+
+    def wire_counts(self) -> WireCounts | None:
+        """Not known."""
+        return None
+
+    def state_words(self, peers: Iterable[int]) -> str:
+        """For people who wonder why nothing comes."""
+        return "its transport does not tell how its connections stand"
+
+
+Observed = Mesh | Unobserved
+
+
+def observed(transport: Transport) -> Observed:
+    """The mesh that a transport is, or that is under its layers, as their attribute `inner`."""
+    found: Any = transport
+    while not isinstance(found, Mesh):
+        if not hasattr(found, "inner"):
+            return Unobserved()
+        found = found.inner
+    return found
