@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from testbed.job.socket_rules import SocketRules
 from testbed.transport import (
+    PROTOCOLS,
     CostedTransport,
     MeshSettings,
     SocketSettings,
@@ -97,6 +98,10 @@ class Wiring:
     def transport(self) -> TransportKind:
         """The kind of transport, with its options. PluginError."""
         return transport_kind(self.kind, self.options)
+
+    def look_up(self) -> None:
+        """Find all that has a name here, once, for ranks that are forked later. PluginError."""
+        _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.protocol)
 
     def channels(self, rank: int, peer: int) -> int:
         """Over how many connections, or subflows of one, what two ranks send each other is spread."""

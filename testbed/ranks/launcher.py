@@ -55,9 +55,10 @@ def read_work(line: str) -> Work:
     """From the parent's document, which says whether it is a job's steps or a benchmark."""
     if json.loads(line)["task"] == "bench":
         bench = BenchSpec.from_json(line)
+        bench.wiring.look_up()
         return Work(bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell))
     job = JobSpec.from_json(line)
-    _ = job.wiring.transport  # looked up once, for all ranks
+    job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
     return Work(job.wiring.ranks, lambda rank, tell: Rank(job, rank, tell, sockets), job.background_traffic)
 
