@@ -44,11 +44,11 @@ class JobShareSpec(Strict):
 
 
 class PathSpec(Strict):
-    """A path by hand, taken both ways."""
+    """A path by hand, taken in both directions."""
 
     source: str = Field(alias="from", description="A building or a host.")
     to: str = Field(description="A building or a host.")
-    links: tuple[str, ...] = Field(description="The WAN links on the way, in order, such as [east-west-0].")
+    links: tuple[str, ...] = Field(description="The WAN links on the path, in order, such as [east-west-0].")
     channel: Annotated[int | None, whole(0)] = Field(
         default=None, description="Only this connection of each pair of ranks, counted from 0."
     )
@@ -85,7 +85,7 @@ class PolicySpec(Strict):
         description="Whether paths are computed anew when a link dies; by default as the policy has it.",
     )
     detours: CountOrZero | None = Field(
-        default=None, description="te: how many links more than the shortest way a path may have (0)."
+        default=None, description="te: how many links more than the shortest path a path may have (0)."
     )
     classes: tuple[QueueSpec, ...] | None = Field(default=None, description="priority: the first goes first.")
     jobs: tuple[JobShareSpec, ...] | None = Field(default=None, description="isolate: who has which share.")

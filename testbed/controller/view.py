@@ -62,7 +62,7 @@ def flows_from_data(data: Iterable[Mapping[str, Any]]) -> tuple[Flow, ...]:
 
 
 def flows_to_data(flows: Iterable[Flow]) -> list[dict[str, Any]]:
-    """Ready for JSON."""
+    """Flows as dictionaries, ready for JSON; `flows_from_data` undoes it."""
     return [asdict(flow) for flow in flows]
 
 
@@ -128,7 +128,7 @@ class View:
         )
 
     def packet(self, flow: Flow) -> Packet:
-        """One of them."""
+        """A packet of a declared flow."""
         source, destination = (self._hosts[name].ip for name in (flow.source, flow.destination))
         ports = flow.source_port, flow.destination_port
         return Packet(source, destination, source_port=ports[0], destination_port=ports[1], ip_dscp=flow.dscp)
@@ -227,5 +227,5 @@ def both_ways(flows: Iterable[Flow]) -> list[Flow]:
 
 
 def picoseconds(seconds: float) -> int:
-    """Whole ones."""
+    """A duration rounded to whole picoseconds, so that sums of delays compare exactly."""
     return round(seconds * PICOSECONDS)

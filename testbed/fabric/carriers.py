@@ -65,14 +65,14 @@ class Carriers:
         (self._down.discard if up else self._down.add)(name)
 
     def play(self) -> None:
-        """Have seen what is due."""
+        """Let the switches see every change of carrier that is due."""
         for name, (due_s, up) in sorted(self._due.items(), key=lambda item: item[1][0]):
             if due_s <= self._clock():
                 del self._due[name]
                 self._see(name, up)
 
     def settle(self) -> None:
-        """Have all seen now."""
+        """Let the switches see all changes now, due or not."""
         for name, (_, up) in self._due.items():
             self._see(name, up)
         self._due.clear()

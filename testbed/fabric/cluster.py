@@ -48,7 +48,7 @@ class SpanningLink(RemoteLink):  # type: ignore[misc]
             self.makeTunnel(self.node1, self.node2, intfname1, intfname2)
 
     def makeTunnel(self, node1: Node, node2: Node, intfname1: str, intfname2: str, *addresses: Any) -> None:
-        """Both ends."""
+        """Make the tunnel's interface at both ends."""
         core, edge = node1.operations, node2.operations
         assert isinstance(core, Machine)
         assert isinstance(node2, EdgeSwitch)

@@ -60,7 +60,7 @@ class EdgeTable:
         os.set_blocking(self._monitor.stderr.fileno(), False)
 
     def close(self) -> None:
-        """No more of it."""
+        """Close what is open."""
         self._socket.close()
         if self._monitor is not None:
             self._monitor.terminate()
@@ -184,7 +184,7 @@ class EdgeTables:
         return [words for table in self._tables for words in table.look()]
 
     def close(self) -> None:
-        """No more of it."""
+        """Close what is open."""
         for table in self._tables:
             table.close()
         self._tables = []

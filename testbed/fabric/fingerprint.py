@@ -66,7 +66,7 @@ class Fingerprint:
             raise
 
     def close(self) -> None:
-        """No more of it."""
+        """Close what is open."""
         for place in self._places.values():
             place.close()
         self._parameters.close()

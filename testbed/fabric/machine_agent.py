@@ -50,7 +50,7 @@ class Agent:
         self._saying = threading.Lock()
 
     def say(self, **words: Any) -> None:
-        """One line, whole."""
+        """Write one line of JSON; lines of several threads do not mix."""
         with self._saying:
             print(json.dumps(words), flush=True)
 
@@ -132,7 +132,7 @@ class Agent:
         self.operations.take()
 
     def do_close_tunnels(self) -> None:
-        """No more of that."""
+        """Close the sockets that tunnels were measured through."""
         for end in self.tunnels:
             end.close()
         self.tunnels.clear()
@@ -175,7 +175,7 @@ class Agent:
         return {path.name: path.read_text() for path in sorted(self.folder.glob("*.jsonl"))}
 
     def stop(self) -> None:
-        """Undo all."""
+        """End everything that was started here."""
         for program in self.programs:
             _end(program)
         self.do_close_tunnels()

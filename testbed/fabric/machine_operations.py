@@ -61,7 +61,7 @@ class MachineOperations:
         setup.apply(pid)
 
     def verify(self, place: Place) -> None:
-        """Read it back."""
+        """Read a namespace's settings back and compare. FabricError, LinkError."""
         verify(place)
 
     def verify_offloads(self, place: Place) -> None:

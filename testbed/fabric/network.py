@@ -262,7 +262,7 @@ class Fabric:
 
     @property
     def other_machines(self) -> Sequence[Machine]:
-        """All but this one."""
+        """The machines of the fabric's buildings, without this one."""
         return self.placement.machines if self.placement else ()
 
     def tunnel_frames(self) -> dict[str, tuple[int, int]]:

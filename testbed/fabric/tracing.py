@@ -51,7 +51,7 @@ class Trace:
 
     @property
     def arrived(self) -> int:
-        """How many came through."""
+        """How many packets arrived."""
         return len(self.one_way_s)
 
 

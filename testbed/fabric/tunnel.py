@@ -53,7 +53,7 @@ class TunnelSocket:
         self._data = bytes(max(0, mtu - HEADER.size))
 
     def close(self) -> None:
-        """No more."""
+        """Close the socket."""
         self._socket.close()
 
     def send(self, what: bytes, number: int = 0, figure: float = 0.0, data: bytes = b"") -> None:

@@ -48,7 +48,7 @@ class Place:
 
 
 def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
-    """All of a fabric."""
+    """Every namespace of a fabric, with what is to be verified in it."""
     mtu = plan.topology.mtu
     carried = _carried(plan)
     edges = tuple(name for edge in plan.edges for name in edge.interfaces)

@@ -13,7 +13,7 @@ _NAME, _BOUND = "conservation_in_buildings", "0 frames missing"
 
 
 def conservation_in_buildings(
-    books: Sequence[PacketBalance],
+    balances: Sequence[PacketBalance],
     timed: Sequence[Conservation] = (),
     left_out: Sequence[str] = (),
     corrupting: bool = False,
@@ -26,16 +26,16 @@ def conservation_in_buildings(
     if corrupting:
         words = "Links corrupt frames on purpose: one whose addresses were hit goes nowhere, by design."
         return Invariant(_NAME, _BOUND, "not applicable", None, words)
-    if not books:
+    if not balances:
         words = "The scenario's events take switches of every building down."
         return Invariant(_NAME, _BOUND, "not applicable", None, words)
-    missing = {_named(book): book.missing for book in books}
+    missing = {_named(balance): balance.missing for balance in balances}
     missing |= {f"the cable {cable.name}": cable.missing + cable.overrun for cable in timed}
     total = sum(missing.values())
     worst = sorted((name for name in missing if missing[name]), key=missing.__getitem__, reverse=True)
-    frames = sum(book.went_in for book in books if book.name.startswith("switch "))
-    full = max(books, key=lambda book: book.dropped)
-    dropped = sum(book.dropped for book in books) + sum(cable.dropped for cable in timed)
+    frames = sum(balance.went_in for balance in balances if balance.name.startswith("switch "))
+    full = max(balances, key=lambda balance: balance.dropped)
+    dropped = sum(balance.dropped for balance in balances) + sum(cable.dropped for cable in timed)
     words = "every one came out again, and all that came to hosts reached their sockets"
     if worst:
         words = f"{total} are missing here or at hosts, or came from nowhere: "
@@ -56,6 +56,10 @@ def conservation_in_buildings(
     )
 
 
-def _named(book: PacketBalance) -> str:
+def _named(balance: PacketBalance) -> str:
     """With the interface that dropped frames though nobody asked it to."""
-    return f"{book.name} (dropped by a queueing discipline on {book.culprit})" if book.culprit else book.name
+    return (
+        f"{balance.name} (dropped by a queueing discipline on {balance.culprit})"
+        if balance.culprit
+        else balance.name
+    )

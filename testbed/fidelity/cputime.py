@@ -53,5 +53,5 @@ def parse_cpu_times(text: str) -> CpuTimes:
 
 
 def read_cpu_times() -> CpuTimes:
-    """Now."""
+    """This machine's CPU times so far, from /proc/stat."""
     return parse_cpu_times(Path("/proc/stat").read_text())

@@ -246,7 +246,7 @@ class Carrier:
         self._overrun += packets
 
     def account(self, now_ns: int) -> DirectionAccount:
-        """The books; the lateness maximum is since the last call of `account`."""
+        """The counters; the lateness maximum is since the last call of `account`."""
         max_s, self._lateness_max_ns = self._lateness_max_ns / 1e9, 0
         fibre = self._fibre
         queue_bytes = max(0, round((self._free_ns - now_ns) / self._ns_per_byte))

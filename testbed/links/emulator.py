@@ -100,7 +100,7 @@ class Emulator:
             while (frame := carrier.due(time.monotonic_ns())) is not None:
                 try:
                     send(frame)
-                except OSError as error:  # gone, and the books say so
+                except OSError as error:  # gone, and the counters say so
                     if error.errno in (errno.ENETDOWN, errno.ENXIO):
                         carrier.lost_at_the_end()
                     else:

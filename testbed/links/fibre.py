@@ -31,7 +31,7 @@ class Fibre:
 
     @property
     def settings(self) -> Direction:
-        """What is in force."""
+        """The direction's settings as they are now."""
         return self._settings
 
     @settings.setter

@@ -134,7 +134,7 @@ class Parameters:
                 found.append((place, _name(folder, name), value or ""))
 
     def close(self) -> None:
-        """No more of it."""
+        """Close what is open."""
         for held in (*self._open, self._inotify):
             os.close(held)
         self._open = []

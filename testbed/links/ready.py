@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 class _Numbered(Protocol):
     def fileno(self) -> int:
-        """Of the open file."""
+        """Its file descriptor."""
         ...
 
 

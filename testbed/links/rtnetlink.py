@@ -239,7 +239,7 @@ class Namespace:
         self._buffer = bytearray(1 << 17)
 
     def close(self) -> None:
-        """No more of it."""
+        """Close what is open."""
         for part in (self._asker, self.events, self._filters):
             if part is not None:
                 part.close()

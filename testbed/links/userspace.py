@@ -143,7 +143,7 @@ class UserspaceEngine:
         )
 
     def account(self) -> EngineAccount:
-        """The emulator's books."""
+        """All counters, as the emulator tells them."""
         reply = ask(self._control, "account")
         directions = {}
         for name, both in reply["links"].items():

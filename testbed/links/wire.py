@@ -72,7 +72,7 @@ def carrying(wires: Iterable[LinkWire], link: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class DirectionAccount:
-    """One direction's books since the engine started, in packets unless they say bytes.
+    """One direction's counters since the engine started, in packets unless they say bytes.
 
     What came in, what went out, what was lost on purpose (`lost`), dropped by the full queue (`dropped`), lost for want
     of room or time elsewhere (`overrun`), made twice (`duplicated`), and what is still under way (`held`):
@@ -107,7 +107,7 @@ class DirectionAccount:
 
 @dataclass(frozen=True)
 class EngineAccount:
-    """The books of all links at one moment (CLOCK_MONOTONIC); keys are (link name, "a_to_b" or "b_to_a")."""
+    """The counters of all links at one moment (CLOCK_MONOTONIC); keys are (link name, "a_to_b" or "b_to_a")."""
 
     time_s: float
     directions: dict[tuple[str, str], DirectionAccount] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class LinkEngine(Protocol):
         """
 
     def account(self) -> EngineAccount:
-        """The books now."""
+        """All counters as they are now."""
 
     def verify(self) -> None:
         """Read back what `settings` does not tell of. SettingMismatch, LinkError."""

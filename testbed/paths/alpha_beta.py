@@ -84,7 +84,7 @@ def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
 
 
 def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
-    """Of a path and of the one that acknowledgements take; hops of one way each."""
+    """Of a path and of the one that acknowledgements take; hops of one link each."""
     forth, returned = passage(topology, there), passage(topology, back)
     return Step(
         forth.delay_s,

@@ -16,7 +16,7 @@ from testbed.paths.serialisation import HEADER_BYTES, Serialisation, serialisati
 NETEM = "netem"  # the link engine with which every cable holds frames
 
 Planes = Callable[[Sequence[Direction]], Direction]
-"""Of the parallel links to the next building, what stands for the way that a message takes."""
+"""Of the parallel links to the next building, what stands for the one that a message takes."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,18 @@ class Hop:
     """A link, or parallel ones. held: it has all of a frame before it passes it on; early_s: what it takes if not."""
 
     name: str
-    ways: Sequence[Direction]
+    links: Sequence[Direction]
     held: bool = True
     early_s: float = 0.0
 
     def by(self, planes: Planes) -> Hop:
-        """Of one way."""
-        return self if len(self.ways) == 1 else replace(self, ways=[planes(self.ways)])
+        """The same with one link: one that stands for the parallel ones, as `planes` says."""
+        return self if len(self.links) == 1 else replace(self, links=[planes(self.links)])
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One way between two hosts: its delays in seconds, its lowest rate, what its hops hold frames for."""
+    """A path from host to host: its delays in seconds, its lowest rate, what its hops hold frames for."""
 
     delay_s: float
     rate_bps: float
@@ -43,20 +43,20 @@ class Passage:
 
 
 def passage(topology: Topology, hops: Sequence[Hop]) -> Passage:
-    """Through hops of one way each."""
-    rates_bps = tuple([hop.ways[0].rate_bps for hop in hops])
-    delay_s = sum([hop.ways[0].delay_s + hop.early_s for hop in hops])
+    """The figures of a path over hops of one link each."""
+    rates_bps = tuple([hop.links[0].rate_bps for hop in hops])
+    delay_s = sum([hop.links[0].delay_s + hop.early_s for hop in hops])
     held = tuple([hop.held for hop in hops])
     return Passage(delay_s, min(rates_bps), serialisation_of(rates_bps, held, packet_payload_bytes(topology)))
 
 
 def packet_payload_bytes(topology: Topology) -> int:
-    """Of a full packet."""
+    """Payload of a full packet, in bytes."""
     return topology.mtu + ETHERNET_HEADER_BYTES - HEADER_BYTES
 
 
 class Paths:
-    """Of a topology, by the shortest way between buildings.
+    """Paths of a topology's hosts, by the shortest path between buildings.
 
     link_engine: where it is not netem, only what it carries itself holds frames: WAN links, cables that take time.
     """
@@ -72,7 +72,7 @@ class Paths:
             self._wan.setdefault((link.b, link.a), []).append(link.b_to_a)
 
     def between(self, one: Host, other: Host) -> list[Hop]:
-        """All hops."""
+        """The hops from one host to another, in order."""
         found = []
         here, target = one.building, other.building
         while here != target:

@@ -117,13 +117,13 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
                 continue
             parts = []
             hops = between(one, other)
-            for name, ways in ((hop.name, hop.ways) for hop in hops):
-                capacities[name] = per_second * sum(way.rate_bps for way in ways)
-                queues[name] = sum(way.queue_bytes for way in ways)
+            for name, links in ((hop.name, hop.links) for hop in hops):
+                capacities[name] = per_second * sum(link.rate_bps for link in links)
+                queues[name] = sum(link.queue_bytes for link in links)
                 parts.append(name)
-                if len(ways) > 1:
+                if len(links) > 1:
                     own = f"{name}, {one.name} to {other.name}"
-                    capacities[own] = per_second * max(way.rate_bps for way in ways)
+                    capacities[own] = per_second * max(link.rate_bps for link in links)
                     parts.append(own)
             nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
             paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)

@@ -15,7 +15,7 @@ HEADER_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
 
 @dataclass(frozen=True)
 class Serialisation:
-    """The hops of one way that hold frames. byte_s: seconds per byte on the wire of each, in their order.
+    """The hops of a path that hold frames. byte_s: seconds per byte on the wire of each, in their order.
 
     packet_bytes: payload of a full packet.
     """
@@ -42,7 +42,7 @@ NOTHING_HELD = Serialisation()
 def serialisation_of(
     rates_bps: tuple[float, ...], held: tuple[bool, ...], packet_bytes: int
 ) -> Serialisation:
-    """Of a way over hops of these rates, of which those hold frames; the slowest takes its time in any case.
+    """Of a path over hops of these rates, of which those hold frames; the slowest takes its time in any case.
 
     A frame that a hop sends on while it comes in, to a hop no quicker, is there when it would have been without it.
     """
@@ -53,7 +53,7 @@ def serialisation_of(
 
 @lru_cache(maxsize=1 << 16)
 def _whole_s(byte_s: tuple[float, ...], packet_bytes: int, size_bytes: float) -> float:
-    """The longest way through all frames and hops, each frame after the one before it and after its own hop before.
+    """The longest path through all frames and hops, each frame after the one before it and after its own hop before.
 
     All but the last frame are full: n of them are through the first hops when one has been through each and the others
     through the slowest of those. The last one follows them from some hop on.

@@ -78,8 +78,8 @@ class HostEvidence:
         )
         corrupting = any(direction.corrupt for direction in _directions(self.topology))
         changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
-        books = list(packet_balances(self.topology, self._counted, left_out))
-        return conservation_in_buildings(books, self._timed(left_out), left_out, corrupting or changed)
+        balances = list(packet_balances(self.topology, self._counted, left_out))
+        return conservation_in_buildings(balances, self._timed(left_out), left_out, corrupting or changed)
 
     def _timed(self, left_out: Sequence[str]) -> list[Conservation]:
         """Cables that the link engine carries, each way."""
@@ -91,7 +91,7 @@ class HostEvidence:
             for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
                 early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]
                 sent, came = (self._counted[node].ports[name] for node, name in (near, far))
-                books = {
+                counters = {
                     name: getattr(late, name) - getattr(early, name)
                     for name in ("lost", "duplicated", "dropped", "overrun", "held")
                 }
@@ -103,7 +103,7 @@ class HostEvidence:
                         taken_in=late.in_packets - early.in_packets,
                         given_out=late.out_packets - early.out_packets,
                         arrived=came.rx_packets,
-                        **books,
+                        **counters,
                     )
                 )
         return found

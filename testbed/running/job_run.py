@@ -24,7 +24,7 @@ POST_MORTEM_S = 1.0
 
 
 class LinkSample:
-    """The fabric's counters and the link engine's books at one moment."""
+    """The fabric's counters and the link engine's account at one moment."""
 
     def __init__(self, time_s: float, counters: FabricCounters, account: EngineAccount) -> None:
         self.time_s = time_s

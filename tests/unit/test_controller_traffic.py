@@ -187,7 +187,7 @@ def test_a_channel_can_be_pinned_alone() -> None:
     [
         ({"from": "east", "to": "west", "links": ["east-west-7"]}, "paths[0].links: got 'east-west-7'"),
         ({"from": "north", "to": "west", "links": ["east-west-0"]}, "paths[0].from: got 'north'"),
-        ({"from": "east", "to": "west", "links": []}, "got a way by east, expected one to west"),
+        ({"from": "east", "to": "west", "links": []}, "got a path by east, expected one to west"),
         ({"from": "east", "to": "west", "links": ["east-west-0", "east-west-1"]}, "nothing twice"),
     ],
 )

@@ -21,7 +21,7 @@ MAX_MOVES = 1000
 class Pinned(Policy):
     """Paths by hand. Option `paths`: a list of {from, to, links, channel}.
 
-    from, to: buildings or hosts. links: the names of the WAN links on the way, in order; the way back takes the same
+    from, to: buildings or hosts. links: the names of the WAN links on the path, in order; the path back takes the same
     ones. channel: one connection of each declared pair of hosts only. The first entry that covers a packet counts;
     what none covers goes as with ecmp.
     """
@@ -82,7 +82,7 @@ def stops_on(view: View, where: str, here: str, there: str, links: Sequence[str]
         stops.append(b if stops[-1] == a else a)
     if stops[-1] != there or len(set(stops)) != len(stops):
         raise PolicyError(
-            f"{where}.links: got a way by {' - '.join(stops)}, expected one to {there}, nothing twice"
+            f"{where}.links: got a path by {' - '.join(stops)}, expected one to {there}, nothing twice"
         )
     return stops[:-1]
 
@@ -108,8 +108,8 @@ class Te(Policy):
     A linear program over the shares that each flow puts on each path minimises the largest utilisation of a link
     (declared bytes over rate), then the paths' lengths. A connection cannot be split, so each is put, largest first,
     where the busiest link on its way is least busy, and then moved while that helps. `bound` and `reached` tell how far
-    that is from the program's optimum. Option `detours`: how many links more than the shortest way a path may have (0).
-    What is not declared goes as with wcmp.
+    that is from the program's optimum. Option `detours`: how many links more than the shortest path another may have
+    (0). What is not declared goes as with wcmp.
     """
 
     known_options = ("detours",)
@@ -190,7 +190,7 @@ class Te(Policy):
         return chosen
 
     def _paths(self, view: View, here: str, there: str) -> list[Path]:
-        """The ways between two buildings that may be taken, those of least delay first, at most MAX_PATHS."""
+        """The paths between two buildings that may be taken, those of least delay first, at most MAX_PATHS."""
         shortest = len(view.route(here, there)) - 1
         if shortest < 1:
             return []

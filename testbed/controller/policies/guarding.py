@@ -31,7 +31,7 @@ class OnPaths(Policy):
         self.replan = self.over.replan
 
     def routes(self, view: View) -> Iterable[Route]:
-        """The other's."""
+        """Those of the policy in `over`."""
         return self.over.routes(view)
 
 

@@ -13,7 +13,7 @@ class Shortest(LinkPolicy):
     """All traffic on the link of least delay, on the lowest plane among equals."""
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """One."""
+        """The nearest link on the lowest plane."""
         return nearest(ends)[:1]
 
 
@@ -22,7 +22,7 @@ class Ecmp(LinkPolicy):
     """Flows spread over all links of least delay, by a hash of their 5-tuple."""
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
-        """All that are as near."""
+        """All links of least delay."""
         return nearest(ends)
 
 
