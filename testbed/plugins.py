@@ -49,6 +49,7 @@ REGISTRIES = {
     "collectives": "testbed.collectives.registry:COLLECTIVES",
     "policies": "testbed.controller.policies:POLICIES",
     "transports": "testbed.transport.kinds:TRANSPORTS",
+    "congestion_controls": "testbed.paths.congestion:CONGESTION_CONTROLS",
     "protocols": "testbed.transport.protocols:PROTOCOLS",
     "bootstraps": "testbed.transport.bootstraps:BOOTSTRAPS",
 }

@@ -10,7 +10,7 @@ from pydantic import Field
 from testbed.config import forms
 from testbed.config.buildings import Host
 from testbed.config.forms import DscpsOrNone, Duration, Size, Timeout, choice, pattern, whole
-from testbed.config.model import Finding, Strict
+from testbed.config.model import Finding, Form, Strict
 from testbed.config.topology import Topology
 from testbed.plugins import registry
 from testbed.words import BDP, PLANNED
@@ -85,6 +85,16 @@ _CONGESTION_CONTROL = pattern(
     r"[a-z][a-z0-9_-]{0,14}", "a TCP congestion control by its kernel name, such as cubic or bbr"
 )
 SOCKET_KEYS = ("congestion_control", "pacing", "buffers")
+_MODEL = forms.named("congestion_controls")
+
+
+def _parse_models(value: object) -> Mapping[str, str]:
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping from a congestion control's kernel name to its model")
+    return {str(_CONGESTION_CONTROL.parse(name)): str(_MODEL.parse(model)) for name, model in value.items()}
+
+
+_MODELS = Form(_parse_models, lambda: {"type": "object", "additionalProperties": _MODEL.json_schema})
 _PACING = forms.or_word(PLANNED, forms.RATE)
 _BUFFERS = forms.or_word(BDP, forms.SIZE)
 
@@ -145,6 +155,11 @@ class TransportSpec(Strict):
     )
     congestion_control: Annotated[str, _CONGESTION_CONTROL] = Field(
         default="cubic", description="TCP congestion control of connections for which `sockets` says nothing."
+    )
+    congestion_models: Annotated[Mapping[str, str] | None, _MODELS] = Field(
+        default=None,
+        description="By what the model of a step knows a congestion control that it does not know by its kernel name: "
+        "one that it knows, or a class of your own: docs/plugins/congestion-controls.md.",
     )
     sockets: tuple[SocketsSpec, ...] = Field(
         default=(),

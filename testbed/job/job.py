@@ -14,6 +14,7 @@ from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.socket_rules import Planned
 from testbed.job.wiring import THIS_NAMESPACE, Wiring
 from testbed.job.workload import Workload, workload_of
+from testbed.paths.congestion import CONGESTION_CONTROLS
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, TRANSPORTS, TrafficClass
@@ -78,11 +79,17 @@ class Job:
         """What the scenario asks for and the model knows nothing of; a step with it has no prediction."""
         transport = self.scenario.transport
         protocol = PROTOCOLS.find(transport.protocol)
+        controls = [transport.congestion_control, *(entry.congestion_control for entry in transport.sockets)]
+        known = {*CONGESTION_CONTROLS, *(transport.congestion_models or {})}
+        unknown = [
+            name for name in dict.fromkeys(controls) if name and name not in known and self.topology.lossy
+        ]
         asked = {
             "events": bool(self.scenario.events),
             "background_traffic": bool(self.scenario.background_traffic),
             f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
             f"transport.protocol: {transport.protocol}": not protocol.modelled,
+            **{f"transport.congestion_control: {name} on links that lose packets": True for name in unknown},
         }
         return tuple(name for name, there in asked.items() if there)
 

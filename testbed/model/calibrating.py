@@ -21,7 +21,8 @@ from testbed.config.workload import ExchangeSpec
 from testbed.job.job import Job, job_of
 from testbed.model.calibration import REAL, Calibration
 from testbed.model.predicting import predict
-from testbed.paths.losses import INDIFFERENT, LossResponse
+from testbed.paths.congestion import LossResponse
+from testbed.paths.losses import control_of
 from testbed.scale import Scale
 
 CONTROLS = ("reno", "cubic", "bbr")
@@ -87,7 +88,7 @@ def probes() -> Scenario:
 
 def _late(control: str) -> tuple[str, int]:
     """The messages by which it is seen how late a lost packet comes."""
-    return MIDDLING if control in INDIFFERENT else SHORT
+    return SHORT if control_of(control).goes_by_losses else MIDDLING
 
 
 def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mapping[str, str]) -> Fit:
@@ -159,7 +160,7 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
 
     best = least(late, [LossResponse(recovery=value) for value in RECOVERIES])
     best = least(late, [replace(best, recovery=max(0.0, best.recovery + more)) for more in NEARER])
-    if control in INDIFFERENT:
+    if not control_of(control).goes_by_losses:
         return best
     best = least(long, [replace(best, window=value) for value in WINDOWS])
     return least(long, [replace(best, window=best.window * factor) for factor in NEAR])

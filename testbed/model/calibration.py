@@ -17,8 +17,9 @@ from typing import Any
 from testbed.config import TransportSpec
 from testbed.job.errors import RunError
 from testbed.job.resolving import modelled_cost
+from testbed.paths.congestion import LossResponse
 from testbed.paths.hops import NETEM
-from testbed.paths.losses import LossResponse
+from testbed.paths.losses import USUAL, control_of
 from testbed.scale import Scale
 from testbed.virtual.image import caches
 
@@ -27,7 +28,6 @@ VARIABLE = "TESTBED_CALIBRATION"
 FILE = "calibration.json"
 VIRTUAL, REAL = "virtual", "real"
 LINK_ENGINE = "link_engine"
-USUAL = "reno"  # stands for congestion controls that were not calibrated
 
 
 class BadCalibration(RunError):
@@ -46,9 +46,15 @@ class Calibration:
     byte_s: float | None = None
     made: Mapping[str, str] = field(default_factory=dict)
 
-    def response(self, congestion_control: str) -> LossResponse:
-        """To losses, of one that was calibrated, or of the usual one."""
-        return self.losses.get(congestion_control) or self.losses.get(USUAL) or LossResponse()
+    def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
+        """To losses, of one that was calibrated, else as its model says, or the usual one's.
+
+        congestion_control: by the kernel's name. model: what the model knows it by, if by another.
+        """
+        if (measured := self.losses.get(congestion_control)) is not None:
+            return measured
+        own = control_of(model or congestion_control).response
+        return own or self.losses.get(USUAL) or LossResponse()
 
     def cost(self, transport: TransportSpec, scale: Scale) -> tuple[float, float]:
         """What a message and a byte take at each end; emulated."""

@@ -16,10 +16,11 @@ from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.job.job import Job, job_of
 from testbed.model import Timeline, simulate
-from testbed.model.calibration import USUAL, VIRTUAL, Calibration, find_calibration
+from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
 from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
+from testbed.paths.losses import USUAL
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
 
@@ -173,9 +174,11 @@ class _Routes:
         wiring = self.job.wiring
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL
-        response = self.calibration.response(control)
+        models = self.job.scenario.transport.congestion_models or {}
+        model = models.get(control, control)
+        response = self.calibration.response(control, model)
         packet_bytes = packet_payload_bytes(self.topology)
-        return Lossy(control, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)
+        return Lossy(model, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)
 
     def _class_of(self, dscp: int) -> QueueClass:
         """Of a packet: the class that names its DSCP, or the one that names none."""

@@ -1,35 +1,34 @@
 """What losses do to one connection: how quick it can be at most, and how much later its messages end.
 
-A window that grows until a packet is lost is sqrt(3/2 / p) packets on average (Mathis et al. 1997, "The macroscopic
-behavior of the TCP congestion avoidance algorithm"), CUBIC's 1.054 (RTT / p)^(3/4) where that is more (RFC 9438,
-section 5.1, with RTT in seconds); BBR's does not go by losses. What is lost among a message's last packets is known of
-round trips later, what is lost before them meanwhile. Factors to both come from calibration.
+How large a window losses leave is the congestion control's to say (`congestion`). What is lost among a message's last
+packets is known of round trips later, what is lost before them meanwhile. Factors to both come from calibration.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
-MATHIS = math.sqrt(1.5)
-CUBIC, CUBIC_POWER = 1.054, 0.75
+from testbed.paths.congestion import CONGESTION_CONTROLS, CongestionControl, LossResponse
+from testbed.plugins import OWN_FILE
+
 TAIL_PACKETS = 10  # a first window of RFC 6928
-INDIFFERENT = ("bbr",)  # whose rate losses do not lower
+USUAL = "reno"  # stands for congestion controls that the model does not know, and says so
 
 
-@dataclass(frozen=True)
-class LossResponse:
-    """Of one congestion control. window: factor to the textbook's; recovery: round trips until a loss is mended."""
-
-    window: float = 1.0
-    recovery: float = 1.0
+def control_of(name: str) -> type[CongestionControl]:
+    """By name, or of a file as FILE.py:CLASS; the usual one for a name that the model does not know. PluginError."""
+    known = name in CONGESTION_CONTROLS or OWN_FILE.fullmatch(name) is not None
+    return CONGESTION_CONTROLS.find(name if known else USUAL)
 
 
 @dataclass(frozen=True)
 class Lossy:
     """A connection over a path that loses packets.
 
-    loss: share, 0 to 1; path_rate: bytes per second of the path; packet_bytes: payload of a full packet.
+    congestion_control: what the model knows it by, a name or FILE.py:CLASS. loss: share, 0 to 1; path_rate: bytes per
+    second of the path; packet_bytes: payload of a full packet.
     """
 
     congestion_control: str
@@ -39,14 +38,10 @@ class Lossy:
     packet_bytes: float
     response: LossResponse
 
-    @property
+    @cached_property
     def window_bytes(self) -> float:
         """What is under way on average; infinite where losses do not matter."""
-        if self.congestion_control in INDIFFERENT:
-            return math.inf
-        packets = MATHIS / math.sqrt(self.loss)
-        if self.congestion_control == "cubic":
-            packets = max(packets, CUBIC * (self.rtt_s / self.loss) ** CUBIC_POWER)
+        packets = control_of(self.congestion_control).window_packets(self.loss, self.rtt_s)
         return self.response.window * packets * self.packet_bytes
 
     @property

@@ -26,7 +26,7 @@ from testbed.model.calibration import (
 )
 from testbed.model.predicting import predict
 from testbed.paths import Lossy, network
-from testbed.paths.losses import LossResponse
+from testbed.paths.congestion import LossResponse
 from testbed.scale import Scale
 from testbed.virtual import VirtualClockError
 

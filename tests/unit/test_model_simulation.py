@@ -15,8 +15,8 @@ from testbed.model import simulate
 from testbed.model.fluid import Fluid, fair_rates
 from testbed.paths import Lossy, Network, Path, network_of
 from testbed.paths.alpha_beta import ring_all_reduce_s, ring_steps
+from testbed.paths.congestion import LossResponse
 from testbed.paths.hops import Paths
-from testbed.paths.losses import LossResponse
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.test_workload_planning import write_topology

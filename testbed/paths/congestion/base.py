@@ -1,0 +1,44 @@
+"""What a congestion control is to the model: a response function, and how quickly a loss is mended."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from testbed.plugins import Registry, derived_from
+
+
+@dataclass(frozen=True)
+class LossResponse:
+    """Of one congestion control. window: factor to the textbook's; recovery: round trips until a loss is mended."""
+
+    window: float = 1.0
+    recovery: float = 1.0
+
+
+class CongestionControl(ABC):
+    """A congestion control of TCP, as the model of a step sees it."""
+
+    response: ClassVar[LossResponse | None] = None
+    """Where no calibration has measured it; None: as Reno's, which calibrations have."""
+
+    goes_by_losses: ClassVar[bool] = True
+    """Whether losses lower its rate."""
+
+    @staticmethod
+    @abstractmethod
+    def window_packets(loss: float, rtt_s: float) -> float:
+        """Packets that are under way on average; infinite where losses do not matter.
+
+        loss: share of packets, above 0, up to 1. rtt_s: round trip of the empty path, seconds.
+        """
+
+
+CONGESTION_CONTROLS: Registry[type[CongestionControl]] = Registry(
+    "congestion control",
+    "testbed.paths.congestion",
+    "testbed.congestion_controls",
+    derived_from(CongestionControl),
+)
+"""All that the model knows, by the kernel's names: `@CONGESTION_CONTROLS.register("reno")`."""

@@ -1,0 +1,19 @@
+"""A window by the bottleneck's rate and the least round trip that were measured."""
+
+from __future__ import annotations
+
+import math
+
+from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl
+
+
+@CONGESTION_CONTROLS.register("bbr")
+class Bbr(CongestionControl):
+    """Its first version, which does not go by losses."""
+
+    goes_by_losses = False
+
+    @staticmethod
+    def window_packets(loss: float, rtt_s: float) -> float:
+        """No bound."""
+        return math.inf
