@@ -56,7 +56,7 @@ class BundleWriter:
             self._held.clear()
 
     def commit(self) -> None:
-        """Carry it out."""
+        """Have the switch carry out the bundle, all of it at once."""
         self._flush()
         self._control("CLOSE")
         self._control("COMMIT")

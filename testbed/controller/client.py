@@ -24,7 +24,7 @@ class ControllerApi:
     token: str
 
     def show(self) -> dict[str, Any]:
-        """What is in force."""
+        """The policy in force, with its notes and queues, and how many rules each bridge should hold."""
         return self._ask("GET", "/policy")
 
     def rules(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class ControllerApi:
         return self._ask("GET", "/rules")
 
     def set(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a policy in force."""
+        """Install another policy; returns once all switches have its rules."""
         return self._ask("PUT", "/policy", asked)
 
     def diff(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class EdgePorts:
 
 
 def edges_to_data(edges: Sequence[EdgePorts]) -> list[dict[str, Any]]:
-    """Ready for JSON."""
+    """Edges as dictionaries, ready for JSON; `edges_from_data` undoes it."""
     return [{**vars(edge), "wan": [[*end, port] for end, port in edge.wan.items()]} for edge in edges]
 
 

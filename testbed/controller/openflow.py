@@ -68,7 +68,7 @@ class FlowMod:
 
     @property
     def buf(self) -> bytes:
-        """The whole message."""
+        """The message's bytes, header included."""
         return _FLOW_MOD.pack(*self._head, self.xid, *self._fixed) + self.body
 
     @property

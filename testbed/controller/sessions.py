@@ -11,7 +11,7 @@ from testbed.controller.desired import DesiredState
 from testbed.controller.rules import FastFailover, Rule
 
 Rules = Mapping[int, Sequence[Rule]]
-"""By datapath id."""
+"""Every switch's rules, by datapath id."""
 
 
 @dataclass

@@ -62,7 +62,7 @@ class MachinePlacement:
                 )
 
     def building(self, name: str) -> MachineOperations:
-        """Where a building is."""
+        """The operations of the machine that a building is on."""
         return self._of[name]
 
     def by_node(self, plan: Plan) -> dict[str, MachineOperations]:

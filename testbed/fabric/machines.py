@@ -203,47 +203,47 @@ class Machine(MachineOperations):
         return found
 
     def veth(self, ends: list[dict[str, Any]]) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("veth", ends=ends)
 
     def tunnel(self, interface: str, pid: int, number: int, near: str, far: str) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("tunnel", interface=interface, pid=pid, number=number, near=near, far=far)
 
     def apply(self, setup: Setup, pid: int | None) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("apply", setup=dataclasses.asdict(setup), pid=pid)
 
     def verify(self, place: Place) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("verify", place=dataclasses.asdict(place))
 
     def verify_offloads(self, place: Place) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("verify_offloads", place=dataclasses.asdict(place))
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         came, went = self.call("frames", interface=interface, pid=pid)
         return came, went
 
     def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         return NodeCounts.from_document(self.call("counts", pid=pid, protocols=protocols))
 
     def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call(
             "watch", watched=[dataclasses.asdict(namespace) for namespace in watched], left_out=list(left_out)
         )
 
     def look(self, thorough: bool) -> list[str]:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         found: list[str] = self.call("look", thorough=thorough)
         return found
 
     def take(self) -> None:
-        """As there."""
+        """As `MachineOperations` does, on that machine."""
         self.call("take")
 
     def stop(self) -> None:
