@@ -12,7 +12,9 @@ from testbed.job.resolving import multipath_of, options_of, wiring_of
 from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint, join
 from testbed.plugins import PluginError
 from testbed.scale import Scale
+from testbed.testing import check_transport
 from testbed.transport import Transport, wait_all
+from testbed.transport.kinds import transport_kind
 from testbed.transport.observing import Unobserved
 from tests.unit.ranks import _threads
 
@@ -51,6 +53,10 @@ def test_small_messages_overtake_large_ones(kind: str) -> None:
 
     _threads(2, make, program)
     assert come == [2, 1]
+
+
+def test_it_passes_the_suite(kind: str) -> None:
+    check_transport(transport_kind(kind, {"small_bytes": 1000, "wait_s": 0.002}))
 
 
 def test_its_options_are_scaled_and_checked(kind: str) -> None:
