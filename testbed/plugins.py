@@ -50,6 +50,7 @@ REGISTRIES = {
     "policies": "testbed.controller.policies:POLICIES",
     "transports": "testbed.transport.kinds:TRANSPORTS",
     "congestion_controls": "testbed.paths.congestion:CONGESTION_CONTROLS",
+    "panels": "testbed.report.panels:PANELS",
     "protocols": "testbed.transport.protocols:PROTOCOLS",
     "bootstraps": "testbed.transport.bootstraps:BOOTSTRAPS",
 }

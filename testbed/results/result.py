@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from testbed.errors import BadInput
 from testbed.fidelity.verdict import Status
+from testbed.plugins import registry
 from testbed.results.errors import BadResult
-from testbed.results.figure import Figure, drawn
+from testbed.results.figure import Figure
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class Result(ResultModel):
 
         Args:
             name: "step_times", "time_split" or "utilisation", each of all variants; "utilisation_over_time", of the
-                whole run; "network" or "timeline", of one variant.
+                whole run; "network" or "timeline", of one variant. Or a panel of your own, FILE.py:CLASS.
             variant: Of which, for "network" and "timeline"; None: of the first.
 
         Raises:
@@ -315,11 +316,11 @@ class Result(ResultModel):
         Example:
             >>> result.figure("network", "ring").save("ring.svg")
         """
-        found = drawn(name)
+        found = registry("panels").find(name)
         if variant is not None and not found.of_variant:
             raise BadInput(where="variant", got=repr(variant), expected=f"none: {name} is of all variants")
         chosen = self.variants[0] if variant is None else self.variant(variant)
-        return Figure(name, found.draw(self.folder, chosen.document()))
+        return Figure(name, found.document(name, self.folder, chosen.document()))
 
     def at(self, folder: Path) -> Result:
         """The same, with the folder where its files are now."""

@@ -107,7 +107,9 @@ def test_a_figure_is_an_svg_document_of_its_own(
 
 def test_a_figure_that_is_none_is_named(tmp_path: Path) -> None:
     result = testbed.Result.open(SyntheticRun().write(tmp_path / "run"))
-    with pytest.raises(BadInput, match="figure: got 'pie', expected one of step_times, time_split"):
+    with pytest.raises(
+        BadInput, match="panel: got 'pie', expected FILE.py:NAME or one of step_times, time_split"
+    ):
         result.figure("pie")
     with pytest.raises(BadInput, match="variant: got 'ring', expected none: step_times is of all variants"):
         result.figure("step_times", "ring")

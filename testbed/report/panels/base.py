@@ -1,0 +1,49 @@
+"""What a panel is: a drawing of a run, or of one of its variants."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from abc import ABC, abstractmethod
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar
+
+from markupsafe import Markup
+
+from testbed.errors import BadInput
+from testbed.plugins import Registry, blamed, derived_from
+from testbed.report.data import RunData, load_run
+from testbed.report.svg import standalone
+from testbed.results.records import JsonObject
+
+
+class Panel(ABC):
+    """A drawing, as `Result.figure` gives it by its name or as FILE.py:CLASS."""
+
+    of_variant: ClassVar[bool] = False
+    """Whether it is of one variant, not of all."""
+
+    @staticmethod
+    @abstractmethod
+    def draw(run: RunData, variant: JsonObject) -> Markup | None:
+        """An SVG image, such as `testbed.report.svg.Drawing` makes; None where the run has no records for it."""
+
+    @classmethod
+    def document(cls, name: str, folder: Path, variant: JsonObject) -> str:
+        """The image of a run's folder as a document that stands alone. BadInput, BadResult, PluginError."""
+        source = Path(getattr(sys.modules[cls.__module__], "__file__", None) or cls.__module__)
+        run = load_run(folder)
+        with blamed(f"panel {name}", source):
+            markup = cls.draw(run, variant)
+            image = ET.fromstring(markup) if markup else None
+        if image is None:
+            raise BadInput(where="figure", got=repr(name), expected="one that the run has records for")
+        style = files("testbed.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
+        return standalone(image, style)
+
+
+PANELS: Registry[type[Panel]] = Registry(
+    "panel", "testbed.report.panels", "testbed.report_panels", derived_from(Panel)
+)
+"""All that have a name. Each registers where it stands: `@PANELS.register("timeline")`."""

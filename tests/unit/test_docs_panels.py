@@ -1,0 +1,27 @@
+"""The panel that the documentation writes, as it stands there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import testbed
+from testbed.plugins import PluginError
+from tests.unit.report_run import SyntheticRun
+
+PAGE = Path(__file__).parents[2] / "docs/plugins/panels.md"
+
+
+def test_a_panel_of_ones_own_is_drawn(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "slowest.py").write_text(code)
+    result = testbed.Result.open(SyntheticRun().write(tmp_path / "run"))
+    svg = result.figure(f"{tmp_path}/slowest.py:Slowest").svg
+    assert svg.startswith("<svg")
+    for variant in result.variants:
+        assert f"{variant.name}: {variant.step_time_s.max:.3f} s" in svg
+    (tmp_path / "slowest.py").write_text(code.replace("['max']", "['most']"))
+    with pytest.raises(PluginError, match=r"KeyError: 'most' \(.*slowest\.py, line \d+\)"):
+        result.figure(f"{tmp_path}/slowest.py:Slowest")
