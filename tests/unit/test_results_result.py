@@ -108,7 +108,7 @@ def test_a_figure_is_an_svg_document_of_its_own(
 def test_a_figure_that_is_none_is_named(tmp_path: Path) -> None:
     result = testbed.Result.open(SyntheticRun().write(tmp_path / "run"))
     with pytest.raises(
-        BadInput, match="panel: got 'pie', expected FILE.py:NAME or one of step_times, time_split"
+        BadInput, match=r"panel: got 'pie', expected FILE\.py:NAME or one of step_times, time_split"
     ):
         result.figure("pie")
     with pytest.raises(BadInput, match="variant: got 'ring', expected none: step_times is of all variants"):
