@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario, load_topology
+from testbed.config.policy import DEFAULT_POLICY
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, Search
@@ -81,7 +82,8 @@ def run(
 
     Args:
         scenario: From `load`, or what `load` takes.
-        clock: "virtual": exact, without root; "real": this machine's, as root.
+        clock: "virtual": exact, without root, which a notebook seldom has; "real": this machine's, as root, which the
+            command `testbed run` takes unless told, since it needs no kernel that is built first.
         jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
         output: The folder to make; None: `runs/NAME-DATE-TIME`.
         progress: Called with a line whenever there is something to tell; None: nothing is told.
@@ -164,7 +166,7 @@ class Standing:
 def up(
     topology: str | Path | Mapping[str, Any],
     *,
-    policy: str = "ecmp",
+    policy: str = DEFAULT_POLICY,
     size_scale: float | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Standing]:

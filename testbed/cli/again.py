@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.carrying import telling
-from testbed.cli.options import JobsOption, JsonOption
+from testbed.cli.options import JobsOption, JsonOption, OutputOption
 from testbed.experiments import reproducing as experiment
 from testbed.report import write_report
 from testbed.report.figures import time_text
@@ -50,10 +50,7 @@ def compare(
 
 def reproduce(
     run: RunArgument,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The new run's directory [default: runs/NAME-DATE-TIME]."),
-    ] = None,
+    output: OutputOption = None,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -10,7 +10,15 @@ import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.options import POLICY_HELP
+from testbed.cli.options import (
+    AUTO_SCALE,
+    RUN_CLOCK,
+    SEED,
+    PolicyOption,
+    SeedOption,
+    SizeScaleOption,
+    TopologyOption,
+)
 from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
@@ -20,6 +28,7 @@ from testbed.cli.virtual import (
 )
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
 from testbed.config import TransportSpec
+from testbed.config.policy import DEFAULT_POLICY
 from testbed.job.tuning import tuning_of
 from testbed.plugins import registry, short
 from testbed.running.bench_request import (
@@ -56,10 +65,7 @@ def bench(
     warmup: Annotated[int, typer.Option("--warmup-iters", "-w", min=0, help="Repetitions before.")] = 5,
     dtype: Annotated[str, typer.Option("--datatype", "-d", help=", ".join(DTYPES))] = "float32",
     op: Annotated[str, typer.Option("--op", "-o", help=", ".join(OPERATIONS))] = "sum",
-    topology: Annotated[
-        Path | None,
-        typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
-    ] = None,
+    topology: TopologyOption = None,
     algorithm: Annotated[
         str,
         typer.Option(
@@ -76,18 +82,16 @@ def bench(
     congestion_control: Annotated[
         str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
     ] = None,
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "ecmp",
+    policy: PolicyOption = DEFAULT_POLICY,
     json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
     tune: Annotated[
         Path | None,
         typer.Option(help="Write the quickest algorithm of each size to this table, for auto to go by."),
     ] = None,
     tuning: Annotated[Path | None, typer.Option(help="A table that auto goes by.")] = None,
-    clock: Annotated[str, typer.Option(help="real or virtual.")] = "real",
-    size_scale: Annotated[
-        str, typer.Option(help="Divide rates and sizes by this; auto: the smallest that this host carries.")
-    ] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 1,
+    clock: Annotated[str, typer.Option(help="real or virtual.")] = RUN_CLOCK,
+    size_scale: SizeScaleOption = AUTO_SCALE,
+    seed: SeedOption = SEED,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
     memory: MemoryOption = None,

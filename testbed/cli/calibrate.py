@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.carrying import telling
-from testbed.cli.options import JobsOption
+from testbed.cli.options import MODEL_CLOCK, JobsOption, OutputOption
 from testbed.experiments import calibrating as experiment
 from testbed.report import print_summary
 from testbed.report.figures import time_text
@@ -24,11 +24,8 @@ def add_calibrate_command(app: typer.Typer) -> None:
 
 
 def calibrate(
-    clock: Annotated[Literal["virtual", "real"], typer.Option(help="Of which clock.")] = "virtual",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="A folder to make, for the probes' run [default: runs/...]."),
-    ] = None,
+    clock: Annotated[Literal["virtual", "real"], typer.Option(help="Of which clock.")] = MODEL_CLOCK,
+    output: OutputOption = None,
     keep: Annotated[
         Path | None, typer.Option(help="The file to keep the result in [default: where runs look for it].")
     ] = None,

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from testbed.cli.carrying import telling
-from testbed.cli.options import JobsOption, JsonOption, OverridesOption
+from testbed.cli.options import MODEL_CLOCK, JobsOption, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import exploring as experiment
 from testbed.explorer import Exploration
@@ -44,7 +44,7 @@ def explore(
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Run the best, and what they are held against, on the network.")
     ] = False,
-    clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = "virtual",
+    clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = MODEL_CLOCK,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import doctor
-from testbed.cli.options import POLICY_HELP, JsonOption
+from testbed.cli.options import AUTO_SCALE, JsonOption, PolicyOption, SizeScaleOption
 from testbed.config import LossBursts, Topology, load_topology
+from testbed.config.policy import DEFAULT_POLICY
 from testbed.config.shipped import located
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
 from testbed.fabric.errors import FabricError
@@ -57,12 +58,10 @@ def diagnose(as_json: JsonOption = False) -> None:
 
 def up(
     topology: Annotated[Path, typer.Argument(help="A topology file.")],
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "shortest",
+    policy: PolicyOption = DEFAULT_POLICY,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
-    size_scale: Annotated[
-        str, typer.Option(help="Divide all rates by this; auto: the smallest that this host carries.")
-    ] = "auto",
+    size_scale: SizeScaleOption = AUTO_SCALE,
 ) -> None:
     """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
     console = Console(stderr=True, highlight=False)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.options import POLICY_HELP
+from testbed.cli.options import AUTO_SCALE, PolicyOption, SizeScaleOption, TopologyOption
 from testbed.config import ConfigError, Problem
+from testbed.config.policy import DEFAULT_POLICY
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.job.resolving import endpoints_on, loopback_endpoints
 from testbed.ranks.programs import Programs
@@ -26,17 +26,12 @@ def add_launch_command(app: typer.Typer) -> None:
 
 def launch(
     context: typer.Context,
-    topology: Annotated[
-        Path | None,
-        typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
-    ] = None,
+    topology: TopologyOption = None,
     ranks: Annotated[
         int | None, typer.Option(min=1, help="How many [default: one per host; 4 on loopback].")
     ] = None,
-    policy: Annotated[str, typer.Option(help=POLICY_HELP)] = "ecmp",
-    size_scale: Annotated[
-        str, typer.Option(help="Divide all rates by this; auto: the smallest that this host carries.")
-    ] = "auto",
+    policy: PolicyOption = DEFAULT_POLICY,
+    size_scale: SizeScaleOption = AUTO_SCALE,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
 ) -> None:

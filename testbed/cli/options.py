@@ -1,8 +1,9 @@
-"""Options that several commands have."""
+"""Options that several commands have, with their defaults: the same everywhere."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,7 +16,26 @@ OverridesOption = Annotated[
         help="Change a value of the scenario, such as topology.wan.0.delay='5 ms'.",
     ),
 ]
-POLICY_HELP = "Transport policy, such as shortest, ecmp or te, or FILE.py:CLASS."
+PolicyOption = Annotated[
+    str, typer.Option(help="Transport policy, such as shortest, ecmp or te, or FILE.py:NAME.")
+]
+TopologyOption = Annotated[
+    Path | None,
+    typer.Option("--topology", "-t", help="A topology file [default: this machine's loopback]."),
+]
+SizeScaleOption = Annotated[
+    str, typer.Option(help="Divide rates and sizes by this; auto: the smallest that this host carries.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+OutputOption = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="The folder to make [default: runs/NAME-DATE-TIME]."),
+]
+# Defaults that several commands share. A run at a terminal goes by this machine's clock: it needs no kernel to be built
+# first, and any machine has it. What goes by the model goes by the exact clock, against whose figures it is held.
+AUTO_SCALE, SEED = "auto", 1
+RUN_CLOCK: Literal["virtual", "real"] = "real"
+MODEL_CLOCK: Literal["virtual", "real"] = "virtual"
 JobsOption = Annotated[
     int | None,
     typer.Option(

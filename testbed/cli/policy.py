@@ -30,7 +30,7 @@ SETTINGS = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Options, as in a scenario, such as over=te replan=true."),
 ]
-NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or one of your own: FILE.py:CLASS.")]
+NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or one of your own: FILE.py:NAME.")]
 SHOWN_RULES = 20
 
 

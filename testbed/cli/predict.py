@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.options import JsonOption, OverridesOption
+from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import predict_all
@@ -31,7 +31,7 @@ def predict(
     clock: Annotated[
         Literal["virtual", "real"],
         typer.Option(help="Whose calibration the model takes: `testbed calibrate`."),
-    ] = "virtual",
+    ] = MODEL_CLOCK,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from testbed.cli.carrying import print_result, telling
 from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.options import JobsOption, JsonOption, OverridesOption
+from testbed.cli.options import RUN_CLOCK, JobsOption, JsonOption, OutputOption, OverridesOption
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.config import load_scenario
 from testbed.experiments import running as experiment
@@ -27,16 +27,13 @@ def add_run_commands(app: typer.Typer) -> None:
 
 def run(
     scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The run directory to make [default: runs/NAME-DATE-TIME]."),
-    ] = None,
+    output: OutputOption = None,
     trials: Annotated[int | None, typer.Option(help="How many measured steps of each variant.")] = None,
     overrides: OverridesOption = None,
     clock: Annotated[
         str,
         typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),
-    ] = "real",
+    ] = RUN_CLOCK,
     jobs: JobsOption = None,
     memory: MemoryOption = None,
     cpu_time: CpuTimeOption = "free",
@@ -63,7 +60,11 @@ def run(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted."""
+    """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted.
+
+    By this machine's clock unless told: that needs root, and no kernel that is built first. (testbed.run, for
+    notebooks, which are not root, goes by the virtual one.)
+    """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     loaded = load_scenario(scenario, assignments)
     request = Request(

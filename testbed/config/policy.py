@@ -71,10 +71,13 @@ def _parse_over(value: object) -> str:
 _OVER = Form(_parse_over, lambda: {"enum": _path_policies()})
 
 
+DEFAULT_POLICY = "ecmp"  # of scenarios, commands and the Python API: what most networks do
+
+
 class PolicySpec(Strict):
     """How the network treats the traffic: which paths flows take, what waits for what, what happens when links die."""
 
-    name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:CLASS.")
+    name: Annotated[str, _NAME] = Field(description="A policy, or one of your own as FILE.py:NAME.")
     over: Annotated[str | None, _OVER] = Field(
         default=None,
         description="Which policy the paths are left to, where the policy is about something else (ecmp; failover: "

@@ -34,7 +34,7 @@ from testbed.config.loading import (
     show,
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
-from testbed.config.policy import Policy, PolicySpec
+from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
 from testbed.config.shipped import located
 from testbed.config.topology import Topology, TopologySpec, read_topology
 from testbed.config.transport import TransportSpec
@@ -153,7 +153,8 @@ class Scenario(Strict):
         description="All-reduce algorithms, by name or as FILE.py:NAME; one variant is run with each.",
     )
     policy: Policy = Field(
-        default=PolicySpec.model_construct(name="ecmp"),  # policies stand above: names are checked later
+        # not validated: policies stand above files' models, and are looked up when a scenario is read
+        default=PolicySpec.model_construct(name=DEFAULT_POLICY),
         description="How the network treats the traffic: a policy, or its options.",
     )
     control: ControlSpec = Field(

@@ -18,7 +18,7 @@ USUAL = "reno"  # stands for congestion controls that the model does not know, a
 
 
 def control_of(name: str) -> type[CongestionControl]:
-    """By name, or of a file as FILE.py:CLASS; the usual one for a name that the model does not know. PluginError."""
+    """By name, or of a file as FILE.py:NAME; the usual one for a name that the model does not know. PluginError."""
     known = name in CONGESTION_CONTROLS or OWN_FILE.fullmatch(name) is not None
     return CONGESTION_CONTROLS.find(name if known else USUAL)
 
@@ -27,7 +27,7 @@ def control_of(name: str) -> type[CongestionControl]:
 class Lossy:
     """A connection over a path that loses packets.
 
-    congestion_control: what the model knows it by, a name or FILE.py:CLASS. loss: share, 0 to 1; path_rate: bytes per
+    congestion_control: what the model knows it by, a name or FILE.py:NAME. loss: share, 0 to 1; path_rate: bytes per
     second of the path; packet_bytes: payload of a full packet.
     """
 

@@ -305,7 +305,7 @@ class Result(ResultModel):
 
         Args:
             name: "step_times", "time_split" or "utilisation", each of all variants; "utilisation_over_time", of the
-                whole run; "network" or "timeline", of one variant. Or a panel of your own, FILE.py:CLASS.
+                whole run; "network" or "timeline", of one variant. Or a panel of your own, FILE.py:NAME.
             variant: Of which, for "network" and "timeline"; None: of the first.
 
         Raises:

@@ -19,7 +19,7 @@ from testbed.results.records import JsonObject
 
 
 class Panel(ABC):
-    """A drawing, as `Result.figure` gives it by its name or as FILE.py:CLASS."""
+    """A drawing, as `Result.figure` gives it by its name or as FILE.py:NAME."""
 
     of_variant: ClassVar[bool] = False
     """Whether it is of one variant, not of all."""
