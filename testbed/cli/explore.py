@@ -113,16 +113,16 @@ def _print(found: Exploration, console: Console) -> None:
     for heading in (*headings, "against\nthe first", "between\nbuildings", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in compared:
-        tried_out = result.tried
+        evaluated = result.tried
         table.add_row(
             str(result.configuration) if result.kind == "best" else result.name,
-            time_text(tried_out.step_time_s),
-            *([time_text(tried_out.tail_s)] if tailed else []),
-            f"{compared[0].tried.step_time_s / tried_out.step_time_s:.2f}x",
-            size_text(tried_out.wan_bytes),
-            "" if tried_out.memory_bytes is None else size_text(round(tried_out.memory_bytes)),
+            time_text(evaluated.step_time_s),
+            *([time_text(evaluated.tail_s)] if tailed else []),
+            f"{compared[0].tried.step_time_s / evaluated.step_time_s:.2f}x",
+            size_text(evaluated.wan_bytes),
+            "" if evaluated.memory_bytes is None else size_text(round(evaluated.memory_bytes)),
         )
     console.print(table)
-    for constraint, count in found.misfits.items():
+    for constraint, count in found.infeasible.items():
         one = found.examples[constraint]
         console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.experiments.running import Listener, run
-from testbed.explorer import Exploration, NothingFits, Search
+from testbed.explorer import Exploration, NothingFits, Search, check_modelled
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
@@ -57,6 +57,7 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
     if scenario.explore is None:
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
+    check_modelled(scenario)
     if confirm_by is not None and not (folder / CONFIRMED).exists():
         check_here(scenario, file, confirm_by)
 
@@ -134,8 +135,8 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         "scenario": scenario.name,
         "combinations": found.combinations,
         "tried": found.tried,
-        "misfits": [
-            {"count": count, **asdict(found.examples[name])} for name, count in found.misfits.items()
+        "infeasible": [
+            {"count": count, **asdict(found.examples[name])} for name, count in found.infeasible.items()
         ],
         "compared": [
             {**entry, "variant": variants.get(entry["name"])} for entry in entries(found.compared(SHOWN))

@@ -1,15 +1,16 @@
 """The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
 
 from testbed.explorer.errors import NothingFits
+from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, check_modelled, evaluate
 from testbed.explorer.search import Exploration, Search
-from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
 
 __all__ = [
     "Configuration",
+    "Evaluation",
     "Exploration",
-    "Misfit",
+    "Infeasible",
     "NothingFits",
     "Search",
-    "Tried",
-    "try_out",
+    "check_modelled",
+    "evaluate",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.config.parallelism import ScheduleSpec
+from testbed.explorer.evaluation import MICROBATCHES, configured
 from testbed.explorer.search import Exploration
-from testbed.explorer.trying import MICROBATCHES, configured
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.config import Scenario
 from testbed.errors import BadInput
-from testbed.explorer.trying import Configuration, Misfit, Tried
+from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible
 
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
@@ -38,18 +38,18 @@ class Keeper:
         """All is written."""
         self._lines.close()
 
-    def known(self) -> dict[str, Tried | Misfit]:
+    def known(self) -> dict[str, Evaluation | Infeasible]:
         """What earlier searches tried, by configuration."""
-        found: dict[str, Tried | Misfit] = {}
+        found: dict[str, Evaluation | Infeasible] = {}
         for line in self._whole:
             entry = json.loads(line)
-            made = Tried(**entry["fits"]) if "fits" in entry else Misfit(**entry["misfit"])
+            made = Evaluation(**entry["fits"]) if "fits" in entry else Infeasible(**entry["misfit"])
             found[Configuration(entry["changes"]).key] = made
         return found
 
-    def note(self, configuration: Configuration, tried: Tried | Misfit) -> None:
+    def note(self, configuration: Configuration, tried: Evaluation | Infeasible) -> None:
         """One more."""
-        kind = "fits" if isinstance(tried, Tried) else "misfit"
+        kind = "fits" if isinstance(tried, Evaluation) else "misfit"
         line = json.dumps({"changes": dict(configuration.changes), kind: asdict(tried)})
         self._lines.write(line + "\n")
         self._lines.flush()

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.explorer.errors import NothingFits
-from testbed.explorer.screening import Screener
-from testbed.explorer.trying import Configuration, Misfit, Tried, try_out
+from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, check_modelled, evaluate
+from testbed.model.closed_form import Screener
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
@@ -34,7 +34,7 @@ class Result:
     """A configuration that fits; under a name, and of a kind, where it is compared."""
 
     configuration: Configuration
-    tried: Tried
+    tried: Evaluation
     name: str = ""
     kind: Kind | None = None
 
@@ -44,7 +44,7 @@ class Exploration:
     """What a search found. fitting: all that were chosen to be tried and fit, the quickest first.
 
     combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
-    random, where not all were tried; misfits: how many of those tried each constraint kept out, with one example each.
+    random, where not all were tried; infeasible: how many each constraint kept out, one example each.
     """
 
     combinations: int
@@ -53,8 +53,8 @@ class Exploration:
     baselines: Sequence[Result]
     single: Sequence[Result]
     random: Result | None
-    misfits: Mapping[str, int]
-    examples: Mapping[str, Misfit]
+    infeasible: Mapping[str, int]
+    examples: Mapping[str, Infeasible]
 
     @property
     def best(self) -> Result:
@@ -64,7 +64,7 @@ class Exploration:
     @property
     def distinct(self) -> list[Result]:
         """Where a value makes no difference to the model, one for all, the quickest first."""
-        found: dict[Tried, Result] = {}
+        found: dict[Evaluation, Result] = {}
         for result in self.fitting:
             found.setdefault(result.tried, result)
         return list(found.values())
@@ -98,27 +98,28 @@ class Search:
 
     scenario: Scenario
     progress: Callable[[int, int], None] = lambda done, total: None
-    known: dict[str, Tried | Misfit] = field(default_factory=dict)
-    found: Callable[[Configuration, Tried | Misfit], None] = lambda configuration, tried: None
+    known: dict[str, Evaluation | Infeasible] = field(default_factory=dict)
+    found: Callable[[Configuration, Evaluation | Infeasible], None] = lambda configuration, tried: None
 
     def run(self) -> Exploration:
-        """NothingFits."""
+        """NothingFits; ConfigError where the model leaves out what the scenario asks for."""
         explore = self.scenario.explore
         assert explore is not None
+        check_modelled(self.scenario)
         chosen = self._chosen()
         fitting: list[Result] = []
-        misfits: Counter[str] = Counter()
-        examples: dict[str, Misfit] = {}
+        infeasible: Counter[str] = Counter()
+        examples: dict[str, Infeasible] = {}
         for number, configuration in enumerate(chosen):
             self.progress(number, len(chosen))
             tried = self._try(configuration)
-            if isinstance(tried, Tried):
+            if isinstance(tried, Evaluation):
                 fitting.append(Result(configuration, tried))
             else:
-                misfits[tried.constraint] += 1
+                infeasible[tried.constraint] += 1
                 examples.setdefault(tried.constraint, tried)
         if not fitting:
-            raise NothingFits(_why(misfits, examples, len(chosen) or explore.size))
+            raise NothingFits(_why(infeasible, examples, len(chosen) or explore.size))
         fitting.sort(key=lambda result: (result.tried.step_time_s, result.configuration.key))
         compared = [self._named(name, baselines()[name]["changes"]) for name in explore.baselines]
         return Exploration(
@@ -128,7 +129,7 @@ class Search:
             [result for result in compared if result is not None],
             [result for name in DIMENSIONS if (result := self._single(name)) is not None],
             self._random(),
-            misfits,
+            infeasible,
             examples,
         )
 
@@ -142,7 +143,7 @@ class Search:
         results = [
             Result(one, tried, "random search", "random")
             for number in numbers
-            if isinstance(tried := self._try(one := _numbered(explore.space, number)), Tried)
+            if isinstance(tried := self._try(one := _numbered(explore.space, number)), Evaluation)
         ]
         return min(results, key=lambda result: result.tried.step_time_s, default=None)
 
@@ -168,10 +169,10 @@ class Search:
         for values in itertools.product(*space.values()):
             yield Configuration(dict(zip(space, values, strict=True)))
 
-    def _try(self, configuration: Configuration) -> Tried | Misfit:
+    def _try(self, configuration: Configuration) -> Evaluation | Infeasible:
         key = configuration.key
         if key not in self.known:
-            self.known[key] = try_out(self.scenario, configuration)
+            self.known[key] = evaluate(self.scenario, configuration)
             self.found(configuration, self.known[key])
         return self.known[key]
 
@@ -179,7 +180,7 @@ class Search:
         """None where it does not fit."""
         configuration = Configuration(changes)
         tried = self._try(configuration)
-        return Result(configuration, tried, name, "baseline") if isinstance(tried, Tried) else None
+        return Result(configuration, tried, name, "baseline") if isinstance(tried, Evaluation) else None
 
     def _single(self, dimension: str) -> Result | None:
         """The best of what differs in one dimension alone from the first baseline; None where nothing does."""
@@ -196,12 +197,12 @@ class Search:
         results = [
             Result(one, tried, f"only {dimension}", "single")
             for changes in self._configurations(own)
-            if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Tried)
+            if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Evaluation)
         ]
         return min(results, key=lambda result: result.tried.step_time_s, default=None)
 
 
-def _no_worse(one: Tried, other: Tried) -> bool:
+def _no_worse(one: Evaluation, other: Evaluation) -> bool:
     """In anything but step time."""
     return one.wan_bytes <= other.wan_bytes and one.tail_s <= other.tail_s
 
@@ -215,11 +216,11 @@ def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:
     return Configuration(dict(reversed(tuple(changes.items()))))
 
 
-def _why(misfits: Counter[str], examples: Mapping[str, Misfit], total: int) -> str:
-    if not misfits:
+def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:
+    if not infeasible:
         return f"of {total} configurations none has degrees that go with the ranks, layers and sequences"
     reasons = []
-    for constraint, count in misfits.most_common():
+    for constraint, count in infeasible.most_common():
         one = examples[constraint]
         reasons.append(f"{count} because of {constraint} (one has {one.found}, expected {one.expected})")
     return f"none of {total} configurations fits: {'; '.join(reasons)}"

@@ -77,26 +77,29 @@ class Job:
     @property
     def unmodelled(self) -> tuple[str, ...]:
         """What the scenario asks for and the model knows nothing of; a step with it has no prediction."""
-        transport = self.scenario.transport
-        protocol = PROTOCOLS.find(transport.protocol)
-        controls = [transport.congestion_control, *(entry.congestion_control for entry in transport.sockets)]
-        known = {*CONGESTION_CONTROLS, *(transport.congestion_models or {})}
-        unknown = [
-            name for name in dict.fromkeys(controls) if name and name not in known and self.topology.lossy
-        ]
-        asked = {
-            "events": bool(self.scenario.events),
-            "background_traffic": bool(self.scenario.background_traffic),
-            f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
-            f"transport.protocol: {transport.protocol}": not protocol.modelled,
-            **{f"transport.congestion_control: {name} on links that lose packets": True for name in unknown},
-        }
-        return tuple(name for name, there in asked.items() if there)
+        return unmodelled(self.scenario)
 
     def wan_bytes(self, algorithm: str) -> int:
         """Payload bytes between buildings per step, all directions, by the algorithm's formula."""
         pairs = self.workload.pairs(algorithm).values()
         return sum(between_groups(part, self.workload.buildings) for part in pairs)
+
+
+def unmodelled(scenario: Scenario) -> tuple[str, ...]:
+    """What a scenario asks for and the model of a step knows nothing of, by name."""
+    transport, lossy = scenario.transport, scenario.topology.resolve().lossy
+    protocol = PROTOCOLS.find(transport.protocol)
+    controls = [transport.congestion_control, *(entry.congestion_control for entry in transport.sockets)]
+    known = {*CONGESTION_CONTROLS, *(transport.congestion_models or {})}
+    unknown = [name for name in dict.fromkeys(controls) if name and name not in known and lossy]
+    asked = {
+        "events": bool(scenario.events),
+        "background_traffic": bool(scenario.background_traffic),
+        f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
+        f"transport.protocol: {transport.protocol}": not protocol.modelled,
+        **{f"transport.congestion_control: {name} on links that lose packets": True for name in unknown},
+    }
+    return tuple(name for name, there in asked.items() if there)
 
 
 def job_of(scenario: Scenario, scale: Scale, link_engine: str = NETEM) -> Job:

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 from testbed.config import Scenario, load_scenario
-from testbed.explorer import Configuration, Tried, try_out
+from testbed.explorer import Configuration, Evaluation, evaluate
 from testbed.explorer.confirming import kendall_tau
-from testbed.explorer.screening import Screener
+from testbed.model.closed_form import Screener
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         pairs = [
             (seconds, tried.step_time_s)
             for changes in some
-            if isinstance(tried := try_out(scenario, Configuration(changes)), Tried)
+            if isinstance(tried := evaluate(scenario, Configuration(changes)), Evaluation)
             and (seconds := screener.step_s(changes)) is not None
         ]
         print(

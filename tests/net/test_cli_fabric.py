@@ -146,7 +146,7 @@ def test_a_killed_controller_is_started_again() -> None:
 
 def test_the_policy_is_shown_compared_and_changed_while_connections_go_on(fabric_id: str) -> None:
     shown = json.loads(call("policy", "show", "--fabric", fabric_id, "--json").stdout)
-    assert shown["policy"]["name"] == "shortest"
+    assert shown["policy"]["name"] == "ecmp"
     assert sum(shown["rules"].values()) == sum(map(len, shown["bridges"].values()))
     differing = call("policy", "diff", "failover", "--fabric", fabric_id)
     assert differing.returncode == 0, differing.stderr

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario
-from testbed.explorer import Configuration, Misfit, NothingFits, Search, Tried, try_out
+from testbed.explorer import Configuration, Evaluation, Infeasible, NothingFits, Search, evaluate
 from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
-from testbed.explorer.screening import Screener
 from testbed.explorer.search import Result
 from testbed.job.job import job_of
+from testbed.model.closed_form import Screener
 from testbed.model.predicting import predict
 from testbed.scale import Scale
 from testbed.virtual.image import CACHE_VARIABLE
@@ -72,7 +72,7 @@ def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> Non
     assert found.combinations == 18
     assert told[-1] == (17, 18)
     assert len(found.fitting) == 6  # degrees of 1 x 4, 2 x 2 and 4 x 1
-    assert found.misfits == {"workload.parallelism": 12}
+    assert found.infeasible == {"workload.parallelism": 12}
     times = [result.tried.step_time_s for result in found.fitting]
     assert times == sorted(times)
     assert found.best is found.fitting[0]
@@ -92,10 +92,10 @@ def test_losses_make_steps_longer_and_tails_longer_still(tmp_path: Path) -> None
             "workload.parallelism.pipeline_parallel_degree": 4,
         }
     )
-    clean = try_out(plain, stages)
-    lossy = try_out(plain.changed({"topology.wan.0.loss": "2 %"}, "lossy"), stages)
-    assert isinstance(clean, Tried)
-    assert isinstance(lossy, Tried)
+    clean = evaluate(plain, stages)
+    lossy = evaluate(plain.changed({"topology.wan.0.loss": "2 %"}, "lossy"), stages)
+    assert isinstance(clean, Evaluation)
+    assert isinstance(lossy, Evaluation)
     assert clean.tail_s == clean.step_time_s < lossy.step_time_s < lossy.tail_s
 
 
@@ -104,7 +104,7 @@ def test_the_front_is_of_time_bytes_and_tail(tmp_path: Path) -> None:
     shape = found.fitting[0].configuration
 
     def result(step_time_s: float, tail_s: float, wan_bytes: int) -> Result:
-        return Result(shape, Tried(step_time_s, tail_s, wan_bytes, None))
+        return Result(shape, Evaluation(step_time_s, tail_s, wan_bytes, None))
 
     some = [
         result(1.0, 3.0, 10),
@@ -120,17 +120,19 @@ def test_steps_have_the_same_sequences(tmp_path: Path) -> None:
     scenario = load_scenario(written(tmp_path))
     degree = "workload.parallelism.data_parallel_replicate_degree"
     stages = "workload.parallelism.pipeline_parallel_degree"
-    alone = try_out(scenario, Configuration({degree: 1, stages: 4}))
-    said = try_out(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 16}))
-    assert isinstance(alone, Tried)
+    alone = evaluate(scenario, Configuration({degree: 1, stages: 4}))
+    said = evaluate(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 16}))
+    assert isinstance(alone, Evaluation)
     assert alone == said
-    fewer = try_out(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 8}))
-    assert fewer == Misfit("workload.schedule.microbatches", "8 sequences in a step", "16, the scenario's")
+    fewer = evaluate(scenario, Configuration({degree: 1, stages: 4, "workload.schedule.microbatches": 8}))
+    assert fewer == Infeasible(
+        "workload.schedule.microbatches", "8 sequences in a step", "16, the scenario's"
+    )
 
 
 def test_what_does_not_fit_in_memory_is_left_out_or_refused_in_one_line(tmp_path: Path) -> None:
     some = Search(load_scenario(written(tmp_path, memory="1.5 GB"))).run()
-    assert some.misfits["explore.memory"] == 2  # four replicas, each of the whole model
+    assert some.infeasible["explore.memory"] == 2  # four replicas, each of the whole model
     with pytest.raises(
         NothingFits, match=r"because of explore.memory .one has .* GB, expected at most 0.1 GB"
     ):
@@ -148,7 +150,7 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
     few = Search(load_scenario(written(tmp_path, tries=4))).run()
     assert (few.combinations, few.tried, len(few.fitting)) == (18, 4, 4)
     assert few.best.tried == whole.best.tried
-    assert not few.misfits  # what does not fit is not tried at all
+    assert not few.infeasible  # what does not fit is not tried at all
     assert whole.random is None
     many = Search(load_scenario(written(tmp_path, tries=17))).run()
     assert many.random is not None
@@ -169,10 +171,10 @@ def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
     pairs = []
     for values in itertools.product(*space.values()):
         changes = dict(zip(space, values, strict=True))
-        tried = try_out(scenario, Configuration(changes))
+        tried = evaluate(scenario, Configuration(changes))
         screened = screener.step_s(changes)
-        assert (screened is None) == isinstance(tried, Misfit), changes
-        if isinstance(tried, Tried) and screened is not None:
+        assert (screened is None) == isinstance(tried, Infeasible), changes
+        if isinstance(tried, Evaluation) and screened is not None:
             pairs.append((screened, tried.step_time_s))
     assert len(pairs) >= 50
     assert screener.step_s({"workload.schedule.name": "1F1B", "workload.schedule.chunks": 2}) is None
@@ -189,8 +191,8 @@ def test_the_closed_form_knows_by_which_algorithm_shards_gather(tmp_path: Path) 
     screener = Screener(scenario)
     screened, tried = {}, {}
     for algorithm in algorithms:
-        found = try_out(scenario, Configuration({path: algorithm}))
-        assert isinstance(found, Tried)
+        found = evaluate(scenario, Configuration({path: algorithm}))
+        assert isinstance(found, Evaluation)
         tried[algorithm] = found.step_time_s
         here = screener.step_s({path: algorithm})
         assert here is not None
@@ -258,7 +260,7 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
         "only placement",
     ]
     assert found["compared"][5]["name"] == "best 1"
-    assert found["misfits"][0]["constraint"] == "workload.parallelism"
+    assert found["infeasible"][0]["constraint"] == "workload.parallelism"
     page = (tmp_path / "explored/exploration.html").read_text()
     assert page.count("<circle") == len(found["fitting"])
     assert "The best is" in page
@@ -291,7 +293,7 @@ def test_a_search_that_was_stopped_goes_on(tmp_path: Path) -> None:
     with contextlib.closing(Keeper(folder, scenario)) as keeper:
         known = keeper.known()
 
-        def note(configuration: Configuration, one: Tried | Misfit) -> None:
+        def note(configuration: Configuration, one: Evaluation | Infeasible) -> None:
             tried.append(configuration)
             keeper.note(configuration, one)
 
@@ -399,3 +401,28 @@ def test_what_tries_at_random_find_too_is_not_called_after_them(tmp_path: Path) 
     confirms = confirmation(scenario, replace(found, random=luck))
     assert confirms.variants["random search"] == confirms.variants["best 1"] == "best-1"
     assert "random-search" not in confirms.scenario.variant_names
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"transport": {"protocol": "staged"}}, "transport.protocol: staged"),
+        ({"space": {"transport.protocol": ["eager", "rendezvous"]}}, "transport.protocol: rendezvous"),
+        ({"events": [{"at": "1 s", "action": "plane_down", "target": 0, "for": "1 s"}]}, "events"),
+    ],
+)
+def test_what_the_model_does_not_know_is_not_searched(
+    tmp_path: Path, more: dict[str, Any], what: str
+) -> None:
+    content = dict(SCENARIO)
+    if "space" in more:
+        content["explore"] = {"space": {**SCENARIO["explore"]["space"], **more["space"]}}
+    else:
+        content |= more
+    file = tmp_path / "search.yaml"
+    file.write_text(yaml.safe_dump(content))
+    ran = CliRunner().invoke(app, ["explore", str(file), "-o", str(tmp_path / "out")])
+    assert isinstance(ran.exception, ConfigError)
+    expected = f"search: explore: got {what}, expected a step that the model knows"
+    assert expected in str(ran.exception)
+    assert not (tmp_path / "out").exists()

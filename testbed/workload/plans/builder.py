@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from testbed.workload.plans.base import WorkloadRequest
 
 
+COMPUTING = ("compute", "forward", "backward")
+
+
 class Mark(NamedTuple):
     """One operation of a rank, by its number in the rank's plan, for others of this rank to wait for."""
 
@@ -55,7 +58,9 @@ class PlanBuilder:
         stream: str = COMPUTE,
         kind: str = "compute",
     ) -> Mark:
-        """Computing for so long; kind: what it counts as in figures, such as forward."""
+        """Computing for so long; kind: one of COMPUTING, as which figures and drawings show it."""
+        if kind not in COMPUTING:
+            raise PlanProblem(where=name, got=f"kind {kind}", expected=f"one of: {', '.join(COMPUTING)}")
         seconds = self.request.seconds(duration)
         return self._add(rank, Computing(name, stream, kind, self._before(rank, after), seconds))
 

@@ -1,4 +1,4 @@
-"""A closed form for a step's time, some tens of microseconds per configuration: what to try on the model of the step.
+"""A closed form for a step's time, some tens of microseconds per configuration: what to play on the model of the step.
 
 A pipeline with m microbatches and p ranks takes m + (p - 1) / v turns of its slowest stage (Narayanan et al. 2021,
 section 2.2, arXiv:2104.04473), what sends more than it computes taking as long as it sends; what is sent within a stage
@@ -23,7 +23,6 @@ from testbed.collectives import AUTO, PlanRequest, algorithm_of, collective_of
 from testbed.collectives.plan import Plan, Round
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
-from testbed.explorer.trying import Changes, sequences
 from testbed.job.workload import ITEMSIZES
 from testbed.paths import Members, Network, network_of
 from testbed.workload.layers import FSDP
@@ -41,6 +40,9 @@ from testbed.workload.parallelism import (
 from testbed.workload.planning import groups_of
 from testbed.workload.schedules import find_schedule
 from testbed.workload.stages import Sizes, Stage, model_stages
+
+Changes = Mapping[str, Any]
+"""Values of a scenario that differ, by path."""
 
 UNIT = 1 << 20  # bytes of the array by which links' shares are found
 # by kind of traffic: the collective, the dimension that says by which algorithm, what it is unless said
@@ -88,6 +90,19 @@ class _Work:
     message_s: float
     latency_s: float
     end_s: float
+
+
+def replicas(scenario: Scenario) -> int:
+    """How many ranks have sequences of their own, where each stands for one accelerator."""
+    parallelism = scenario.workload.parallelism
+    assert parallelism is not None
+    return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
+
+
+def sequences(scenario: Scenario) -> int:
+    """Of a step, of all ranks together."""
+    schedule = scenario.workload.schedule or ScheduleSpec()
+    return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
 
 
 class Screener:

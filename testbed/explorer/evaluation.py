@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.parallelism import ScheduleSpec
-from testbed.job.job import Job, job_of
+from testbed.job.job import Job, job_of, unmodelled
 from testbed.job.workload import ITEMSIZES
 from testbed.model import Stuck, Timeline, peak_alive
+from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
 from testbed.model.predicting import predict, predict_tail_s
 from testbed.scale import Scale
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
-Changes = Mapping[str, Any]
 MEMORY = "explore.memory"
+UNMODELLED = ("transport.protocol", "events", "background_traffic")  # paths of what a model may not know
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
 
 
@@ -40,7 +39,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Evaluation:
     """What the model says: seconds of a step, bytes between buildings in it, the fullest accelerator's memory.
 
     tail_s: what 99 of 100 steps do not exceed, the same where nothing is lost. memory_bytes: None where the scenario
@@ -54,7 +53,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Misfit:
+class Infeasible:
     """Why a configuration cannot be. constraint: the field that keeps it out; found, expected: as an error says it."""
 
     constraint: str
@@ -62,36 +61,47 @@ class Misfit:
     expected: str
 
 
-def try_out(scenario: Scenario, configuration: Configuration) -> Tried | Misfit:
+def check_modelled(scenario: Scenario) -> None:
+    """ConfigError where the scenario, or what its search varies, asks for what the model of a step leaves out."""
+    assert scenario.explore is not None
+    kinds = {path: values for path, values in scenario.explore.space.items() if path.startswith(UNMODELLED)}
+    changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
+    asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
+    if asked:
+        expected = "a step that the model knows, as nothing else compares configurations"
+        raise ConfigError([Problem(scenario.name, None, "explore", what, expected) for what in asked])
+
+
+def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
     job = _job(scenario, configuration.changes)
-    if isinstance(job, Misfit):
+    if isinstance(job, Infeasible):
         return job
     algorithm = job.scenario.algorithms[0]
     try:
         timeline = predict(job, algorithm)
     except Stuck as error:
-        return Misfit("workload.schedule", f"a step that {error}", "one that comes to its end")
+        return Infeasible("workload.schedule", f"a step that {error}", "one that comes to its end")
     memory_bytes = _memory_bytes(job, timeline)
     limit_bytes = memory_limit_bytes(scenario)
     if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
-        return Misfit(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
+        return Infeasible(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
     step_s = timeline.step_time_s
     tail_s = predict_tail_s(job, algorithm, step_s) if job.topology.lossy else step_s
-    return Tried(step_s, tail_s, job.wan_bytes(algorithm), memory_bytes)
+    return Evaluation(step_s, tail_s, job.wan_bytes(algorithm), memory_bytes)
 
 
-def _job(scenario: Scenario, changes: Changes) -> Job | Misfit:
+def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
     """What ranks do, if that fits together."""
-    if (misfit := _wrong_degrees(scenario, changes)) is not None:
-        return misfit
+    if (infeasible := _wrong_degrees(scenario, changes)) is not None:
+        return infeasible
     try:
         job = job_of(configured(scenario, changes), Scale())
         check_memory(job.workload)
         return job
     except ConfigError as error:
         problem = error.problems[0]
-        return Misfit(problem.field, problem.value, problem.expected)
+        return Infeasible(problem.field, problem.value, problem.expected)
 
 
 def configured(scenario: Scenario, changes: Changes) -> Scenario:
@@ -119,7 +129,7 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
     return ConfigError([Problem("a configuration", None, field, found, expected)])
 
 
-def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
+def _wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
     parallelism = scenario.workload.parallelism
     assert parallelism is not None
@@ -132,21 +142,8 @@ def _wrong_degrees(scenario: Scenario, changes: Changes) -> Misfit | None:
     try:
         check_product(degrees, scenario.ranks, per_rank)
     except ParallelismError as error:
-        return Misfit(DEGREES, error.found, error.expected)
+        return Infeasible(DEGREES, error.found, error.expected)
     return None
-
-
-def replicas(scenario: Scenario) -> int:
-    """How many ranks have sequences of their own, where each stands for one accelerator."""
-    parallelism = scenario.workload.parallelism
-    assert parallelism is not None
-    return parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
-
-
-def sequences(scenario: Scenario) -> int:
-    """Of a step, of all ranks together."""
-    schedule = scenario.workload.schedule or ScheduleSpec()
-    return replicas(scenario) * scenario.workload.local_batch_size * schedule.microbatches
 
 
 def memory_limit_bytes(scenario: Scenario) -> float | None:
