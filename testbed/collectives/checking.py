@@ -136,6 +136,12 @@ def _check_rounds(rank: int, plan: Plan, size: int) -> None:
                 raise _Mistake(f"rank {rank} in {step.phase!r}: a message with rank {peer}")
             if any(not 0 <= start <= end <= count for start, end in runs):
                 raise _Mistake(f"rank {rank} in {step.phase!r}: blocks {runs} of {count}")
+        for peer, runs in step.receives:
+            for other, sent in step.sends:
+                # who sends back what it gets has all of it before
+                if (step.reduces or peer != other) and (both := {*blocks_of(runs)} & {*blocks_of(sent)}):
+                    what = f"block {min(both)} is received while it is sent"
+                    raise _Mistake(f"rank {rank} in {step.phase!r}: {what}")
 
 
 class _Channel:

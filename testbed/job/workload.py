@@ -11,6 +11,7 @@ from testbed.job.tuning import tuning_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload import plan_alike
+from testbed.workload.added import check_added
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.plans import WorkloadRequest, make_plan
@@ -67,7 +68,16 @@ class Workload:
 
 
 def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Workload:
-    """Of a scenario on its topology, both in figures of `scale`. ConfigError where parallelism does not fit."""
+    """Of a scenario on its topology, both in figures of `scale`. ConfigError where parallelism does not fit.
+
+    PluginError where an algorithm that was added does not do what its collective promises.
+    """
+    workload = _workload_of(scenario, topology, scale, link_engine)
+    check_added(workload.plan, scenario.algorithms)
+    return workload
+
+
+def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str) -> Workload:
     hosts = scenario.rank_hosts(topology)
     buildings = tuple(topology.building(host.building).index for host in hosts)
     itemsize = ITEMSIZES[scenario.workload.gradient_dtype]

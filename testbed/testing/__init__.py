@@ -1,5 +1,6 @@
-"""Conformance suites: what the testbed asks of its own parts, for those who write one themselves."""
+"""Conformance suites, for what the testbed has itself and for what anybody adds: call one in a test of your own."""
 
+from testbed.testing.algorithms import Nonconforming, check_algorithm
 from testbed.testing.transports import check_transport, transport_checks
 
-__all__ = ["check_transport", "transport_checks"]
+__all__ = ["Nonconforming", "check_algorithm", "check_transport", "transport_checks"]

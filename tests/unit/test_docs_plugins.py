@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import testbed
 from testbed.cli.main import app
+from testbed.collectives.checking import WrongPlan
+from testbed.testing import check_algorithm
 
 PAGES = Path(__file__).parents[2] / "docs" / "plugins"
 
@@ -41,3 +44,36 @@ def test_the_workload_of_the_page_does_what_the_page_says(
     assert ran.exit_code == 0
     assert "push between buildings" in " ".join(ran.output.split())
     assert "alive" not in ran.output
+
+
+def test_the_algorithm_of_the_page_does_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, predicts, check, halo = blocks("algorithms.md", "python")
+    (tmp_path / "leaders.py").write_text(made)
+    (tmp_path / "halo.py").write_text(halo)
+    (tmp_path / "leaders.yaml").write_text(blocks("algorithms.md", "yaml")[0])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    exec(compile(predicts, "docs/plugins/algorithms.md", "exec"), {})
+    exec(compile(check, "docs/plugins/algorithms.md", "exec"), {})
+    check_algorithm("direct", f"{tmp_path}/halo.py:HALO", sizes=(1, 2, 3, 5))
+    for collective, algorithm in (("all_reduce", "leaders.py:leaders"), ("halo.py:HALO", "auto")):
+        options = ["--algorithm", algorithm, "-b", "4K", "-e", "4K", "-n", "1", "-w", "0"]
+        ran = CliRunner().invoke(app, ["bench", collective, *options])
+        assert ran.exit_code == 0, ran.output
+        assert "wrong elements: 0" in ran.output
+
+
+def test_a_wrong_algorithm_is_told_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = blocks("algorithms.md", "python")[0].replace('Round("down", sends=below)', 'Round("down")')
+    (tmp_path / "leaders.py").write_text(deaf)
+    (tmp_path / "leaders.yaml").write_text(blocks("algorithms.md", "yaml")[0])
+    monkeypatch.chdir(tmp_path)
+    message = r"algorithm leaders of all_reduce, .*waits for ever for rank 0, .*leaders.py, line \d+\)"
+    with pytest.raises(WrongPlan, match=message):
+        testbed.predict("leaders.yaml")
+    ran = CliRunner().invoke(app, ["bench", "all_reduce", "--algorithm", "leaders.py:leaders"])
+    assert isinstance(ran.exception, WrongPlan)
