@@ -25,6 +25,7 @@ from testbed.collectives import (
     traffic,
 )
 from testbed.collectives.checking import check_plans
+from testbed.errors import TestbedError
 from testbed.testing.driving import Sent, communicators_of, finish, layouts
 from testbed.transport import TransportError
 
@@ -36,7 +37,7 @@ STRIDE = (
 )
 
 
-class Nonconforming(AssertionError):
+class Nonconforming(TestbedError, AssertionError):
     """An algorithm that does not do what its collective promises; the message has the case."""
 
 

@@ -55,11 +55,11 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "testbed", *map(str, arguments)]
 
 
-def run_testbed(*arguments: object, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def run_testbed(*arguments: object, timeout_s: float = 200) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, timeout_s: float = 80) -> None:
+def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, timeout_s: float = 160) -> None:
     """Until the run has said them on standard error; what it said and what its processes do, if that fails."""
     deadline = time.monotonic() + timeout_s
     while not any(words in line for line in said):
@@ -71,7 +71,7 @@ def wait_for_words(run: subprocess.Popen[str], said: list[str], words: str, time
         time.sleep(0.02)
 
 
-def status_at_end(run: subprocess.Popen[str], said: list[str], timeout_s: float = 20) -> int:
+def status_at_end(run: subprocess.Popen[str], said: list[str], timeout_s: float = 60) -> int:
     """Its exit status; what it said, where it does not end."""
     try:
         return run.wait(timeout_s)

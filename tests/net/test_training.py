@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from testbed.fabric.state import load_all
-from tests.net.runs import ROOT, run_testbed
+from tests.net.runs import ROOT, command, run_testbed
 
 pytestmark = pytest.mark.net
 
@@ -47,9 +48,12 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_is_built(tmp_path: 
     file = tmp_path / "stages.yaml"
     text = SCENARIO.format(root=ROOT, name="1F1B", receives="early")
     file.write_text(text.replace("replicate_degree: 2", "replicate_degree: 3"))
-    before = list(load_all())
-    done = run_testbed("run", file, "-o", tmp_path / "out")
-    assert done.returncode == 2
-    assert "data_parallel_replicate 3 = 12 accelerators, expected 8: 8 ranks of 1" in done.stderr
-    assert list(load_all()) == before
+    with subprocess.Popen(
+        command("run", file, "-o", tmp_path / "out"), stderr=subprocess.PIPE, text=True
+    ) as run:
+        _, said = run.communicate(timeout=100)
+    assert run.returncode == 2
+    assert "data_parallel_replicate 3 = 12 accelerators, expected 8: 8 ranks of 1" in said
+    assert "starting the controller" not in said
+    assert not [state for state in load_all() if state.owner_pid == run.pid]
     assert not (tmp_path / "out").exists()
