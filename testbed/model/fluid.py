@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.directions import QueueClass
-from testbed.paths.network import Way
+from testbed.paths.network import PartShares
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
 ALIKE = 1e-9  # shares of parts that differ by less are one
@@ -25,19 +25,19 @@ TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
 
 Floats = NDArray[np.float64]
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 
 
 @dataclass(eq=False)
 class _Connection:
-    """Messages one after the other, on all of its ways at once. ways: the parts of each; loads: see `Way`.
+    """Messages one after the other, on all of its paths at once. paths: the parts of each; loads: see `PartShares`.
 
-    parts: of all ways, and what goes through each for each byte of a message.
+    parts: of all paths, and what goes through each for each byte of a message.
     """
 
     number: int
     mark: int
-    ways: tuple[Places, ...]
+    paths: tuple[Indices, ...]
     loads: tuple[Floats, ...]
     parts: tuple[tuple[int, float], ...]
     messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
@@ -47,7 +47,7 @@ class _Connection:
 class _Shares(NamedTuple):
     """Of the connections that are busy, their numbers and bytes per second."""
 
-    numbers: Places
+    numbers: Indices
     rates: Floats
 
 
@@ -88,17 +88,17 @@ class Fluid:
     def send(
         self,
         key: object,
-        ways: Sequence[Way],
+        paths: Sequence[PartShares],
         size_bytes: float,
         sent: Callable[[], None],
         burst_bytes: float = math.inf,
     ) -> None:
         """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
 
-        ways: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
+        paths: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
         so many are on their way, or in queues, at once.
         """
-        connection = self._by_key.get(key) or self._open(key, ways)
+        connection = self._by_key.get(key) or self._open(key, paths)
         connection.messages.append((size_bytes, sent))
         if len(connection.messages) == 1:
             connection.burst_bytes = burst_bytes
@@ -109,15 +109,15 @@ class Fluid:
             self._who ^= connection.mark
             self._shares = None
 
-    def _open(self, key: object, ways: Sequence[Way]) -> _Connection:
-        places, loads = _arrays(self._part, ways)
+    def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
+        indices, loads = _arrays(self._part, paths)
         through: dict[int, float] = {}
-        for way in ways:
-            for part, load in way.items():
+        for path in paths:
+            for part, load in path.items():
                 number = self._part[part]
-                through[number] = through.get(number, 0.0) + load / len(ways)
+                through[number] = through.get(number, 0.0) + load / len(paths)
         connection = _Connection(
-            len(self._connections), self._draw.getrandbits(128), places, loads, tuple(through.items())
+            len(self._connections), self._draw.getrandbits(128), indices, loads, tuple(through.items())
         )
         self._connections.append(connection)
         self._by_key[key] = connection
@@ -125,13 +125,13 @@ class Fluid:
             self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
         return connection
 
-    def ahead_s(self, key: object, ways: Sequence[Way], size_bytes: float) -> float:
+    def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
         """When a message's last byte has left, if all that others have in queues now goes before it.
 
         What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
         end; a short one waits for what was there.
         """
-        own = self._by_key.get(key) or self._open(key, ways)
+        own = self._by_key.get(key) or self._open(key, paths)
         latest_s = 0.0
         for part, load in own.parts:
             waiting = 0.0
@@ -186,14 +186,14 @@ class Fluid:
 
     def _share(self) -> _Shares:
         connections = list(self._busy.values())
-        ways = [way for connection in connections for way in connection.ways]
+        paths = [path for connection in connections for path in connection.paths]
         loads = [load for connection in connections for load in connection.loads]
-        rates = _fair(self._with_classes(ways, loads), ways, loads)
-        owner = np.repeat(np.arange(len(connections)), [len(one.ways) for one in connections])
+        rates = _fair(self._with_classes(paths, loads), paths, loads)
+        owner = np.repeat(np.arange(len(connections)), [len(one.paths) for one in connections])
         numbers = np.array([connection.number for connection in connections], dtype=np.intp)
         return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
 
-    def _with_classes(self, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
+    def _with_classes(self, paths: Sequence[Indices], loads: Sequence[Floats]) -> Floats:
         """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
         if not self._classes:
             return self._capacities
@@ -203,8 +203,8 @@ class Fluid:
             for own, entry in entries:
                 alone[own] = self._capacities[link] * entry.limit
         wanted = np.zeros(len(alone))
-        for way, load, rate in zip(ways, loads, _fair(alone, ways, loads), strict=True):
-            wanted[way] += load * rate
+        for path, load, rate in zip(paths, loads, _fair(alone, paths, loads), strict=True):
+            wanted[path] += load * rate
         found: Floats = self._capacities.copy()
         for link, entries in self._classes.items():
             rate = float(self._capacities[link])
@@ -217,39 +217,41 @@ class Fluid:
         return found
 
 
-def fair_rates(capacities: Mapping[str, float], ways: Sequence[Way]) -> list[float]:
+def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
     """Of all of these at once, in bytes per second."""
     part = {name: number for number, name in enumerate(capacities)}
     found: list[float] = _fair(
-        np.array(list(capacities.values()), dtype=float), *_arrays(part, ways)
+        np.array(list(capacities.values()), dtype=float), *_arrays(part, paths)
     ).tolist()
     return found
 
 
-def _arrays(part: Mapping[str, int], ways: Sequence[Way]) -> tuple[tuple[Places, ...], tuple[Floats, ...]]:
-    """Of each way, its parts by number and what goes through them."""
-    places = tuple(np.array([part[name] for name in way], dtype=np.intp) for way in ways)
-    return places, tuple(np.array(list(way.values())) for way in ways)
+def _arrays(
+    part: Mapping[str, int], paths: Sequence[PartShares]
+) -> tuple[tuple[Indices, ...], tuple[Floats, ...]]:
+    """Of each path, its parts by number and what goes through them."""
+    indices = tuple(np.array([part[name] for name in path], dtype=np.intp) for path in paths)
+    return indices, tuple(np.array(list(path.values())) for path in paths)
 
 
-def _fair(capacities: Floats, ways: Sequence[Places], loads: Sequence[Floats]) -> Floats:
-    """Max-min fair rates: all ways' grow alike until a part is full, through which none grows any more."""
-    parts, place = np.unique(np.concatenate(ways), return_inverse=True)
+def _fair(capacities: Floats, paths: Sequence[Indices], loads: Sequence[Floats]) -> Floats:
+    """Max-min fair rates: those of all paths grow alike until a part is full, through which none grows any more."""
+    parts, index = np.unique(np.concatenate(paths), return_inverse=True)
     load = np.concatenate(loads)
-    owner = np.repeat(np.arange(len(ways)), [len(way) for way in ways])
+    owner = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
     left = capacities[parts]
-    rates = np.zeros(len(ways))
-    growing = np.ones(len(ways), dtype=bool)
+    rates = np.zeros(len(paths))
+    growing = np.ones(len(paths), dtype=bool)
     while growing.any():
         live = growing[owner]
-        through = np.bincount(place[live], load[live], minlength=len(parts))
+        through = np.bincount(index[live], load[live], minlength=len(parts))
         fair = np.divide(left, through, out=np.full(len(parts), math.inf), where=through > 0)
         rate = float(fair.min())
         full = fair <= rate * (1 + ALIKE)
-        done = np.zeros(len(ways), dtype=bool)
-        done[owner[live & full[place]]] = True
+        done = np.zeros(len(paths), dtype=bool)
+        done[owner[live & full[index]]] = True
         rates[done] = rate
         over = done[owner]
-        left = left - rate * np.bincount(place[over], load[over], minlength=len(parts))
+        left = left - rate * np.bincount(index[over], load[over], minlength=len(parts))
         growing &= ~done
     return rates

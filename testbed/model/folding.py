@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from testbed.collectives import TuningTable
 from testbed.model.fluid import fair_rates
-from testbed.paths.network import Ends, Members, Network, Path, Way
+from testbed.paths.network import Ends, Members, Network, PartShares, Path
 from testbed.workload.plan import GroupCollective
 from testbed.workload.plan_traffic import group_traffic
 
@@ -37,13 +37,13 @@ def software_of(rank: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveFlow:
-    """size_bytes: of the connection with the most. way: what goes through each part for each byte of that one.
+    """size_bytes: of the connection with the most. shares: what goes through each part for each byte of that one.
 
     rest_s: what the collective takes alone, beyond its bytes. burst_bytes: of those that it has to send at once.
     """
 
     size_bytes: float
-    way: Way
+    shares: PartShares
     rest_s: float
     burst_bytes: float
 
@@ -85,17 +85,17 @@ class Folder:
         bytes_s = max(load / self.network.capacities[part] for part, load in loads.items())
         software = {software_of(rank): work_s for rank, work_s in enumerate(alone.software_s) if work_s}
         busy_s = max(bytes_s, *software.values(), 0.0)
-        way = {part: load / most for part, load in (*loads.items(), *software.items())}
-        return CollectiveFlow(most, way, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
+        shares = {part: load / most for part, load in (*loads.items(), *software.items())}
+        return CollectiveFlow(most, shares, max(0.0, alone.seconds - busy_s), alone.burst_bytes)
 
     def _paths(self, pairs: Mapping[Ends, int], dscp: int) -> Iterator[tuple[Path, float]]:
-        """Every path that the pairs' bytes take, with those that take it: on several ways as many as each carries."""
-        ways = {ends: self.network.ways_of(ends, dscp) for ends in pairs}
+        """Every path that the pairs' bytes take, with those that take it: on several as many as each carries."""
+        taken = {ends: self.network.paths_of(ends, dscp) for ends in pairs}
         rates: Iterator[float] = iter(())
-        if any(len(paths) > 1 for paths in ways.values()):
-            each = [path.way for paths in ways.values() for path in paths]
+        if any(len(paths) > 1 for paths in taken.values()):
+            each = [path.shares for paths in taken.values() for path in paths]
             rates = iter(fair_rates(self.network.capacities, each))
-        for ends, paths in ways.items():
+        for ends, paths in taken.items():
             own = [next(rates, 1.0) for _ in paths]
             for path, rate in zip(paths, own, strict=True):
                 yield path, pairs[ends] * rate / sum(own)

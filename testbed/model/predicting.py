@@ -64,7 +64,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     delays it by as much. ControllerError, Stuck, BadCalibration.
     """
     calibration = find_calibration(VIRTUAL)
-    paths = [path for ways in routed(job, algorithm, calibration).ways.values() for path in ways]
+    paths = [path for parallel in routed(job, algorithm, calibration).parallel.values() for path in parallel]
     each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
     if not each_s:
         return step_s
@@ -88,25 +88,25 @@ def poisson_quantile(mean: float, share: float) -> int:
 
 
 def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
-    """The model's network, with the ways that the policy gives to connections between buildings. ControllerError."""
+    """The model's network, with the paths that the policy gives to connections between buildings. ControllerError."""
     training = job.workload.training
     network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
-    ways: dict[tuple[Ends, int], tuple[Path, ...]] = {}
+    parallel: dict[tuple[Ends, int], tuple[Path, ...]] = {}
     routes = _Routes(job, calibration)
     classes = {}
-    for name, way in routes.links.values():
-        rate = capacities[name] = routes.per_bit * way.rate_bps
+    for name, direction in routes.links.values():
+        rate = capacities[name] = routes.per_bit * direction.rate_bps
         own = [(class_part(name, entry), entry) for entry in routes.classes]
         capacities |= {part: rate * entry.limit for part, entry in own}
-        queues |= dict.fromkeys([part for part, _ in own] or [name], float(way.queue_bytes))
+        queues |= dict.fromkeys([part for part, _ in own] or [name], float(direction.queue_bytes))
         if own:
             classes[name] = tuple(own)
     for ends, flow, path, more in routes.paths(job.flows_of(algorithm)):
         capacities |= more
         key = ends, flow.dscp
-        ways[key] = (*ways.get(key, ()), path)
-    return replace(network, capacities=capacities, ways=ways, queues=queues, classes=classes)
+        parallel[key] = (*parallel.get(key, ()), path)
+    return replace(network, capacities=capacities, parallel=parallel, queues=queues, classes=classes)
 
 
 def class_part(link: str, entry: QueueClass) -> str:
@@ -133,10 +133,10 @@ class _Routes:
         self.links = {
             (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (
                 f"{link.name} from {here}",
-                way,
+                direction,
             )
             for link in self.topology.wan
-            for here, there, way in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
+            for here, there, direction in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
@@ -152,13 +152,13 @@ class _Routes:
         up, down = self.inside(one, other)
         marked = zip(journey.hops, journey.dscps, strict=True)
         taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]
-        hops = [*up, *(Hop(name, [way]) for (name, way), _ in taken), *down]
+        hops = [*up, *(Hop(name, [direction]) for (name, direction), _ in taken), *down]
         # acknowledgements go through links like those, in the opposite order
         step = step_of(self.topology, hops, hops[::-1])
         capacities = {}
         parts = [hop.name for hop in hops]
         parts += [class_part(name, self._class_of(dscp)) for (name, _), dscp in taken if self.classes]
-        lossy = self._lossy(ends, flow, [way.mean_loss for (_, way), _ in taken], step)
+        lossy = self._lossy(ends, flow, [direction.mean_loss for (_, direction), _ in taken], step)
         own_byte_s = self._own_byte_s(ends, flow, step)
         if own_byte_s:
             name = f"sockets of {flow}, DSCP {flow.dscp}"

@@ -204,10 +204,10 @@ class _Simulation:
         """Begin to send; the event is that the last byte has left."""
         left, box = Event(), self._box(key)
         here, there = ends
-        paths, whole_bytes = self.network.ways_of(ends, dscp), size_bytes + self.network.header_bytes
+        paths, whole_bytes = self.network.paths_of(ends, dscp), size_bytes + self.network.header_bytes
         latency_s = self.arrival_s(paths, whole_bytes)
         least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
-        ways = [path.way for path in paths]
+        shares = [path.shares for path in paths]
         until_s = 0.0
 
         def sent() -> None:
@@ -220,12 +220,12 @@ class _Simulation:
             nonlocal until_s
             self.sending[ends] = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, self.sending[ends])
-            ahead_s = self.fluid.ahead_s((ends, dscp), ways, whole_bytes)
+            ahead_s = self.fluid.ahead_s((ends, dscp), shares, whole_bytes)
             until_s = self.now_s + ahead_s
             if least_s:
                 until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
                 self.until_s[ends, dscp] = until_s
-            self.fluid.send((ends, dscp), ways, whole_bytes, sent)
+            self.fluid.send((ends, dscp), shares, whole_bytes, sent)
 
         def hand_over() -> None:
             self._work(here, size_bytes, begin)
@@ -292,7 +292,7 @@ class _Simulation:
         def left() -> None:
             self._later(flow.rest_s, done)
 
-        self.fluid.send(flow, [flow.way], flow.size_bytes, left, flow.burst_bytes)
+        self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Alone:
         """What a collective takes, message by message, with nothing else on the network."""

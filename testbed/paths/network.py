@@ -16,8 +16,8 @@ from testbed.paths.losses import Lossy
 from testbed.paths.serialisation import NOTHING_HELD, Serialisation
 from testbed.transport.wire import HEADER_BYTES
 
-Way = Mapping[str, float]
-"""The parts that bytes go through at once, and how many do for each byte of a message: 1 where it is one's own way."""
+PartShares = Mapping[str, float]
+"""The parts that bytes go through at once, and how many do for each byte of a message: 1 on a path of its own."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Path:
         return self.lossy.least_s(size_bytes) if self.lossy else 0.0
 
     @cached_property
-    def way(self) -> Way:
+    def shares(self) -> PartShares:
         """All of the bytes go through each part."""
         return dict.fromkeys(self.parts, 1.0)
 
@@ -79,21 +79,21 @@ class Network:
     """capacities: payload bytes per second of every part; queues: bytes that wait in front of it at the most.
 
     paths: between ranks, as if alone.
-    ways: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
+    parallel: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
     classes: where a part's traffic has several queues, the part that each of them is.
     header_bytes: that a message has in front of its payload.
     """
 
     capacities: Mapping[str, float]
     paths: Mapping[Ends, Path]
-    ways: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
+    parallel: Mapping[tuple[Ends, int], tuple[Path, ...]] = field(default_factory=dict)
     queues: Mapping[str, float] = field(default_factory=dict)
     classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
     header_bytes: int = 0
 
-    def ways_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
-        """One way, or more."""
-        return self.ways.get((ends, dscp)) or (self.paths[ends],)
+    def paths_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
+        """Those that a message takes side by side, one or more."""
+        return self.parallel.get((ends, dscp)) or (self.paths[ends],)
 
 
 def payload_per_bit(topology: Topology) -> float:

@@ -41,9 +41,13 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
     )
 
     def on_each(asked: Job) -> list[int]:
-        ways = routed(asked, "ring", find_calibration("virtual")).ways
+        parallel = routed(asked, "ring", find_calibration("virtual")).parallel
         names = [
-            part for paths in ways.values() for path in paths for part in path.parts if " from east" in part
+            part
+            for paths in parallel.values()
+            for path in paths
+            for part in path.parts
+            if " from east" in part
         ]
         return sorted(names.count(name) for name in set(names))
 
@@ -54,8 +58,10 @@ def test_connections_take_the_planes_that_the_policy_gives_them() -> None:
 
 
 def test_mptcp_takes_several_planes_at_once() -> None:
-    ways = routed(variant("controller/hash-collisions", "mptcp"), "ring", find_calibration("virtual")).ways
-    assert {len(paths) for paths in ways.values()} == {4}
+    parallel = routed(
+        variant("controller/hash-collisions", "mptcp"), "ring", find_calibration("virtual")
+    ).parallel
+    assert {len(paths) for paths in parallel.values()} == {4}
 
 
 def test_windows_of_sockets_bound_a_connection() -> None:
