@@ -167,8 +167,8 @@ class ParallelismSpec(Strict):
     )
     mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
         default="consecutive",
-        description="Which rank is at each place: consecutive, scattered (places dealt out to buildings in turn), "
-        "topology_aware (places change over as long as that lets fewer bytes cross), or a list of ranks.",
+        description="Which rank is at each coordinate of the mesh: consecutive, scattered (each next rank in another "
+        "building), topology_aware (pairs swap as long as that lets fewer bytes cross), or a list of ranks.",
     )
 
     collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(

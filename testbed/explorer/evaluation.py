@@ -159,11 +159,11 @@ def _memory_bytes(job: Job, timeline: Timeline) -> float | None:
     if training is None or workload.model is None:
         return None
     peaks = peak_alive(training.plan, timeline.spans)
-    places = [place[PIPELINE] for place in training.mesh.places()]
+    positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
     gradient_bytes = ITEMSIZES[workload.gradient_dtype]
     return max(
         accelerator_bytes(
-            workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, places
+            workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, positions
         )
     )
 

@@ -211,8 +211,8 @@ def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:
     """The combination of that number."""
     changes = {}
     for path, values in reversed(tuple(space.items())):
-        number, place = divmod(number, len(values))
-        changes[path] = values[place]
+        number, index = divmod(number, len(values))
+        changes[path] = values[index]
     return Configuration(dict(reversed(tuple(changes.items()))))
 
 

@@ -130,13 +130,13 @@ def background_hosts(
 ) -> list[BackgroundHost]:
     """Every host with background traffic; pid_of: a process in a host's network namespace."""
     hosts: dict[str, Host] = {host.name: host for host in topology.hosts}
-    places = []
+    found = []
     for spec in specs:
         for name in spec.hosts:
             here = hosts[name]
             there = [hosts[other] for other in spec.hosts if hosts[other].building != here.building]
             first = (seed * 7919 + here.index * 64) % BACKGROUND_PORTS
-            places.append(
+            found.append(
                 BackgroundHost(
                     spec.name,
                     name,
@@ -149,4 +149,4 @@ def background_hosts(
                     BACKGROUND_PORT_BASE + first,
                 )
             )
-    return places
+    return found

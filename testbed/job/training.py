@@ -188,8 +188,8 @@ def _by_name(
 ) -> Schedule:
     """As CrossPipe does, schedules that go by links go by those between buildings alone."""
     ranks = mesh.outside[PIPELINE]
-    place = dict.fromkeys(mesh.order, 0)
-    line = [mesh.rank({**place, PIPELINE: number}) for number in range(ranks)]
+    coordinate = dict.fromkeys(mesh.order, 0)
+    line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
     hops = [network.paths[here, there] for here, there in pairwise(line)]
     size = scale.emulated_bytes(max(stage.activation for stage in stages))
     crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]

@@ -279,11 +279,11 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
     for own in range(size):
         plan = made(PlanRequest(own, buildings))
         bounds = plan.bounds(numel * blocks)
-        for place, step in _rounds(plan):
+        for index, step in _rounds(plan):
             for peer, runs in step.sends:
                 count = sum(bounds[end] - bounds[start] for start, end in runs)
                 loads[own, peer] += count
-                at_once.setdefault(place, set()).add((own, peer, count))
+                at_once.setdefault(index, set()).add((own, peer, count))
     return _Pattern(loads, Counter(map(frozenset, at_once.values())))
 
 

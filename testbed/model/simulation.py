@@ -40,7 +40,7 @@ class Stuck(TestbedError, ValueError):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each operation began and ended, in seconds from the step's start; `spans[rank][place of the operation]`."""
+    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`."""
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
 
@@ -152,7 +152,7 @@ class _Simulation:
             raise Stuck(self._why())
         return Timeline(
             tuple(
-                tuple((self.begun[rank][place], self.ended[rank][place]) for place in range(len(operations)))
+                tuple((self.begun[rank][index], self.ended[rank][index]) for index in range(len(operations)))
                 for rank, operations in enumerate(self.plan.ranks)
             )
         )
@@ -161,7 +161,7 @@ class _Simulation:
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
-                names = [self.plan.ranks[rank][place].name for place in tracker.under_way()]
+                names = [self.plan.ranks[rank][index].name for index in tracker.under_way()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
         return f"never comes to an end: {'; '.join(waits[:8])}"
 
@@ -173,14 +173,14 @@ class _Simulation:
     def _start_ready(self, rank: int) -> None:
         tracker = self.trackers[rank]
         while tracker.ready:
-            place = tracker.ready.pop(0)
-            self.begun[rank][place] = self.now_s
-            self._start(rank, place, self.plan.ranks[rank][place])
+            index = tracker.ready.pop(0)
+            self.begun[rank][index] = self.now_s
+            self._start(rank, index, self.plan.ranks[rank][index])
 
-    def _start(self, rank: int, place: int, operation: Operation) -> None:
+    def _start(self, rank: int, index: int, operation: Operation) -> None:
         def over() -> None:
-            self.ended[rank][place] = self.now_s
-            self.trackers[rank].done(place)
+            self.ended[rank][index] = self.now_s
+            self.trackers[rank].done(index)
             self._start_ready(rank)
 
         if isinstance(operation, Computing | Pause):
@@ -363,8 +363,8 @@ class _Simulation:
         for number, stage in enumerate(stages):
             part = call.part(number)
             yield [
-                self._begin(self._strand(part.part(place), bounds, strand))
-                for place, strand in enumerate(stage)
+                self._begin(self._strand(part.part(index), bounds, strand))
+                for index, strand in enumerate(stage)
             ]
 
     def _strand(self, call: _Call, bounds: list[int], strand: Strand) -> Events:

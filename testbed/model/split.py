@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, Pause, waits
 
 Spans = Sequence[Sequence[tuple[float, float]]]
-"""[rank][place in its plan]: when it began and ended, in seconds from the step's start."""
+"""[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
 
 
 @dataclass(frozen=True)
@@ -36,42 +36,42 @@ class Moves:
         self._keys: dict[tuple[int, int], tuple[int, ...]] = {}
         for rank, operations in enumerate(plan.ranks):
             seen: dict[tuple[int, ...], int] = {}
-            for place, operation in enumerate(operations):
+            for index, operation in enumerate(operations):
                 if isinstance(operation, Message):
                     ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
                     message = (int(operation.sends), *ends, operation.tag)
                     number = seen[message] = seen.get(message, 0) + 1
                     key = (*ends, operation.tag, number)
-                    self._keys[rank, place] = key
+                    self._keys[rank, index] = key
                     if operation.sends:
-                        self.senders[key] = (rank, place)
+                        self.senders[key] = (rank, index)
                 elif isinstance(operation, GroupCollective):
                     number = seen[(operation.group,)] = seen.get((operation.group,), 0) + 1
-                    self._keys[rank, place] = (operation.group, number)
-                    self.members.setdefault((operation.group, number), []).append((rank, place))
+                    self._keys[rank, index] = (operation.group, number)
+                    self.members.setdefault((operation.group, number), []).append((rank, index))
 
-    def origin(self, rank: int, place: int) -> tuple[int, int]:
+    def origin(self, rank: int, index: int) -> tuple[int, int]:
         """Whose operation set a communication going: its sender, or who joined a collective last; itself otherwise."""
-        operation = self.plan.ranks[rank][place]
-        key = self._keys.get((rank, place))
+        operation = self.plan.ranks[rank][index]
+        key = self._keys.get((rank, index))
         if isinstance(operation, Message) and not operation.sends:
             return self.senders[key]  # type: ignore[index]
         if isinstance(operation, GroupCollective):
             return max(self.members[key], key=lambda own: self.spans[own[0]][own[1]][0])  # type: ignore[index]
-        return rank, place
+        return rank, index
 
-    def under_way(self, rank: int, place: int) -> tuple[float, float]:
+    def under_way(self, rank: int, index: int) -> tuple[float, float]:
         """From when on it could move, until this rank was done with it."""
-        source = self.origin(rank, place)
-        begun_s, end_s = self.spans[rank][place]
+        source = self.origin(rank, index)
+        begun_s, end_s = self.spans[rank][index]
         since_s = self.spans[source[0]][source[1]][0]
         if self.plan.holds_receivers:  # it left when its receiver waited for it
             since_s = max(since_s, begun_s)
         return min(since_s, end_s), end_s
 
-    def tier(self, rank: int, place: int) -> str:
+    def tier(self, rank: int, index: int) -> str:
         """Whether it goes between buildings."""
-        operation = self.plan.ranks[rank][place]
+        operation = self.plan.ranks[rank][index]
         others = [rank]
         if isinstance(operation, Message):
             others = [operation.peer]
@@ -90,16 +90,16 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
     for rank, operations in enumerate(plan.ranks):
         needs = waits(operations)
         free_s = 0.0
-        for place, operation in enumerate(operations):
+        for index, operation in enumerate(operations):
             if not isinstance(operation, Computing):
                 continue
-            begun_s, end_s = spans[rank][place]
-            needed = [number for number in needs[place] if operations[number].stream != COMPUTE]
+            begun_s, end_s = spans[rank][index]
+            needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
             compute_s += end_s - begun_s
             free_s = max(free_s, end_s)
         timed = (Computing, Pause)
-        tail = [place for place, operation in enumerate(operations) if not isinstance(operation, timed)]
+        tail = [index for index, operation in enumerate(operations) if not isinstance(operation, timed)]
         bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
     return Split(
         step_time_s,
@@ -120,12 +120,12 @@ def _book(
     """Share out a pause between what was on its way, latest end first; returns what is left of it: bubble."""
     left_s = until_s - free_s
     end_s = until_s
-    for place in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
-        since_s, done_s = moves.under_way(rank, place)
+    for index in sorted(needed, key=lambda number: -moves.spans[rank][number][1]):
+        since_s, done_s = moves.under_way(rank, index)
         taken_s = min(end_s, done_s) - max(free_s, since_s)
         if taken_s > 0:
-            operation = moves.plan.ranks[rank][place]
-            key = operation.kind, moves.tier(rank, place)
+            operation = moves.plan.ranks[rank][index]
+            key = operation.kind, moves.tier(rank, index)
             exposed[key] = exposed.get(key, 0.0) + taken_s
             left_s -= taken_s
             end_s = max(free_s, since_s)

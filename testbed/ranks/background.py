@@ -27,9 +27,9 @@ class _Ended(Exception):
 class BackgroundTraffic:
     """One host's share: `run` sends and receives until SIGTERM; returns what it received, ready for JSON."""
 
-    def __init__(self, place: BackgroundHost) -> None:
-        self.place = place
-        self.settings = SocketSettings(place.congestion_control)
+    def __init__(self, endpoint: BackgroundHost) -> None:
+        self.endpoint = endpoint
+        self.settings = SocketSettings(endpoint.congestion_control)
         self.received = 0
         self._selector = selectors.DefaultSelector()
         self._piece = memoryview(bytes(PIECE_BYTES))
@@ -41,15 +41,15 @@ class BackgroundTraffic:
         began_s = time.monotonic()
         with contextlib.suppress(_Ended):
             self._listen()
-            for number, target in enumerate(self.place.targets * self.place.connections):
+            for number, target in enumerate(self.endpoint.targets * self.endpoint.connections):
                 self._selector.register(self._dial(target, number), selectors.EVENT_WRITE, self._send)
             while True:
                 for key, _ in self._selector.select():
                     key.data(key.fileobj)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         return {
-            "job": self.place.job,
-            "host": self.place.host,
+            "job": self.endpoint.job,
+            "host": self.endpoint.host,
             "received_bytes": self.received,
             "time_s": time.monotonic() - began_s,
         }
@@ -57,14 +57,14 @@ class BackgroundTraffic:
     def _listen(self) -> None:
         listener = self.settings.make()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((self.place.ip, BACKGROUND_PORT))
+        listener.bind((self.endpoint.ip, BACKGROUND_PORT))
         listener.listen(512)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def _accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        self.settings.apply(sock, TrafficClass(self.place.dscp))
+        self.settings.apply(sock, TrafficClass(self.endpoint.dscp))
         self._selector.register(sock, selectors.EVENT_READ, self._receive)
 
     def _dial(self, target: str, number: int) -> socket.socket:
@@ -72,9 +72,9 @@ class BackgroundTraffic:
         deadline_s = time.monotonic() + DIAL_TIMEOUT_S
         while True:
             sock = self.settings.make()
-            self.settings.apply(sock, TrafficClass(self.place.dscp))
+            self.settings.apply(sock, TrafficClass(self.endpoint.dscp))
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind((self.place.ip, self.place.source_port + number))
+            sock.bind((self.endpoint.ip, self.endpoint.source_port + number))
             sock.settimeout(DIAL_TIMEOUT_S)
             try:
                 sock.connect((target, BACKGROUND_PORT))

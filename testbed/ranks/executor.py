@@ -94,15 +94,15 @@ class Executor:
         self._salt = salt
         self._sequence = dict.fromkeys(self.groups, 0)
         self._salts: dict[int, int] = {}
-        for place, operation in enumerate(self.operations):
+        for index, operation in enumerate(self.operations):
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
             elif isinstance(operation, GroupCollective):
                 # a group's collectives are in one order on all of its members
                 self._sequence[operation.group] += 1
-                self._salts[place] = salt + self._sequence[operation.group]
+                self._salts[index] = salt + self._sequence[operation.group]
                 if self._alone(operation):
-                    self._fill(place, operation)
+                    self._fill(index, operation)
 
     def run(self, start_s: float, algorithm: str = "") -> Done:
         """All of the plan, once, from `start_s` on, which is now or was a moment ago. TransportError.
@@ -122,32 +122,32 @@ class Executor:
         while tracker.open:
             starting, tracker.ready = [*held, *tracker.ready], []
             held = []
-            for place in starting:
-                operation = self.operations[place]
-                begun_s = max((ends[earlier] for earlier in tracker.before[place]), default=start_s)
-                done.spans[place] = (begun_s, begun_s)
+            for index in starting:
+                operation = self.operations[index]
+                begun_s = max((ends[earlier] for earlier in tracker.before[index]), default=start_s)
+                done.spans[index] = (begun_s, begun_s)
                 if isinstance(operation, Computing):
-                    duration_s = jittered_s(self.plan, self.communicator.rank, place, self._salt)
-                    computing[place] = begun_s + duration_s
+                    duration_s = jittered_s(self.plan, self.communicator.rank, index, self._salt)
+                    computing[index] = begun_s + duration_s
                 elif isinstance(operation, Pause):
-                    computing[place] = begun_s + operation.duration_s
+                    computing[index] = begun_s + operation.duration_s
                 elif isinstance(operation, Message) and self._must_wait(operation):
-                    held.append(place)
+                    held.append(index)
                 else:
-                    works[place] = self._start(place, operation, done)
+                    works[index] = self._start(index, operation, done)
             now_s = time.monotonic()
-            over = {place: end_s for place, end_s in computing.items() if end_s <= now_s}
-            for place in over:
-                del computing[place]
-            for place in self._completed(works):
-                work, check = works.pop(place)
+            over = {index: end_s for index, end_s in computing.items() if end_s <= now_s}
+            for index in over:
+                del computing[index]
+            for index in self._completed(works):
+                work, check = works.pop(index)
                 work.wait()  # raises what went wrong
                 check()
-                over[place] = work.end_s
-            for place, end_s in over.items():
-                ends[place] = end_s
-                done.spans[place] = (done.spans[place][0], end_s)
-                tracker.done(place)
+                over[index] = work.end_s
+            for index, end_s in over.items():
+                ends[index] = end_s
+                done.spans[index] = (done.spans[index][0], end_s)
+                tracker.done(index)
             if over:
                 last_s = now_s
             elif tracker.open:
@@ -159,7 +159,7 @@ class Executor:
         if self._looked == self.communicator.ended:
             return []
         self._looked = self.communicator.ended
-        return [place for place, (work, _) in works.items() if work.is_completed()]
+        return [index for index, (work, _) in works.items() if work.is_completed()]
 
     def _wait(
         self,
@@ -174,7 +174,7 @@ class Executor:
         if until_s <= now_s and not computing:
             for work, _ in works.values():
                 work.wait(timeout_s=0.0)
-            waiting = [self.operations[place] for place in held]
+            waiting = [self.operations[index] for index in held]
             peers = [operation.peer for operation in waiting if isinstance(operation, Message)]
             name = waiting[0].name if waiting else "plan"
             raise CollectiveTimeout(name, self.communicator.rank, peers, [], self.timeout_s)
@@ -189,7 +189,7 @@ class Executor:
         self.credits.grant(operation.peer, operation.tag)
         return False
 
-    def _start(self, place: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
+    def _start(self, index: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
         if isinstance(operation, Message):
             room = self._rooms[operation.stream][: operation.numel]
             communicator = self.of_class[self.plan.dscp(operation)]
@@ -202,13 +202,13 @@ class Executor:
         assert isinstance(operation, GroupCollective)
         arrays, alone = self._arrays[self._key(operation)], self._alone(operation)
         if not alone:
-            self._fill(place, operation)
+            self._fill(index, operation)
         algorithm = operation.algorithm or self._algorithm
         started = arrays.start(self.groups[operation.group], algorithm, async_op=True)
         assert started is not None, f"{operation.collective} cannot be under way beside others"
 
         def check() -> None:
-            done.wrong += arrays.count_wrong(self._salts[place])
+            done.wrong += arrays.count_wrong(self._salts[index])
             done.checked += arrays.output.size
 
         return started, partial(done.unlooked.append, check) if alone else check
@@ -217,11 +217,11 @@ class Executor:
         """Whether no other operation uses its arrays."""
         return self._uses[self._key(operation)] == 1
 
-    def _fill(self, place: int, operation: GroupCollective) -> None:
+    def _fill(self, index: int, operation: GroupCollective) -> None:
         arrays = self._arrays[self._key(operation)]
         if operation.uneven:
             arrays.use_rows(operation.rows())
-        arrays.fill(self._salts[place])
+        arrays.fill(self._salts[index])
 
     def _check_message(self, room: Array, tag: int, done: Done) -> None:
         """The first element tells which message it is, all others have the pattern."""

@@ -158,12 +158,12 @@ class Rank:
         if step.trial < 0:
             return
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
-        for place, (operation, span) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
+        for number, (operation, span) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
             self.samples.append(
                 {
                     **head,
                     "operation": _word(operation),
-                    "place": place,
+                    "index": number,
                     "name": operation.name,
                     "start_s": span[0],
                     "end_s": span[1],

@@ -25,7 +25,7 @@ def spans_of(
     for sample in samples:
         if sample["step"] == step.index and sample["operation"] != "step":
             span = sample["start_s"] - step.start_s, sample["end_s"] - step.start_s
-            found[sample["rank"]][sample["place"]] = span
+            found[sample["rank"]][sample["index"]] = span
     return found
 
 

@@ -64,7 +64,7 @@ def plan_alike(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = 
 
 def partners(buildings: Sequence[int]) -> Mapping[int, int]:
     """In an exchange, by the buildings of all ranks: for each of the first building its partner in the last, by their
-    places there; and the reverse."""
+    order there; and the reverse."""
     first = [rank for rank, building in enumerate(buildings) if building == min(buildings)]
     last = [rank for rank, building in enumerate(buildings) if building == max(buildings)]
     if min(buildings) == max(buildings):
@@ -94,10 +94,10 @@ class _Together:
 
     def compute(self, name: str, seconds: float) -> None:
         """What comes later begins when that is over. Of a name's words the first is its kind."""
-        place = len(self.operations)
+        index = len(self.operations)
         made = Computing(name, COMPUTE, name.split(maxsplit=1)[0], self.last, seconds)
         self.operations = (*self.operations, made)
-        self.last = (place,)
+        self.last = (index,)
 
     def collective(
         self, name: str, numel: int, collective: str = "all_reduce", algorithm: str = "", dscp: int = 0

@@ -162,12 +162,12 @@ class LayerPlanner:
             return
         ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
         for group, size, _ in self._shares(part):
-            place = self._start(
+            index = self._start(
                 f"{action} layer {number} parameters", group, "all_gather", size, tuple(ahead)
             )
-            if place is not None:
-                self.gate.append(place)
-                self._gathered[key] = place
+            if index is not None:
+                self.gate.append(index)
+                self._gathered[key] = index
 
     def reduce(self, action: Action, number: int, part: Part) -> None:
         """A layer's gradients, which are whole now."""
@@ -175,11 +175,11 @@ class LayerPlanner:
         left, last = 0.0, computed
         for group, _, size in self._shares(part):
             name = f"{action} layer {number} gradients"
-            place = self._start(name, group, "reduce_scatter", size, (computed,))
-            if place is None:
+            index = self._start(name, group, "reduce_scatter", size, (computed,))
+            if index is None:
                 left += size
             else:
-                left, last = left + size / len(self.groups[group].members), place
+                left, last = left + size / len(self.groups[group].members), index
         if REPLICATE in self.groups:
             self._bucket += left
             self._bucket_after = last
@@ -211,7 +211,7 @@ class LayerPlanner:
     # ---- operations
 
     def add(self, operation: Operation) -> int:
-        """Returns its place in the plan."""
+        """Returns its index in the plan."""
         self.plan.append(operation)
         return len(self.plan) - 1
 
@@ -234,9 +234,9 @@ class LayerPlanner:
     ) -> None:
         """One that the next computing waits for, of what was computed last."""
         after = tuple({*self.gate, *self.computed[-1:]})
-        place = self._start(name, group, collective, size, after, counts, returns)
-        if place is not None:
-            self.gate = [place]
+        index = self._start(name, group, collective, size, after, counts, returns)
+        if index is not None:
+            self.gate = [index]
 
     def _start(
         self,

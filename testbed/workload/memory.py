@@ -26,9 +26,9 @@ def accelerator_bytes(
     owners: Sequence[int],
     peaks: Sequence[float],
     gradient_bytes: int,
-    places: Sequence[int],
+    positions: Sequence[int],
 ) -> list[float]:
-    """Of one of each rank's accelerators. owners: the rank in the pipeline of each stage, places: of each rank.
+    """Of one of each rank's accelerators. owners: of each stage the rank in the pipeline, positions: of each rank there.
 
     peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
     """
@@ -37,8 +37,8 @@ def accelerator_bytes(
     for stage, owner in enumerate(owners):
         own.setdefault(owner, []).extend(layers[stage])
     return [
-        _states(own[place], mesh, gradient_bytes) + peak / mesh.per_rank
-        for place, peak in zip(places, peaks, strict=True)
+        _states(own[position], mesh, gradient_bytes) + peak / mesh.per_rank
+        for position, peak in zip(positions, peaks, strict=True)
     ]
 
 

@@ -105,24 +105,24 @@ def _vector(name: str, *shape: int) -> Parameter:
     return Parameter(name, shape, matmul=False)
 
 
-def _norm(place: str, dim: int) -> Iterator[Parameter]:
-    yield _vector(f"{place}.weight", dim)
-    yield _vector(f"{place}.bias", dim)
+def _norm(prefix: str, dim: int) -> Iterator[Parameter]:
+    yield _vector(f"{prefix}.weight", dim)
+    yield _vector(f"{prefix}.bias", dim)
 
 
-def _affine(place: str, into: int, out: int) -> Iterator[Parameter]:
+def _affine(prefix: str, into: int, out: int) -> Iterator[Parameter]:
     """A matrix as GPT-2 keeps it (inputs first), and its bias."""
-    yield _matrix(place, into, out)
-    yield _vector(f"{place}.bias", out)
+    yield _matrix(prefix, into, out)
+    yield _vector(f"{prefix}.bias", out)
 
 
 def _attention(
-    place: str, spec: Architecture | ModelSpec, names: tuple[str, str, str, str]
+    prefix: str, spec: Architecture | ModelSpec, names: tuple[str, str, str, str]
 ) -> Iterator[Parameter]:
     """Queries, keys, values (of which several heads share one) and output."""
     kv_dim = spec.dim // spec.n_heads * spec.n_kv_heads
     for name, wide in zip(names, (spec.dim, kv_dim, kv_dim, spec.dim), strict=True):
-        yield _matrix(f"{place}.{name}", wide, spec.dim)
+        yield _matrix(f"{prefix}.{name}", wide, spec.dim)
 
 
 def _llama(spec: Architecture | ModelSpec) -> Iterator[Parameter]:
@@ -157,15 +157,15 @@ def _gpt2(spec: Architecture) -> Iterator[Parameter]:
 
 
 def _experts(
-    place: str, spec: Architecture | ModelSpec, width: int, names: tuple[str, str, str]
+    prefix: str, spec: Architecture | ModelSpec, width: int, names: tuple[str, str, str]
 ) -> Iterator[Parameter]:
     """The routed experts of a layer: `names` of the matrices into, out of and beside the hidden layer."""
     share = spec.experts_per_token / spec.experts
     into, out, beside = names
     for number in range(spec.experts):
-        yield _matrix(f"{place}.experts.{number}.{into}", width, spec.dim, share=share)
-        yield _matrix(f"{place}.experts.{number}.{out}", spec.dim, width, share=share)
-        yield _matrix(f"{place}.experts.{number}.{beside}", width, spec.dim, share=share)
+        yield _matrix(f"{prefix}.experts.{number}.{into}", width, spec.dim, share=share)
+        yield _matrix(f"{prefix}.experts.{number}.{out}", spec.dim, width, share=share)
+        yield _matrix(f"{prefix}.experts.{number}.{beside}", width, spec.dim, share=share)
 
 
 def _mixtral(spec: Architecture | ModelSpec) -> Iterator[Parameter]:

@@ -37,7 +37,7 @@ class Mesh:
     """Ranks by their coordinates. order: dimensions, outermost first. degrees: of all dimensions, over accelerators.
 
     A rank stands for `per_rank` accelerators, the innermost ones: `inside` is how many of a dimension's are in one
-    rank, `outside` over how many ranks it goes. ranks: where the mesh's places are, by number of the place.
+    rank, `outside` over how many ranks it goes. ranks: at the mesh's coordinates, in their order.
     """
 
     order: tuple[str, ...]
@@ -62,30 +62,30 @@ class Mesh:
         inside = {**self.inside, EXPERT: math.gcd(self.degrees[EXPERT], self.inside[SHARD])}
         return [f"{name} {inside[name]} ({what})" for name, what in _TRAFFIC.items() if inside[name] > 1]
 
-    def rank(self, place: Mapping[str, int]) -> int:
+    def rank(self, coordinate: Mapping[str, int]) -> int:
         """The rank with these coordinates."""
         number = 0
         for name in self.order:
-            number = number * self.outside[name] + place[name]
+            number = number * self.outside[name] + coordinate[name]
         return self.ranks[number]
 
-    def places(self) -> list[dict[str, int]]:
+    def coordinates(self) -> list[dict[str, int]]:
         """Coordinates by rank."""
         found: dict[int, dict[str, int]] = {}
         for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
-            place = dict(zip(self.order, numbers, strict=True))
-            found[self.rank(place)] = place
+            coordinate = dict(zip(self.order, numbers, strict=True))
+            found[self.rank(coordinate)] = coordinate
         return [found[rank] for rank in range(self.size)]
 
     def mappings(self) -> list[list[int]]:
-        """Ranks of places as they are, and as they would be with one or another dimension outermost."""
-        places = self.places()
+        """Ranks of coordinates as they are, and as they would be with one or another dimension outermost."""
+        coordinates = self.coordinates()
         found = []
         for name in self.order:
-            turned = sorted(range(self.size), key=lambda number: (places[number][name], number))
+            turned = sorted(range(self.size), key=lambda number: (coordinates[number][name], number))
             ranks = [0] * self.size
-            for rank, place in enumerate(turned):
-                ranks[place] = rank
+            for rank, coordinate in enumerate(turned):
+                ranks[coordinate] = rank
             found.append(ranks)
         return found
 
@@ -95,9 +95,9 @@ class Mesh:
             return []
         found: dict[tuple[int, ...], list[int]] = {}
         for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
-            place = dict(zip(self.order, numbers, strict=True))
-            key = tuple(place[name] for name in self.order if name not in names)
-            found.setdefault(key, []).append(self.rank(place))
+            coordinate = dict(zip(self.order, numbers, strict=True))
+            key = tuple(coordinate[name] for name in self.order if name not in names)
+            found.setdefault(key, []).append(self.rank(coordinate))
         return [tuple(members) for members in found.values()]
 
 
@@ -123,7 +123,7 @@ def make_mesh(
 ) -> Mesh:
     """The mesh over so many ranks. ParallelismError when degrees, ranks and accelerators per rank do not multiply.
 
-    mapping: the rank of each place of the mesh, in its order; by default place and rank have the same number.
+    mapping: the rank at each coordinate of the mesh, in its order; by default rank 0 at the first, and so on.
     """
     check_product(degrees, ranks, per_rank, order)
     inside, left = {}, per_rank
@@ -138,6 +138,6 @@ def make_mesh(
     numbers = tuple(mapping) or tuple(range(ranks))
     if sorted(numbers) != list(range(ranks)):
         raise ParallelismError(
-            got=f"ranks of places {list(numbers)}", expected=f"each of 0 to {ranks - 1} once"
+            got=f"ranks of coordinates {list(numbers)}", expected=f"each of 0 to {ranks - 1} once"
         )
     return Mesh(tuple(order), dict(degrees), per_rank, inside, numbers)

@@ -1,4 +1,4 @@
-"""Which rank is at which place of a mesh, so that as little as possible crosses from building to building."""
+"""Which rank is at which coordinate of a mesh, so that as little as possible crosses from building to building."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import combinations
 def least_crossing(
     pairs: Mapping[tuple[int, int], float], buildings: Sequence[int], starts: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """The rank of each place. pairs: bytes per ordered pair of places; buildings: of the ranks; starts: such ranks.
+    """The rank at each coordinate. pairs: bytes per ordered pair of coordinates; buildings: of ranks; starts: such ranks.
 
-    From each start on, places change over in pairs, the best pair first even where that is none yet, each place once;
+    From each start on, two coordinates swap their ranks, the best pair first even where nothing is won yet, each once;
     what was best on the way stays, and that again until nothing is won (Kernighan and Lin 1970, "An Efficient
     Heuristic Procedure for Partitioning Graphs"). The best of what comes of it; not always the best that there is.
     """
@@ -49,7 +49,7 @@ def _improved(weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks
 def _changes(
     weight: Sequence[Sequence[float]], buildings: Sequence[int], ranks: list[int]
 ) -> list[tuple[tuple[int, int], float]]:
-    """One after the other the best change of two places that have not changed yet, and the bytes that it wins."""
+    """One after the other the best swap of two coordinates that have not swapped yet, and the bytes that it wins."""
 
     def gain(one: int, other: int) -> float:
         here, there = buildings[ranks[one]], buildings[ranks[other]]

@@ -190,20 +190,20 @@ def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
     """What each operation of a rank waits for: what it says, and the one before it on its stream."""
     last: dict[str, int] = {}
     found = []
-    for place, operation in enumerate(plan):
+    for index, operation in enumerate(plan):
         before = {*operation.after, *([last[operation.stream]] if operation.stream in last else [])}
-        last[operation.stream] = place
+        last[operation.stream] = index
         found.append(tuple(sorted(before)))
     return found
 
 
-def jittered_s(plan: JobPlan, rank: int, place: int, step: int) -> float:
+def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
     """What an operation's computing takes in one step, the same in every run."""
-    operation = plan.ranks[rank][place]
+    operation = plan.ranks[rank][index]
     assert isinstance(operation, Computing)
     if not plan.jitter:
         return operation.duration_s
-    deviation = random.Random(f"{plan.seed}/{step}/{rank}/{place}").gauss(0.0, plan.jitter)
+    deviation = random.Random(f"{plan.seed}/{step}/{rank}/{index}").gauss(0.0, plan.jitter)
     return operation.duration_s * max(0.0, 1.0 + deviation)
 
 
@@ -221,20 +221,20 @@ class Tracker:
         self._done: set[int] = set()
         self._missing = list(map(len, self.before))
         self._next: list[list[int]] = [[] for _ in self.plan]
-        for place, before in enumerate(self.before):
+        for index, before in enumerate(self.before):
             for earlier in before:
-                self._next[earlier].append(place)
-        self.ready = [place for place, count in enumerate(self._missing) if not count]
+                self._next[earlier].append(index)
+        self.ready = [index for index, count in enumerate(self._missing) if not count]
 
-    def done(self, place: int) -> None:
+    def done(self, index: int) -> None:
         """Note that an operation is over; what it kept waiting is put in `ready`."""
         self.open -= 1
-        self._done.add(place)
-        for later in self._next[place]:
+        self._done.add(index)
+        for later in self._next[index]:
             self._missing[later] -= 1
             if not self._missing[later]:
                 self.ready.append(later)
 
     def under_way(self) -> list[int]:
         """What could start and is not done."""
-        return [place for place, count in enumerate(self._missing) if not count and place not in self._done]
+        return [index for index, count in enumerate(self._missing) if not count and index not in self._done]

@@ -30,9 +30,9 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
     plans = []
-    for rank, place in enumerate(mesh.places()):
+    for rank, coordinate in enumerate(mesh.coordinates()):
         alike = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
-        planner = _RankPlanner(rank, place[PIPELINE], alike, of_rank[rank], schedule, stages, options)
+        planner = _RankPlanner(rank, coordinate[PIPELINE], alike, of_rank[rank], schedule, stages, options)
         plans.append(planner.run())
     return JobPlan(
         tuple(plans),
@@ -61,7 +61,7 @@ def groups_of(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
 class _RankPlanner(LayerPlanner):
     """One rank's plan: the pipeline, action by action.
 
-    own: its place in the pipeline. lines: the ranks of its pipeline, and of that one's replicas.
+    own: its position in the pipeline. lines: the ranks of its pipeline, and of that one's replicas.
     """
 
     def __init__(
@@ -167,8 +167,8 @@ class _RankPlanner(LayerPlanner):
         own = sharing.index(self.rank)
         if number or own:
             after = (*after, self._token(peer, number, sharing[own - 1], (), sends=False))
-        place = self._message(target, action, peer, after, sends=True)
-        message = self.plan[place]
+        index = self._message(target, action, peer, after, sends=True)
+        message = self.plan[index]
         assert isinstance(message, Message)
         seconds = message.numel * self.options.itemsize / self.options.send_tokens[self.rank, peer].rate
         over = self.add(Pause(f"token of {message.name}", f"token {peer}", TOKEN, after, seconds))
@@ -199,14 +199,14 @@ class _RankPlanner(LayerPlanner):
 
     def _account(self, action: Action, first: int, kept: float) -> None:
         """Note memory with the action's computing."""
-        places = [place for place in self.computed if place >= first]
+        indices = [index for index in self.computed if index >= first]
         if action.kind is Kind.FORWARD:
-            self.plan[places[0]] = replace(self._computing(places[0]), holds=kept)
+            self.plan[indices[0]] = replace(self._computing(indices[0]), holds=kept)
         elif action.kind is not Kind.BACKWARD_INPUT:
-            self.plan[places[-1]] = replace(self._computing(places[-1]), gives=kept / action.parts)
+            self.plan[indices[-1]] = replace(self._computing(indices[-1]), gives=kept / action.parts)
 
-    def _computing(self, place: int) -> Computing:
-        operation = self.plan[place]
+    def _computing(self, index: int) -> Computing:
+        operation = self.plan[index]
         assert isinstance(operation, Computing)
         return operation
 

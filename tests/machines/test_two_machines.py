@@ -137,7 +137,7 @@ def test_a_run_that_is_stopped_leaves_nothing_on_either_machine(
     for line in running.stderr:
         if "step 1 of" in line:
             break
-    pids = first.run("pgrep", "-f", "testbed run scenarios").stdout.split()
+    pids = first.run("pgrep", "-f", f"testbed run scenarios.*{tmp_path}/run").stdout.split()
     first.run("kill", f"-{int(number)}", pids[0])
     running.communicate(timeout=60)
     assert running.returncode != 0

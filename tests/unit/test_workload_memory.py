@@ -13,8 +13,8 @@ LLAMA_8B, MIXTRAL = 8_030_261_248, 46_702_792_704
 def bytes_of(model: str, ranks: int, stages: int = 1, peak: float = 0.0, **degrees: int) -> list[float]:
     all_degrees = {**dict.fromkeys((*DIMENSIONS, EXPERT), 1), **degrees}
     mesh = make_mesh(all_degrees, ranks, 1)
-    places = [place["pipeline_parallel"] for place in mesh.places()]
-    return accelerator_bytes(model, mesh, range(stages), [peak] * ranks, 2, places)
+    positions = [coordinate["pipeline_parallel"] for coordinate in mesh.coordinates()]
+    return accelerator_bytes(model, mesh, range(stages), [peak] * ranks, 2, positions)
 
 
 def test_a_whole_model_takes_sixteen_bytes_per_parameter() -> None:
