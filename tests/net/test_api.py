@@ -9,7 +9,7 @@ import pytest
 
 import testbed
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.net, pytest.mark.quiet]  # looks at all interfaces of the machine
 TOPOLOGY = {
     "name": "pair",
     "buildings": {name: {"hosts": 1, "nic": {"rate": "100 Mbit/s"}} for name in ("east", "west")},
