@@ -28,7 +28,7 @@ def accelerator_bytes(
     gradient_bytes: int,
     positions: Sequence[int],
 ) -> list[float]:
-    """Of one of each rank's accelerators. owners: of each stage the rank in the pipeline, positions: of each rank there.
+    """Of one of each rank's accelerators. owners: of each stage, positions: of each rank, in the pipeline.
 
     peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
     """

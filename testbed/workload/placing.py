@@ -9,7 +9,7 @@ from itertools import combinations
 def least_crossing(
     pairs: Mapping[tuple[int, int], float], buildings: Sequence[int], starts: Sequence[Sequence[int]]
 ) -> tuple[int, ...]:
-    """The rank at each coordinate. pairs: bytes per ordered pair of coordinates; buildings: of ranks; starts: such ranks.
+    """The rank at each coordinate. pairs: bytes per ordered pair of coordinates; buildings: of ranks; starts: mappings.
 
     From each start on, two coordinates swap their ranks, the best pair first even where nothing is won yet, each once;
     what was best on the way stays, and that again until nothing is won (Kernighan and Lin 1970, "An Efficient
