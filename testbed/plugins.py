@@ -124,9 +124,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"{'an' if self.what[0] in 'aeiou' else 'a'} {self.what}"
 
     def __getitem__(self, name: str) -> T:
-        if (
-            name not in self._known
-        ):  # what is known already needs no look at what is installed, which takes time
+        if name not in self._known:  # a look at what is installed takes time
             self._complete_names()
         if name in self._known:
             return self._known[name]
@@ -134,6 +132,12 @@ class Registry(Mapping[str, T], Generic[T]):
         with blamed(f"{self.what} {name}", Path(entry.value)):
             self._known[name] = self._checked(name, entry.load())
         return self._known[name]
+
+    @property
+    def installed(self) -> tuple[str, ...]:
+        """Names that installed packages bring."""
+        self._complete_names()
+        return tuple(self._installed)
 
     def __iter__(self) -> Iterator[str]:
         self._complete_names()

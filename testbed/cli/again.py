@@ -31,10 +31,16 @@ def add_again_commands(app: typer.Typer) -> None:
     app.command()(reproduce)
 
 
-def report(run: RunArgument) -> None:
+def report(
+    run: RunArgument,
+    panels: Annotated[
+        list[str] | None,
+        typer.Option("--panel", metavar="NAME", help="A further drawing: a panel's name, or FILE.py:NAME."),
+    ] = None,
+) -> None:
     """Render a run's report and timeline once more, from its files."""
     Result.open(run)
-    path = write_report(run)
+    path = write_report(run, panels or ())
     hand_over(run)
     Console(highlight=False).print(f"Report: {path}", soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from testbed.report.compare import comparisons, deviation, failing
 from testbed.report.data import RunData, load_run
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
+from testbed.report.panels.added import added_panels
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
@@ -30,22 +32,23 @@ TRACE_FILE = "trace.json"
 TIERS = {"wan": "between buildings", "building": "inside buildings"}
 
 
-def write_report(run_dir: Path) -> Path:
+def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
     """Writes `report.html`, and `trace.json` beside it, into a finished run's directory; returns the report.
 
-    Reads summary.json, manifest.json, scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult`
-    (naming file and line) when one of them is missing or broken.
+    panels: names, or FILE.py:NAME, of drawings beyond the report's own. Reads summary.json, manifest.json,
+    scenario.yaml, samples.jsonl and links.jsonl. Raises `BadResult` (naming file and line) when one of them is missing
+    or broken, PluginError for a panel that does not draw.
     """
     data = load_run(run_dir)
     write_trace(data.samples, run_dir / TRACE_FILE)
     path = run_dir / REPORT_FILE
-    path.write_text(render_report(data), encoding="utf-8")
+    path.write_text(render_report(data, panels), encoding="utf-8")
     return path
 
 
-def render_report(data: RunData) -> str:
+def render_report(data: RunData, panels: Sequence[str] = ()) -> str:
     """The report's HTML."""
-    return render_page("report.html.j2", _content(data))
+    return render_page("report.html.j2", {**_content(data), "panels": added_panels(data, panels)})
 
 
 def _content(data: RunData) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import testbed
+from testbed.cli.main import app
 from testbed.plugins import PluginError
 from tests.unit.report_run import SyntheticRun
 
@@ -22,6 +24,12 @@ def test_a_panel_of_ones_own_is_drawn(tmp_path: Path) -> None:
     assert svg.startswith("<svg")
     for variant in result.variants:
         assert f"{variant.name}: {variant.step_time_s.max:.3f} s" in svg
+    own = f"{tmp_path}/slowest.py:Slowest"
+    ran = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--panel", own])
+    assert ran.exit_code == 0, ran.output
+    page = (tmp_path / "run/report.html").read_text()
+    assert "<h2>Slowest</h2>" in page
+    assert f"{result.variants[0].name}: {result.variants[0].step_time_s.max:.3f} s" in page
     (tmp_path / "slowest.py").write_text(code.replace("['max']", "['most']"))
     with pytest.raises(PluginError, match=r"KeyError: 'most' \(.*slowest\.py, line \d+\)"):
         result.figure(f"{tmp_path}/slowest.py:Slowest")

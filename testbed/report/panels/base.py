@@ -24,19 +24,26 @@ class Panel(ABC):
     of_variant: ClassVar[bool] = False
     """Whether it is of one variant, not of all."""
 
+    title: ClassVar[str] = ""
+    """Its heading in the report; the class's name where there is none."""
+
     @staticmethod
     @abstractmethod
     def draw(run: RunData, variant: JsonObject) -> Markup | None:
         """An SVG image, such as `testbed.report.svg.Drawing` makes; None where the run has no records for it."""
 
     @classmethod
-    def document(cls, name: str, folder: Path, variant: JsonObject) -> str:
-        """The image of a run's folder as a document that stands alone. BadInput, BadResult, PluginError."""
+    def image(cls, name: str, run: RunData, variant: JsonObject) -> ET.Element | None:
+        """What it draws, which is well-formed XML; None where the run has no records for it. PluginError."""
         source = Path(getattr(sys.modules[cls.__module__], "__file__", None) or cls.__module__)
-        run = load_run(folder)
         with blamed(f"panel {name}", source):
             markup = cls.draw(run, variant)
-            image = ET.fromstring(markup) if markup else None
+            return ET.fromstring(markup) if markup else None
+
+    @classmethod
+    def document(cls, name: str, folder: Path, variant: JsonObject) -> str:
+        """The image of a run's folder as a document that stands alone. BadInput, BadResult, PluginError."""
+        image = cls.image(name, load_run(folder), variant)
         if image is None:
             raise BadInput(where="figure", got=repr(name), expected="one that the run has records for")
         style = files("testbed.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
