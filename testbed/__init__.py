@@ -13,7 +13,7 @@ from testbed.errors import TestbedError
 from testbed.version import VERSION
 
 if TYPE_CHECKING:
-    from testbed.api import Standing, explore, load, predict, run, up
+    from testbed.api import RunningNetwork, explore, load, predict, run, up
     from testbed.config import ConfigError, Scenario
     from testbed.explorer import Exploration
     from testbed.model.predictions import Prediction
@@ -25,8 +25,8 @@ __all__ = [
     "Exploration",
     "Prediction",
     "Result",
+    "RunningNetwork",
     "Scenario",
-    "Standing",
     "TestbedError",
     "explore",
     "load",

@@ -134,7 +134,7 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
     return Search(loaded, lambda done, total: tell(f"{done} of {total}")).run()
 
 
-class Standing:
+class RunningNetwork:
     """A network that is up. `fabric.net` is Mininet's own object."""
 
     def __init__(self, fabric: Fabric) -> None:
@@ -142,7 +142,7 @@ class Standing:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of its hosts, in the order of the topology."""
         return tuple(host.name for host in self.fabric.topology.hosts)
 
     def exec(self, host: str, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -169,7 +169,7 @@ def up(
     policy: str = DEFAULT_POLICY,
     size_scale: float | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Standing]:
+) -> Iterator[RunningNetwork]:
     """Build a network on this machine, as root; it goes when the block ends, however it ends.
 
     Args:
@@ -193,7 +193,7 @@ def up(
     )
     network = Network(spec, backend, scale, choose_policy(policy, "policy"))
     with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
-        yield Standing(fabric)
+        yield RunningNetwork(fabric)
 
 
 def _scenario(given: Scenario | Source) -> Scenario:

@@ -18,7 +18,7 @@ from testbed.scale import UNSCALED, Scale
 
 
 @dataclass(frozen=True)
-class Turn:
+class Change:
     """An event begins, or ends, so many real seconds after the start of a variant's first measured step."""
 
     at_s: float
@@ -26,16 +26,16 @@ class Turn:
     begins: bool
 
 
-def turns(events: Sequence[EventSpec]) -> list[Turn]:
+def changes(events: Sequence[EventSpec]) -> list[Change]:
     """All that happens in one variant, in order; what ends at the moment at which something begins ends first."""
     found = []
     for index, event in enumerate(events):
         for number in range(event.times):
             begin_s = event.at_s + number * (event.every_s or 0.0)
-            found.append(Turn(begin_s, index, begins=True))
+            found.append(Change(begin_s, index, begins=True))
             if event.for_s is not None:
-                found.append(Turn(begin_s + event.for_s, index, begins=False))
-    return sorted(found, key=lambda turn: (turn.at_s, turn.begins, turn.event))
+                found.append(Change(begin_s + event.for_s, index, begins=False))
+    return sorted(found, key=lambda change: (change.at_s, change.begins, change.event))
 
 
 def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
@@ -103,7 +103,7 @@ class EventPlayer:
         self._pid_of_rank = pid_of_rank
         self._variant = ""
         self._origin_s = 0.0
-        self._turns: list[Turn] = []
+        self._changes: list[Change] = []
         self._active: list[int] = []
         self._paused: dict[str, int] = {}
         self.killed_s: float | None = None
@@ -111,12 +111,12 @@ class EventPlayer:
 
     @property
     def due_s(self) -> float | None:
-        """When the next turn comes, or switches see what an earlier one did; None when there is none."""
-        turn_s = self._planned_s(self._turns[0]) if self._turns else None
-        return min((due_s for due_s in (turn_s, self._faults.due_s) if due_s is not None), default=None)
+        """When the next change comes, or switches see what an earlier one did; None when there is none."""
+        change_s = self._planned_s(self._changes[0]) if self._changes else None
+        return min((due_s for due_s in (change_s, self._faults.due_s) if due_s is not None), default=None)
 
-    def _planned_s(self, turn: Turn) -> float:
-        return self._origin_s + self._scale.emulated_s(turn.at_s)
+    def _planned_s(self, change: Change) -> float:
+        return self._origin_s + self._scale.emulated_s(change.at_s)
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
         """A step is about to start: the variant's first measured one sets its events' clock going."""
@@ -125,22 +125,22 @@ class EventPlayer:
             self._variant = variant
         if trial == 0:
             self._origin_s = start_s
-            self._turns = turns(self._events)
+            self._changes = changes(self._events)
 
     def play(self) -> None:
         """Carry out what is due; what is seen when something new happens is seen first."""
         self._faults.play()
-        while self._turns and self._planned_s(self._turns[0]) <= time.monotonic():
-            turn = self._turns.pop(0)
-            if turn.begins:
-                self._active.append(turn.event)
-            elif turn.event in self._active:
-                self._active.remove(turn.event)
+        while self._changes and self._planned_s(self._changes[0]) <= time.monotonic():
+            change = self._changes.pop(0)
+            if change.begins:
+                self._active.append(change.event)
+            elif change.event in self._active:
+                self._active.remove(change.event)
             self._carry_out()
-            self._note(turn, time.monotonic())
-            if turn.begins and self._events[turn.event].action == "rank_kill":
+            self._note(change, time.monotonic())
+            if change.begins and self._events[change.event].action == "rank_kill":
                 self.killed_s = time.monotonic()
-                os.kill(self._pid_of_rank(int(self._events[turn.event].target)), signal.SIGKILL)
+                os.kill(self._pid_of_rank(int(self._events[change.event].target)), signal.SIGKILL)
 
     def _carry_out(self) -> None:
         active = [self._events[index] for index in self._active]
@@ -152,15 +152,15 @@ class EventPlayer:
             os.kill(self._paused.pop(host), signal.SIGCONT)
         self._faults.apply(condition(active, self._topology, self._scale))
 
-    def _note(self, turn: Turn, now_s: float | None) -> None:
-        event = self._events[turn.event]
+    def _note(self, change: Change, now_s: float | None) -> None:
+        event = self._events[change.event]
         entry: dict[str, Any] = {
             "variant": self._variant,
-            "event": turn.event,
+            "event": change.event,
             "action": event.action,
             "target": event.target,
-            "begins": turn.begins,
-            "planned_s": turn.at_s,
+            "begins": change.begins,
+            "planned_s": change.at_s,
             "actual_s": None if now_s is None else self._scale.real_s(now_s - self._origin_s),
             "time_s": now_s,
         }
@@ -168,10 +168,10 @@ class EventPlayer:
 
     def finish(self) -> None:
         """The variant's last step is over: everything is undone; what never came stands in the log without a time."""
-        for turn in self._turns:
-            if turn.begins:
-                self._note(turn, None)
-        self._turns = []
+        for change in self._changes:
+            if change.begins:
+                self._note(change, None)
+        self._changes = []
         if self._active:
             self._active.clear()
             self._carry_out()
@@ -179,7 +179,7 @@ class EventPlayer:
 
 
 def events_record(log: Sequence[Mapping[str, Any]], variant: str) -> dict[str, Any]:
-    """What a summary says of a variant's events: how many turns were planned and came, how late at most, real s."""
+    """What a summary says of a variant's events: how many changes were planned and came, how late at most, real s."""
     own = [entry for entry in log if entry["variant"] == variant]
     late = [entry["actual_s"] - entry["planned_s"] for entry in own if entry["actual_s"] is not None]
     return {"planned": len(own), "came": len(late), "late_max_s": max(late, default=0.0)}

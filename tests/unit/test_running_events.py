@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from testbed.config import load_topology
 from testbed.config.events import EventSpec
 from testbed.fabric.faults import Condition
-from testbed.running.events import EventPlayer, condition, events_record, touched, turns
+from testbed.running.events import EventPlayer, changes, condition, events_record, touched
 from testbed.scale import Scale
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -36,7 +36,7 @@ def test_turns_come_in_order_and_ends_before_beginnings() -> None:
         event(action="link_down", target="east-west-0", **{"for": "100 ms", "every": "200 ms", "times": 2}),
         event(at="1.1 s", action="host_pause", target="east1"),
     ]
-    assert [(round(turn.at_s, 9), turn.event, turn.begins) for turn in turns(events)] == [
+    assert [(round(change.at_s, 9), change.event, change.begins) for change in changes(events)] == [
         (1.0, 0, True),
         (1.1, 0, False),
         (1.1, 1, True),
