@@ -19,7 +19,7 @@ from testbed.workload.plan import GroupCollective
 from testbed.workload.plan_traffic import group_traffic
 
 
-class Alone(NamedTuple):
+class Isolated(NamedTuple):
     """What a collective takes with nothing else on the network, and each rank's software of that.
 
     burst_bytes: the most that any connection has to send at once.
@@ -56,7 +56,7 @@ class Folder:
         network: Network,
         itemsize: int,
         tuning: TuningTable,
-        alone: Callable[[GroupCollective, Members, int], Alone],
+        alone: Callable[[GroupCollective, Members, int], Isolated],
     ) -> None:
         self.network, self.itemsize, self.tuning, self.alone = network, itemsize, tuning, alone
         self._known: dict[object, CollectiveFlow | None] = {}

@@ -25,7 +25,7 @@ from testbed.collectives.registry import (
 )
 from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
-from testbed.model.folding import Alone, Folder, software_of
+from testbed.model.folding import Isolated, Folder, software_of
 from testbed.model.waiting import Event, Mailbox
 from testbed.paths.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
@@ -294,7 +294,7 @@ class _Simulation:
 
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
-    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Alone:
+    def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         """What a collective takes, message by message, with nothing else on the network."""
         alone = replace(operation, group=0, after=(), stream="")
         ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
@@ -304,7 +304,7 @@ class _Simulation:
         )
         costs = self.message_s, self.byte_s
         made = _Simulation(plan, self.network, self.itemsize, *costs, False)
-        return Alone(made.run().step_time_s, made.worked_s, made.burst_bytes)
+        return Isolated(made.run().step_time_s, made.worked_s, made.burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
 

@@ -235,13 +235,13 @@ def least_utilisation(
     busiest = solver.NumVar(0.0, solver.infinity(), "busiest")
     parts: dict[tuple[tuple[Path, ...], Path], Any] = {}
     load: dict[tuple[str, str], list[Any]] = defaultdict(list)
-    for number, (ways, own) in enumerate(groups.items()):
+    for number, (between, own) in enumerate(groups.items()):
         size = sum(flow.size_bytes for flow in own)
-        for way, path in enumerate(ways):
-            parts[ways, path] = part = solver.NumVar(0.0, 1.0, f"{number}/{way}")
+        for index, path in enumerate(between):
+            parts[between, path] = part = solver.NumVar(0.0, 1.0, f"{number}/{index}")
             for use in uses[own[0], path]:
                 load[use].append(part * (size / rates[use] / unit))
-        solver.Add(sum(parts[ways, path] for path in ways) == 1)
+        solver.Add(sum(parts[between, path] for path in between) == 1)
     for terms in load.values():
         solver.Add(sum(terms) <= busiest)
     lengths = sum(len(path) * part for (_, path), part in parts.items())
@@ -249,9 +249,9 @@ def least_utilisation(
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
         raise PolicyError("the linear program over the declared flows has no solution")
     shares = {
-        (flow, path): parts[ways, path].solution_value()
-        for ways, own in groups.items()
+        (flow, path): parts[between, path].solution_value()
+        for between, own in groups.items()
         for flow in own
-        for path in ways
+        for path in between
     }
     return shares, busiest.solution_value() * unit
