@@ -25,7 +25,7 @@ from testbed.collectives.registry import (
 )
 from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
-from testbed.model.folding import Isolated, Folder, software_of
+from testbed.model.folding import Folder, Isolated, software_of
 from testbed.model.waiting import Event, Mailbox
 from testbed.paths.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
