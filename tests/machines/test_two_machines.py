@@ -134,9 +134,13 @@ def test_a_run_that_is_stopped_leaves_nothing_on_either_machine(
     )
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
+    said = []
     for line in running.stderr:
+        said.append(line)
         if "step 1 of" in line:
             break
+    else:
+        pytest.fail(f"the run ended before its first step; it said:\n{''.join(said)}")
     pids = first.run("pgrep", "-f", f"testbed run scenarios.*{tmp_path}/run").stdout.split()
     first.run("kill", f"-{int(number)}", pids[0])
     running.communicate(timeout=60)
