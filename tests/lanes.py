@@ -39,7 +39,9 @@ PATIENCE_S, KILL_AFTER_S = 20.0, 20.0
 # For what lanes that have ended had started: until it is told to end, and until it is killed.
 ORPHANS_S = 5.0
 PR_SET_PDEATHSIG = 1
-NOT_ASKED = "left to `make test-all`: after a machine that cannot be reached a tunnel sometimes gets no frames back"
+NOT_ASKED = (
+    "left to `make test-all`: after a machine that cannot be reached a tunnel sometimes gets no frames back"
+)
 GROUPS = Path("/sys/fs/cgroup")
 # Version 1 has a folder for each controller, version 2 one for all.
 GROUP_PREFIX = "testbed-tests-"
