@@ -254,7 +254,7 @@ class Pair:
         if (
             into.number - self._next_match
         ) & _MESSAGE_MASK >= _MOST_AHEAD:  # matched, or else to be matched still
-            del self._messages[into.number]
+            self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
         if into.request is not None:
             into.request.complete()
 
