@@ -22,10 +22,12 @@ from testbed.ranks.host_monitor import HostMonitor, resent_here
 from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.ranks.socket_sampler import SocketSampler
 from testbed.transport import TrafficClass, TransportError
+from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
+BEAT_NS = 10_000_000  # ten of the guest's ticks
 
 
 class Rank:
@@ -132,14 +134,21 @@ class Rank:
         return records
 
     def _agree_on_start(self) -> float:
-        """A moment, not far ahead, that all ranks of this machine agree on: the latest proposal wins."""
+        """A moment, not far ahead, that all ranks of this machine agree on: the latest proposal wins.
+
+        Under the virtual clock a whole BEAT: the kernel's ticks then fall alike in every step, however many times
+        programs have looked at the time before it, and so do the packets that a full queue drops.
+        """
         before = time.monotonic_ns()
         proposal = np.array([before], dtype=np.int64)
         self.communicator.all_reduce(proposal, op="max")
         took_ns = time.monotonic_ns() - before
         margin = np.array([took_ns], dtype=np.int64)
         self.communicator.all_reduce(margin, op="max")
-        return (int(proposal[0]) + 3 * int(margin[0]) + 10_000_000) / 1e9
+        start_ns = int(proposal[0]) + 3 * int(margin[0]) + 10_000_000
+        if clock_here() == "free":
+            start_ns += -start_ns % BEAT_NS
+        return start_ns / 1e9
 
     def _step(self, index: int, step: Step) -> None:
         self.executor.prepare(salt=index * 1000)

@@ -41,6 +41,20 @@ print(computed - began, slept - computed)
     assert time.monotonic() - began_s < 60 * BEHIND_OTHERS
 
 
+def test_to_import_takes_no_time_however_often_locks_look_at_it(person: Person) -> None:
+    """Python looks ten times for each module: what a program imports must not move what comes after."""
+    code = """
+import threading, time
+began = time.monotonic_ns()
+import asyncio, decimal, email.mime.text, sqlite3, unittest.mock, xml.dom.minidom
+lock = threading.Lock()
+for _ in range(10_000):
+    with lock: pass
+print(time.monotonic_ns() - began)
+"""
+    assert int(person.inside(*python(code)).stdout) == 0
+
+
 def test_who_spins_until_a_moment_comes_gets_there(person: Person) -> None:
     code = """
 import time
