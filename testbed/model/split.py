@@ -90,13 +90,14 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
     for rank, operations in enumerate(plan.ranks):
         needs = waits(operations)
         free_s = 0.0
-        for index, operation in enumerate(operations):
-            if not isinstance(operation, Computing):
-                continue
+        computing = [
+            number for number, operation in enumerate(operations) if isinstance(operation, Computing)
+        ]
+        for index in sorted(computing, key=lambda number: spans[rank][number]):  # on several streams, perhaps
             begun_s, end_s = spans[rank][index]
             needed = [number for number in needs[index] if operations[number].stream != COMPUTE]
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
-            compute_s += end_s - begun_s
+            compute_s += max(0.0, end_s - max(begun_s, free_s))
             free_s = max(free_s, end_s)
         timed = (Computing, Pause)
         tail = [index for index, operation in enumerate(operations) if not isinstance(operation, timed)]

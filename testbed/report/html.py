@@ -109,7 +109,7 @@ def _queues(data: RunData) -> list[JsonObject]:
 
 
 def _trainings(data: RunData) -> list[JsonObject]:
-    """Where the time of steps with a schedule went, by variant; shares are of the step's time."""
+    """Where the time of steps went, by variant; shares are of the step's time."""
     found = []
     for variant in data.variants:
         if (training := variant.get("training")) is None:
@@ -124,9 +124,10 @@ def _trainings(data: RunData) -> list[JsonObject]:
         found.append(
             {
                 "name": variant["name"],
+                "schedule": None,  # of steps with `parallelism` alone
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
-                "peak_bytes": max(training["peak_activation_bytes"]),
+                "peak_bytes": max(training.get("peak_activation_bytes", ()), default=0),
             }
         )
     return found

@@ -124,7 +124,8 @@ def merge_variants(
             figures["events"] = own[0].events
         if training := _training(own, steps, scale):
             figures["training"] = training
-            figures["limited_by"] = limited_words(training.measured.document())
+            if training.schedule is not None:
+                figures["limited_by"] = limited_words(training.measured.document())
         variants.append(Variant.model_validate(figures))
     return variants
 
@@ -136,15 +137,17 @@ def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
 
 
 def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training | None:
-    """Of the shard whose step took the median, if ranks had plans; its prediction held against all steps."""
+    """Of the shard whose step took the median; its prediction held against all steps."""
     entries = [(part.step_time_s, number, part.training) for number, part in enumerate(own) if part.training]
     if not entries:
         return None
     _, _, training = sorted(entries, key=lambda entry: entry[:2])[(len(entries) - 1) // 2]
-    measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
-    error = held_against(training.predicted.step_time_s, measured_s)
-    changes = {"predicted": training.predicted.model_copy(update=error)}
-    return training.model_copy(update={**changes, "median_step": middle_step(steps).index})
+    changes: dict[str, Any] = {"median_step": middle_step(steps).index}
+    if training.predicted is not None:
+        measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)
+        error = held_against(training.predicted.step_time_s, measured_s)
+        changes["predicted"] = training.predicted.model_copy(update=error)
+    return training.model_copy(update=changes)
 
 
 def merge_verdicts(verdicts: Sequence[VerdictRecord]) -> VerdictRecord:

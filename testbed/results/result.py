@@ -161,19 +161,24 @@ class CriticalKind(ResultModel):
 
 
 class Training(ResultModel):
-    """Of a step with degrees of parallelism and a schedule. `measured` is the step of median duration."""
+    """What a step's time went to, and who sent what. `measured` is the step of median duration.
 
-    schedule: str
-    microbatches: int
-    stages: int
-    mesh: dict[str, int] = Field(description="Ranks of each dimension that has several.")
+    From `schedule` to `peak_activation_bytes` it is of steps with `parallelism` alone.
+    """
+
+    schedule: str | None = None
+    microbatches: int | None = None
+    stages: int | None = None
+    mesh: dict[str, int] = Field({}, description="Ranks of each dimension that has several.")
     not_emulated: tuple[str, ...] = Field(
-        description="Dimensions within a rank, whose traffic no network carries."
+        (), description="Dimensions within a rank, whose traffic no network carries."
     )
-    predicted: PredictedSplit
+    peak_activation_bytes: tuple[int, ...] = Field((), description="By rank.")
+    predicted: PredictedSplit | None = Field(
+        description="None where the model says nothing of such a scenario."
+    )
     measured: Split
     critical_path: tuple[CriticalKind, ...]
-    peak_activation_bytes: tuple[int, ...] = Field(description="By rank.")
     bytes: dict[str, Bytes] = Field(description="Inside buildings and between them (wan), per step.")
     median_step: int
 

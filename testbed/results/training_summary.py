@@ -1,4 +1,4 @@
-"""What a summary says of a training step with a plan: predicted and measured, what its time went to, who sent what."""
+"""What a summary says of a step's plan: predicted and measured, what its time went to, who sent what."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from testbed.model.dry_run import DryRun
 from testbed.model.split import Spans
 from testbed.results.summary import StepResult, held_against, middle_step
 from testbed.scale import Scale
+from testbed.workload.plan import JobPlan
 
 
 def spans_of(
-    samples: Sequence[Mapping[str, Any]], step: StepResult, training: Training
+    samples: Sequence[Mapping[str, Any]], step: StepResult, plan: JobPlan
 ) -> list[list[tuple[float, float]]]:
     """When each operation of each rank began and ended in one step, in emulated seconds from its start."""
-    found = [[(0.0, 0.0)] * len(own) for own in training.plan.ranks]
+    found = [[(0.0, 0.0)] * len(own) for own in plan.ranks]
     for sample in samples:
         if sample["step"] == step.index and sample["operation"] != "step":
             span = sample["start_s"] - step.start_s, sample["end_s"] - step.start_s
@@ -34,32 +35,43 @@ def training_summary(
     algorithm: str,
     steps: Sequence[StepResult],
     samples: Sequence[Mapping[str, Any]],
-    predicted: Timeline,
+    predicted: Timeline | None,
     scale: Scale,
 ) -> dict[str, Any]:
-    """Of one variant, which has this algorithm, in real units; times of the step of median duration."""
-    training = workload.training
-    assert training is not None
+    """Of one variant, which has this algorithm, in real units; times of the step of median duration.
+
+    predicted: None where the model says nothing of such a scenario.
+    """
     median = middle_step(steps)
-    spans = spans_of(samples, median, training)
-    predicted_s = scale.real_s(predicted.step_time_s)
-    measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
-    mesh = training.mesh
+    spans = spans_of(samples, median, workload.plan)
+    said = None
+    if predicted is not None:
+        measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
+        said = {
+            **held_against(scale.real_s(predicted.step_time_s), measured_s),
+            **_split(split_step(workload.plan, predicted.spans, workload.buildings), scale),
+        }
+    return {
+        **_scheduled(workload.training, spans),
+        "predicted": said,
+        "measured": _split(split_step(workload.plan, spans, workload.buildings), scale),
+        "critical_path": _by_kind(workload.plan, spans, workload.buildings, scale),
+        "bytes": _tiers(workload, algorithm, steps, scale),
+        "median_step": median.index,
+    }
+
+
+def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
+    """What a step with `parallelism` has beyond others: a schedule, a mesh, activations that it keeps."""
+    if training is None:
+        return {}
     return {
         "schedule": training.schedule.name,
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
-        "mesh": {name: count for name, count in mesh.outside.items() if count > 1},
-        "not_emulated": mesh.within_ranks,
-        "predicted": {
-            **held_against(predicted_s, measured_s),
-            **_split(split_step(training.plan, predicted.spans, workload.buildings), scale),
-        },
-        "measured": _split(split_step(training.plan, spans, workload.buildings), scale),
-        "critical_path": _by_kind(training, spans, workload.buildings, scale),
+        "mesh": {name: count for name, count in training.mesh.outside.items() if count > 1},
+        "not_emulated": training.mesh.within_ranks,
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
-        "bytes": _tiers(workload, algorithm, steps, scale),
-        "median_step": median.index,
     }
 
 
@@ -74,12 +86,10 @@ def _split(split: Split, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _by_kind(
-    training: Training, spans: Spans, buildings: Sequence[int], scale: Scale
-) -> list[dict[str, Any]]:
+def _by_kind(plan: JobPlan, spans: Spans, buildings: Sequence[int], scale: Scale) -> list[dict[str, Any]]:
     """Seconds of the critical path by kind, and in how many links of it."""
     found: dict[str, list[float]] = {}
-    for link in critical_path(training.plan, spans, buildings):
+    for link in critical_path(plan, spans, buildings):
         found.setdefault(link.kind, []).append(link.end_s - link.start_s)
     return [
         {"kind": kind, "seconds": scale.real_s(sum(times)), "links": len(times)}
@@ -113,17 +123,11 @@ def _planned(workload: Workload, algorithm: str, scale: Scale) -> dict[str, int]
 
 def prediction(found: DryRun, scale: Scale) -> dict[str, Any]:
     """What the model says of a step, in real units; bytes by tier. Only a step with `parallelism` has memory."""
-    workload, training, spans = found.workload, found.workload.training, found.timeline.spans
-    schedule, memory = {}, {}
-    if training is not None:
-        schedule = {"schedule": training.schedule.name, "not_emulated": training.mesh.within_ranks}
-        peaks = peak_alive(training.plan, spans)
-        memory = {"peak_activation_bytes": [round(peak) for peak in peaks]}
+    workload, spans = found.workload, found.timeline.spans
     return {
-        **schedule,
+        **_scheduled(workload.training, spans),
         "step_time_s": scale.real_s(found.timeline.step_time_s),
         **_split(split_step(workload.plan, spans, workload.buildings), scale),
-        **memory,
         "bytes": _planned(workload, found.algorithm, scale),
     }
 

@@ -272,22 +272,20 @@ class ShardRun:
     ) -> dict[str, Any]:
         """As `ShardVariant` has it."""
         expected = self.job.wan_bytes(algorithm)
-        training, modelled = self.workload.training is not None, not self.job.unmodelled
-        predicted = predict(self.job, algorithm, self._calibration) if training or modelled else None
+        predicted = None if self.job.unmodelled else predict(self.job, algorithm, self._calibration)
         missing = missing_share(self.job, algorithm, self._calibration)
         observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in steps]
         entry = {
             "algorithm": algorithm,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
-            "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted and modelled else None,
+            "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
             "verdict": assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
             "control": asdict(self.scenario.control.resolve()),
-        }
-        if training and predicted is not None:
-            entry["training"] = training_summary(
+            "training": training_summary(
                 self.workload, algorithm, steps, records.samples, predicted, self.scale
-            )
+            ),
+        }
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, algorithm)
         return entry
