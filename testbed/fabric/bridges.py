@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from testbed.config import Building, Clos, Direction, Host, Topology
 from testbed.config.topology import building_network
-from testbed.links.holding import Hold
+from testbed.links.ingress import IngressDelay
 from testbed.links.shaping import Shape
 from testbed.links.wire import LinkWire
 
@@ -48,15 +48,16 @@ class Bridge:
 class Cable:
     """Two ends that are plugged together; `direction` holds for both ways, None for one without any limit.
 
-    early_a, early_b: the network to which the node at that end sends frames on while they come in, None for none.
+    cut_through_a, cut_through_b: the network to which the node at that end sends frames on while they come in; None for
+    none.
     """
 
     a: End
     b: End
     direction: Direction | None
     mac_a: str | None = None
-    early_a: str | None = None
-    early_b: str | None = None
+    cut_through_a: str | None = None
+    cut_through_b: str | None = None
 
     @property
     def name(self) -> str:
@@ -75,12 +76,15 @@ class Cable:
         shape = Shape.of(self.direction)
         return {end: _held(shape) if end[1] == CARD else shape for end in (self.a, self.b)}
 
-    def holds(self) -> dict[End, Hold]:
+    def ingress_delays(self) -> dict[End, IngressDelay]:
         """How frames are held that come in at its ends, where no link engine does it."""
         if self.direction is None or self.takes_time:
             return {}
         rate_bps = self.direction.rate_bps
-        return {self.a: Hold(rate_bps, self.early_a), self.b: Hold(rate_bps, self.early_b)}
+        return {
+            self.a: IngressDelay(rate_bps, self.cut_through_a),
+            self.b: IngressDelay(rate_bps, self.cut_through_b),
+        }
 
     def wire(self, number: int) -> LinkWire:
         """As a link engine takes it; `number` counts those of a fabric."""
@@ -93,8 +97,8 @@ class Cable:
             self.direction,
             node_a=self.a[0],
             node_b=self.b[0],
-            early_a=self.early_a,
-            early_b=self.early_b,
+            cut_through_a=self.cut_through_a,
+            cut_through_b=self.cut_through_b,
         )
 
 
@@ -164,7 +168,7 @@ def cables(topology: Topology) -> Iterator[Cable]:
                 rates[node] = max(rates.get(node, 0.0), cable.direction.rate_bps)
         for cable in own:
             early = [_early(building, cable, node, rates) for node, _ in (cable.a, cable.b)]
-            yield replace(cable, early_a=early[0], early_b=early[1])
+            yield replace(cable, cut_through_a=early[0], cut_through_b=early[1])
 
 
 def _early(building: Building, cable: Cable, node: str, rates: Mapping[str, float]) -> str | None:

@@ -24,9 +24,9 @@ from testbed.fabric.fingerprint import WatchedNamespace
 from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.namespaces_child import keep_files_apart
 from testbed.fabric.tunnel import TunnelSocket, answer
-from testbed.fabric.verify import Place
+from testbed.fabric.verify import NamespaceSettings
 from testbed.links import LinkError
-from testbed.links.holding import Hold
+from testbed.links.ingress import IngressDelay
 from testbed.links.netns import network_namespace
 from testbed.links.process import close_pipes, end_with_parent, wait_or_kill
 from testbed.links.setup import Setup
@@ -87,13 +87,13 @@ class Agent:
         """As `MachineOperations` does."""
         self.operations.apply(Setup(**setup), pid)
 
-    def do_verify(self, place: dict[str, Any]) -> None:
+    def do_verify(self, settings: dict[str, Any]) -> None:
         """As `MachineOperations` does."""
-        self.operations.verify(_place(place))
+        self.operations.verify(_settings(settings))
 
-    def do_verify_offloads(self, place: dict[str, Any]) -> None:
+    def do_verify_offloads(self, settings: dict[str, Any]) -> None:
         """As `MachineOperations` does."""
-        self.operations.verify_offloads(_place(place))
+        self.operations.verify_offloads(_settings(settings))
 
     def do_answer_tunnel(self, interface: str, pid: int, mtu: int) -> None:
         """Answer what comes through a tunnel."""
@@ -117,11 +117,11 @@ class Agent:
 
     def do_watch(self, watched: list[dict[str, Any]], left_out: list[list[str]]) -> None:
         """As `MachineOperations` does."""
-        places = [
+        namespaces = [
             WatchedNamespace(**{**namespace, "interfaces": tuple(namespace["interfaces"])})
             for namespace in watched
         ]
-        self.operations.watch(places, [(place, interface) for place, interface in left_out])
+        self.operations.watch(namespaces, [(name, interface) for name, interface in left_out])
 
     def do_look(self, thorough: bool) -> list[str]:
         """As `MachineOperations` does."""
@@ -189,13 +189,15 @@ def _end(program: subprocess.Popen[str]) -> None:
     close_pipes(program)
 
 
-def _place(data: dict[str, Any]) -> Place:
+def _settings(data: dict[str, Any]) -> NamespaceSettings:
     shapes = {
         name: Shape(**{**shape, "classes": classes_from_json(shape["classes"])})
         for name, shape in data["shapes"].items()
     }
-    holds = {name: Hold(**hold) for name, hold in data["holds"].items()}
-    return Place(**{**data, "interfaces": tuple(data["interfaces"]), "shapes": shapes, "holds": holds})
+    delays = {name: IngressDelay(**delay) for name, delay in data["ingress_delays"].items()}
+    return NamespaceSettings(
+        **{**data, "interfaces": tuple(data["interfaces"]), "shapes": shapes, "ingress_delays": delays}
+    )
 
 
 def main() -> None:

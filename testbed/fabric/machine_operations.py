@@ -11,7 +11,7 @@ from pyroute2 import IPRoute
 
 from testbed.fabric.fingerprint import Fingerprint, WatchedNamespace
 from testbed.fabric.namespaces import Namespaces
-from testbed.fabric.verify import Place, verify, verify_offloads
+from testbed.fabric.verify import NamespaceSettings, verify, verify_offloads
 from testbed.links.counts import NodeCounts, read_node
 from testbed.links.netns import empty_network_namespace, network_namespace
 from testbed.links.setup import Setup
@@ -60,13 +60,13 @@ class MachineOperations:
         """Set it all, in the namespaces of process `pid`."""
         setup.apply(pid)
 
-    def verify(self, place: Place) -> None:
+    def verify(self, settings: NamespaceSettings) -> None:
         """Read a namespace's settings back and compare. FabricError, LinkError."""
-        verify(place)
+        verify(settings)
 
-    def verify_offloads(self, place: Place) -> None:
+    def verify_offloads(self, settings: NamespaceSettings) -> None:
         """Read the offloads back."""
-        verify_offloads(place)
+        verify_offloads(settings)
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """(came in, went out) so far, of an interface in the namespaces of process `pid`."""

@@ -25,7 +25,7 @@ import psutil
 from testbed.fabric.errors import FabricError
 from testbed.fabric.fingerprint import WatchedNamespace
 from testbed.fabric.machine_operations import MachineOperations
-from testbed.fabric.verify import Place
+from testbed.fabric.verify import NamespaceSettings
 from testbed.links import LinkError
 from testbed.links.counts import NodeCounts
 from testbed.links.process import close_pipes, wait_or_kill
@@ -214,13 +214,13 @@ class Machine(MachineOperations):
         """As `MachineOperations` does, on that machine."""
         self.call("apply", setup=dataclasses.asdict(setup), pid=pid)
 
-    def verify(self, place: Place) -> None:
+    def verify(self, settings: NamespaceSettings) -> None:
         """As `MachineOperations` does, on that machine."""
-        self.call("verify", place=dataclasses.asdict(place))
+        self.call("verify", settings=dataclasses.asdict(settings))
 
-    def verify_offloads(self, place: Place) -> None:
+    def verify_offloads(self, settings: NamespaceSettings) -> None:
         """As `MachineOperations` does, on that machine."""
-        self.call("verify_offloads", place=dataclasses.asdict(place))
+        self.call("verify_offloads", settings=dataclasses.asdict(settings))
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """As `MachineOperations` does, on that machine."""

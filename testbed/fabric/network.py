@@ -47,7 +47,7 @@ from testbed.fabric.state import (
     write_private,
 )
 from testbed.fabric.tunnel import TunnelMeasurement
-from testbed.fabric.verify import places
+from testbed.fabric.verify import namespace_settings
 from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
@@ -276,12 +276,12 @@ class Fabric:
         return {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
 
     def _verify(self) -> None:
-        for place in places(self.plan, self.pids):
-            self._operations(place.name).verify(place)
+        for settings in namespace_settings(self.plan, self.pids):
+            self._operations(settings.name).verify(settings)
 
     def _verify_offloads(self) -> None:
-        for place in places(self.plan, self.pids):
-            self._operations(place.name).verify_offloads(place)
+        for settings in namespace_settings(self.plan, self.pids):
+            self._operations(settings.name).verify_offloads(settings)
 
     def _start_engine(self) -> LinkEngine:
         self.engine = engine = engine_of(

@@ -19,7 +19,7 @@ from functools import cached_property
 from testbed.config import Topology, WanLink
 from testbed.controller.edges import EdgePorts
 from testbed.fabric.bridges import Bridge, Cable, End, bridges, cables
-from testbed.links.holding import Hold
+from testbed.links.ingress import IngressDelay
 from testbed.links.shaping import Shape
 from testbed.links.wire import LinkWire
 
@@ -100,15 +100,15 @@ class Plan:
         return {end: shape for cable in self.cables for end, shape in cable.shapes().items()}
 
     @cached_property
-    def holds(self) -> dict[End, Hold]:
+    def ingress_delays(self) -> dict[End, IngressDelay]:
         """How frames are held that come in at (node, interface), where no link engine does it: netem's kernels can."""
         if self.link_engine != "netem":
             return {}
-        return {end: hold for cable in self.cables for end, hold in cable.holds().items()}
+        return {end: delay for cable in self.cables for end, delay in cable.ingress_delays().items()}
 
-    def holds_of(self, node: str) -> dict[str, Hold]:
+    def ingress_delays_of(self, node: str) -> dict[str, IngressDelay]:
         """Of a node's interfaces."""
-        return {interface: hold for (name, interface), hold in self.holds.items() if name == node}
+        return {interface: delay for (name, interface), delay in self.ingress_delays.items() if name == node}
 
     def edge(self, building: str) -> str:
         """Name of a building's edge switch."""

@@ -8,7 +8,7 @@ from testbed.config import MAX_SUBFLOWS, Building, Host, Topology, probe_address
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.fabric.bridges import CARD, Bridge
 from testbed.fabric.plan import HOSTS_NET, Multipath, Plan
-from testbed.links.holding import add_holds
+from testbed.links.ingress import add_ingress_delays
 from testbed.links.setup import Setup
 from testbed.links.shaping import shape_commands
 
@@ -42,7 +42,7 @@ def host_setup(plan: Plan, host: Host) -> Setup:
         setup.ip += _multipath_commands(plan, plan.multipath, host)
     if shape := plan.shapes.get((host.name, CARD)):
         setup.tc += shape_commands(CARD, shape, topology.mtu)
-    add_holds(setup, plan.holds_of(host.name))
+    add_ingress_delays(setup, plan.ingress_delays_of(host.name))
     return setup
 
 
@@ -111,7 +111,7 @@ def bridge_setup(plan: Plan, bridge: Bridge) -> Setup:
         if shape := plan.shapes.get((bridge.name, port.interface)):
             setup.tc += shape_commands(port.interface, shape, mtu)
     setup.ip.append(f"link set dev br0 mtu {mtu} up")
-    add_holds(setup, plan.holds_of(bridge.name))
+    add_ingress_delays(setup, plan.ingress_delays_of(bridge.name))
     return setup
 
 

@@ -15,7 +15,7 @@ from testbed.fabric import setups
 from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
-from testbed.links.holding import EARLY_DEVICE, Hold, device, verify_holds
+from testbed.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, device, verify_ingress_delays
 from testbed.links.offload import switched_on
 from testbed.links.setup import SEGMENTS, known_sysctls, read_sysctl
 from testbed.links.shaped import verify_shapes
@@ -27,11 +27,11 @@ _NONE = {"noqueue", "noop"}
 
 
 @dataclass(frozen=True)
-class Place:
+class NamespaceSettings:
     """A namespace of the fabric and what is to be set there.
 
-    pid: a process in it (None: the root). shapes, holds: of those interfaces that have one. rto_min_ms: of the route
-    to other hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
+    pid: a process in it (None: the root). shapes, ingress_delays: of those interfaces that have one. rto_min_ms: of the
+    route to other hosts, where it is not Linux's own. bridge: the interfaces are ports that neither learn nor flood.
     carried: the kinds of queueing disciplines that the link engine has put on interfaces.
     """
 
@@ -43,17 +43,17 @@ class Place:
     sysctls: Mapping[str, str] = field(default_factory=dict)
     rto_min_ms: int | None = None
     bridge: bool = False
-    holds: Mapping[str, Hold] = field(default_factory=dict)
+    ingress_delays: Mapping[str, IngressDelay] = field(default_factory=dict)
     carried: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
+def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[NamespaceSettings]:
     """Every namespace of a fabric, with what is to be verified in it."""
     mtu = plan.topology.mtu
     carried = _carried(plan)
     edges = tuple(name for edge in plan.edges for name in edge.interfaces)
-    yield Place(ROOT_NAME, None, edges, mtu, carried=carried.get(None, {}))
-    plain = partial(Place, mtu=mtu, sysctls=setups.HOST_SYSCTLS)
+    yield NamespaceSettings(ROOT_NAME, None, edges, mtu, carried=carried.get(None, {}))
+    plain = partial(NamespaceSettings, mtu=mtu, sysctls=setups.HOST_SYSCTLS)
     inner = tuple(name for wire in plan.wires() for name in (wire.inner_a, wire.inner_b))
     wan = planning.WAN_NODE
     yield plain(wan, pids[wan], inner, carried=carried.get(wan, {}))
@@ -70,7 +70,7 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
             ports,
             shapes=own,
             bridge=True,
-            holds=plan.holds_of(name),
+            ingress_delays=plan.ingress_delays_of(name),
             carried=carried.get(name, {}),
         )
     for building in plan.topology.buildings:
@@ -79,7 +79,7 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
     sysctls = {**setups.HOST_SYSCTLS, **setups.buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
-        yield Place(
+        yield NamespaceSettings(
             host.name,
             pids[host.name],
             (CARD,),
@@ -87,7 +87,7 @@ def places(plan: Plan, pids: Mapping[str, int]) -> Iterator[Place]:
             shapes.get(host.name, {}),
             sysctls,
             rto_min_ms,
-            holds=plan.holds_of(host.name),
+            ingress_delays=plan.ingress_delays_of(host.name),
             carried=carried.get(host.name, {}),
         )
 
@@ -97,7 +97,7 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
     found: dict[str | None, dict[str, list[str]]] = {}
     if plan.link_engine != "netem":
         return found
-    wan = found.setdefault(planning.WAN_NODE, {EARLY_DEVICE: ["netem"]})
+    wan = found.setdefault(planning.WAN_NODE, {CUT_THROUGH_DEVICE: ["netem"]})
     for wire in plan.wires():
         for inner, node, outer, direction in (
             (wire.inner_a, wire.node_a, wire.outer_a, wire.a_to_b),
@@ -108,62 +108,62 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
     return found
 
 
-def _verify_disciplines(ipr: IPRoute, place: Place, names: Mapping[int, str]) -> None:
+def _verify_disciplines(ipr: IPRoute, settings: NamespaceSettings, names: Mapping[int, str]) -> None:
     """Interfaces have the queueing disciplines that were asked for, and no others."""
-    asked = {name: list(found) for name, found in place.carried.items()}
-    for interface, shape in place.shapes.items():
+    asked = {name: list(found) for name, found in settings.carried.items()}
+    for interface, shape in settings.shapes.items():
         asked.setdefault(interface, []).extend(kinds(shape))
-    for interface in place.holds:
+    for interface in settings.ingress_delays:
         asked.setdefault(interface, []).append("ingress")
-        asked |= {device(interface): ["netem"], EARLY_DEVICE: ["netem"]}
+        asked |= {device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
     found: dict[str, set[str]] = {}
     for message in ipr.get_qdiscs():
         found.setdefault(names.get(message["index"], ""), set()).add(str(message.get_attr("TCA_KIND")))
     for name in names.values():
-        if place.pid is None and name not in place.interfaces:
+        if settings.pid is None and name not in settings.interfaces:
             continue  # the machine's own
         kept = found.get(name, set()) - _NONE
         if kept != set(asked.get(name, ())):
             raise SettingMismatch(
-                f"{place.name}: {name}",
+                f"{settings.name}: {name}",
                 "queueing disciplines",
                 ", ".join(sorted(asked.get(name, ()))) or "none",
                 ", ".join(sorted(kept)) or "none",
             )
 
 
-def verify_offloads(place: Place) -> None:
+def verify_offloads(settings: NamespaceSettings) -> None:
     """No interface there hands on larger packets than go over the wire. SettingMismatch."""
-    with network_namespace(place.pid):
-        for interface in place.interfaces:
+    with network_namespace(settings.pid):
+        for interface in settings.interfaces:
             if on := switched_on(interface):
-                raise SettingMismatch(f"{place.name}: {interface}", on[0], "off", "on")
+                raise SettingMismatch(f"{settings.name}: {interface}", on[0], "off", "on")
 
 
-def verify(place: Place) -> None:
+def verify(settings: NamespaceSettings) -> None:
     """Rates and queues of NICs, MTUs, kernel parameters, bridge ports. SettingMismatch, LinkError.
 
     What WAN links are set to, the link engine reads back itself.
     """
-    with network_namespace(place.pid), IPRoute() as ipr:
-        if place.shapes:
-            verify_shapes(ipr, place.shapes, place.mtu)
-        verify_holds(ipr, place.holds)
+    with network_namespace(settings.pid), IPRoute() as ipr:
+        if settings.shapes:
+            verify_shapes(ipr, settings.shapes, settings.mtu)
+        verify_ingress_delays(ipr, settings.ingress_delays)
         links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
-        _verify_disciplines(ipr, place, {int(link["index"]): name for name, link in links.items()})
-        if place.rto_min_ms is not None:
-            _verify_rto(ipr, place.name, place.rto_min_ms)
-        for key, value in known_sysctls(place.sysctls).items():
+        _verify_disciplines(ipr, settings, {int(link["index"]): name for name, link in links.items()})
+        if settings.rto_min_ms is not None:
+            _verify_rto(ipr, settings.name, settings.rto_min_ms)
+        for key, value in known_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:
-                raise SettingMismatch(place.name, key, value, found)
-    for interface in place.interfaces:
+                raise SettingMismatch(settings.name, key, value, found)
+    for interface in settings.interfaces:
         mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
-        if mtu != place.mtu:
-            raise SettingMismatch(f"{place.name}: {interface}", "mtu", place.mtu, mtu)
+        if mtu != settings.mtu:
+            raise SettingMismatch(f"{settings.name}: {interface}", "mtu", settings.mtu, mtu)
         if (segments := links[interface].get_attr("IFLA_GSO_MAX_SEGS")) != SEGMENTS:
-            raise SettingMismatch(f"{place.name}: {interface}", "gso_max_segs", SEGMENTS, segments)
-        if place.bridge:
-            _verify_bridge_port(f"{place.name}: {interface}", links[interface])
+            raise SettingMismatch(f"{settings.name}: {interface}", "gso_max_segs", SEGMENTS, segments)
+        if settings.bridge:
+            _verify_bridge_port(f"{settings.name}: {interface}", links[interface])
 
 
 def _verify_rto(ipr: IPRoute, where: str, asked_ms: int) -> None:

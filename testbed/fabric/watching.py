@@ -12,9 +12,9 @@ from testbed.fabric.edge_tables import EdgeTables
 from testbed.fabric.fingerprint import EVERYTHING, WatchedNamespace
 from testbed.fabric.machine_operations import MachineOperations
 from testbed.fabric.plan import WAN_NODE, Plan
-from testbed.fabric.verify import ROOT_NAME, places
+from testbed.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.links import LinkError
-from testbed.links.holding import device
+from testbed.links.ingress import device
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Watch:
     ) -> None:
         self.changes: list[Change] = []
         watched: dict[MachineOperations, list[WatchedNamespace]] = {here: []}
-        for place in places(plan, pids):
-            sends = place.interfaces == (CARD,) or place.pid is None
-            namespace = WatchedNamespace(place.name, place.pid, place.interfaces, sends)
-            watched.setdefault(by_node.get(place.name, here), []).append(namespace)
+        for settings in namespace_settings(plan, pids):
+            sends = settings.interfaces == (CARD,) or settings.pid is None
+            namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, sends)
+            watched.setdefault(by_node.get(settings.name, here), []).append(namespace)
         changing = left_out(plan, links, switches)
         self._machines = list(watched)
         self._tables: EdgeTables | None = None

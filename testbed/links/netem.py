@@ -1,7 +1,7 @@
 """The `netem` link engine: a two-port kernel bridge in the WAN namespace with netem on each port's way out.
 
 Rate and queue are HTB's, on the edges' ports, a frame's own time on the wire is taken where it comes in
-(testbed.links.holding). The netem of the fibre sits neither on the shaped interface (HTB and netem on one
+(testbed.links.ingress). The netem of the fibre sits neither on the shaped interface (HTB and netem on one
 interface hide each other's drops) nor in the sender's namespace (loss there would be seen as local and TCP Small Queues
 would stall). Its packet limit is computed from rate and delay: the default of 1000 packets overruns at 1 Gbit/s beyond
 12 ms. netem lets jitter reorder packets.
@@ -25,7 +25,13 @@ from pyroute2 import IPRoute
 from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
 from testbed.links.errors import LinkError
-from testbed.links.holding import Hold, add_holds, change_command, device, verify_holds
+from testbed.links.ingress import (
+    IngressDelay,
+    add_ingress_delays,
+    change_command,
+    device,
+    verify_ingress_delays,
+)
 from testbed.links.netns import network_namespace
 from testbed.links.ports import isolate, set_up
 from testbed.links.settings import asked_of, compare_settings
@@ -47,7 +53,7 @@ class _DirectionPorts:
     exit: str
     shaper: str
     node: str | None  # in whose namespace the shaper is
-    early_to: str | None  # frames to which are not held for their own time
+    cut_through_to: str | None  # frames to which are not held for their own time
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,11 @@ class NetemEngine:
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
             inner = wire.inner_a, wire.inner_b
-            yield _DirectionPorts((wire.name, "a_to_b"), *inner, wire.outer_a, wire.node_a, wire.early_b)
             yield _DirectionPorts(
-                (wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.early_a
+                (wire.name, "a_to_b"), *inner, wire.outer_a, wire.node_a, wire.cut_through_b
+            )
+            yield _DirectionPorts(
+                (wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.cut_through_a
             )
 
     def _place(self, node: str | None) -> int | None:
@@ -112,7 +120,7 @@ class NetemEngine:
             asked = self._asked[ports.key]
             inner.tc.append(f"qdisc add dev {ports.exit} root {self._netem(ports.key, asked)}")
             outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(asked), self._mtu)
-        add_holds(inner, self._holds(self._asked))
+        add_ingress_delays(inner, self._ingress_delays(self._asked))
         inner.apply(self._pid)
         for node, setup in outer.items():
             setup.apply(self._place(node))
@@ -127,7 +135,7 @@ class NetemEngine:
             if ports.key in asked:
                 new, old = asked[ports.key], Shape.of(before[ports.key])
                 inner.tc.append(f"qdisc change dev {ports.exit} root {self._netem(ports.key, new)}")
-                inner.tc.append(change_command(ports.entry, Hold(new.rate_bps)))
+                inner.tc.append(change_command(ports.entry, IngressDelay(new.rate_bps)))
                 outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(new), self._mtu, now=old)
         inner.apply(self._pid)
         for node, setup in outer.items():
@@ -137,9 +145,12 @@ class NetemEngine:
         compare_settings(asked, self.settings())
         self.verify()
 
-    def _holds(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, Hold]:
+    def _ingress_delays(self, rates: Mapping[tuple[str, str], Direction]) -> dict[str, IngressDelay]:
         """How each direction's frames are held where they come in."""
-        return {ports.entry: Hold(rates[ports.key].rate_bps, ports.early_to) for ports in self._directions()}
+        return {
+            ports.entry: IngressDelay(rates[ports.key].rate_bps, ports.cut_through_to)
+            for ports in self._directions()
+        }
 
     def _netem(self, key: tuple[str, str], asked: Direction) -> str:
         held_s = asked.delay_s + 4 * asked.jitter_s + 0.1
@@ -183,7 +194,7 @@ class NetemEngine:
             )
             if asked.queue_packets:  # the kernel keeps no bytes then
                 found[ports.key] = replace(found[ports.key], queue_bytes=asked.queue_bytes)
-        verify_holds(self._wan_netlink(), self._holds(found))
+        verify_ingress_delays(self._wan_netlink(), self._ingress_delays(found))
         return found
 
     def _wan_netlink(self) -> IPRoute:

@@ -19,8 +19,8 @@ class LinkWire:
     """One WAN link as an engine sees it.
 
     `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers: the ports of
-    the edge switches, or of what else `node_a` and `node_b` name (None: the root namespace). `early_a` and `early_b`:
-    the networks, frames to which reach that end when they begin, not when they are whole; None for none.
+    the edge switches, or of what else `node_a` and `node_b` name (None: the root namespace). `cut_through_a` and
+    `cut_through_b`: the networks, frames to which reach that end when they begin, not when they are whole; or None.
     """
 
     name: str
@@ -32,8 +32,8 @@ class LinkWire:
     b_to_a: Direction
     node_a: str | None = None
     node_b: str | None = None
-    early_a: str | None = None
-    early_b: str | None = None
+    cut_through_a: str | None = None
+    cut_through_b: str | None = None
 
 
 def direction_to_json(direction: Direction) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.controller.view import View
 from testbed.directions import Direction
 from testbed.fabric.bridges import cables
-from testbed.links.holding import EARLY_S
+from testbed.links.ingress import CUT_THROUGH_S
 from testbed.paths.serialisation import HEADER_BYTES, Serialisation, serialisation_of
 
 NETEM = "netem"  # the link engine with which every cable holds frames
@@ -111,9 +111,9 @@ class Paths:
     def _hop(self, name: str, below: str, above: str, *, up: bool, stays: bool) -> Hop:
         cable = self._cables[below, above]
         assert cable.direction is not None
-        early = stays and self._all_hold and (cable.early_b if up else cable.early_a) is not None
+        early = stays and self._all_hold and (cable.cut_through_b if up else cable.cut_through_a) is not None
         if early:
-            return Hop(name, [cable.direction], held=False, early_s=EARLY_S)
+            return Hop(name, [cable.direction], held=False, early_s=CUT_THROUGH_S)
         # what is shaped by itself delays no frame that finds it idle
         return Hop(name, [cable.direction], held=self._all_hold or cable.takes_time)
 

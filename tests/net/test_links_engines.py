@@ -22,7 +22,7 @@ from testbed.config import LossBursts
 from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire
 from testbed.links.command import inside
-from testbed.links.holding import Hold, add_holds
+from testbed.links.ingress import IngressDelay, add_ingress_delays
 from testbed.links.netem import tc_takes_seeds
 from testbed.links.setup import Setup
 from testbed.links.timing import udp_pair
@@ -283,7 +283,7 @@ def test_one_flow_fills_a_queue_that_is_not_its_hosts(engine_kind: str, line: Li
     """Else TCP takes the link's queue for its own card's, and holds back (small queues)."""
     if engine_kind == "netem":  # as at the end of every host's cable in a network
         setup = Setup()
-        add_holds(setup, {"ha": Hold(1e9)})
+        add_ingress_delays(setup, {"ha": IngressDelay(1e9)})
         setup.apply(line.edges.pid)
     forth = direction(rate_bps=50e6, delay_s=0.01, queue_bytes=500_000)  # four bandwidth-delay products
     with (

@@ -10,7 +10,7 @@ import pytest
 from testbed.config import load_topology
 from testbed.fabric.fingerprint import EVERYTHING
 from testbed.fabric.plan import make_plan
-from testbed.fabric.verify import ROOT_NAME, places
+from testbed.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.fabric.watching import left_out
 from testbed.links import SettingMismatch
 from testbed.links.shaped import HtbClass, compare_classes
@@ -40,7 +40,7 @@ def test_of_a_link_that_events_change_both_ends_and_its_fibre_are_left_out() -> 
 def test_of_a_leaf_that_goes_down_its_hosts_are_left_out_as_well() -> None:
     found = left_out(PLAN, [], ["east-leaf"])
     assert {("east-leaf", EVERYTHING), ("east1", EVERYTHING), (ROOT_NAME, "tb1234e0p1")} <= set(found)
-    assert not {place for place, _ in found} & {"west-leaf", "west1", "wan"}
+    assert not {name for name, _ in found} & {"west-leaf", "west1", "wan"}
 
 
 def test_of_an_edge_that_goes_down_its_links_are_left_out_as_well() -> None:
@@ -50,17 +50,17 @@ def test_of_an_edge_that_goes_down_its_links_are_left_out_as_well() -> None:
     assert ("west-leaf", EVERYTHING) not in found
 
 
-def test_places_know_which_queues_the_link_engine_has_put_there() -> None:
+def test_namespaces_know_which_queues_the_link_engine_has_put_there() -> None:
     pids = dict.fromkeys(
         ("wan", *(bridge.name for bridge in PLAN.bridges), "east-probe", "west-probe"), 1
     ) | dict.fromkeys((host.name for host in PLAN.topology.hosts), 1)
-    carried = {place.name: place.carried for place in places(PLAN, pids)}
+    carried = {settings.name: settings.carried for settings in namespace_settings(PLAN, pids)}
     assert carried["wan"]["w0a"] == ["ingress", "netem"]
     assert carried["wan"]["in-w0a"] == ["netem"]
     assert carried[ROOT_NAME]["tb1234e0p3"] == ["bfifo", "htb"]
     assert carried["east1"] == {}
     userspace = dataclasses.replace(PLAN, link_engine="userspace")
-    assert all(not place.carried for place in places(userspace, pids))
+    assert all(not settings.carried for settings in namespace_settings(userspace, pids))
 
 
 def test_every_class_of_htb_is_as_its_command_makes_it() -> None:

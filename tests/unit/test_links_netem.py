@@ -10,7 +10,7 @@ import pytest
 from testbed.config import Direction, LossBursts
 from testbed.directions import QueueClass
 from testbed.links import LinkError, LinkWire, SettingMismatch, netem
-from testbed.links.holding import Hold
+from testbed.links.ingress import IngressDelay
 from testbed.links.netem import NetemEngine
 from testbed.links.setup import Setup
 from testbed.links.shaped import named, read_filters
@@ -58,7 +58,7 @@ class Kernel:
             "lo": {"kind": "noqueue", "dev": "lo"},
         }
         self.shapes = {"p1": Shape(1e9, 1_000_000), "p2": Shape(1e9, 2_000_000)}
-        self.held: dict[str, Hold] = {}  # as asked when read back last
+        self.held: dict[str, IngressDelay] = {}  # as asked when read back last
         self.classes: dict[str, Shape] = {}
 
 
@@ -68,7 +68,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
     monkeypatch.setattr(netem, "read_shape", lambda ipr, interface, filters: made.shapes[interface])
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
-    monkeypatch.setattr(netem, "verify_holds", lambda ipr, holds: made.held.update(holds))
+    monkeypatch.setattr(netem, "verify_ingress_delays", lambda ipr, holds: made.held.update(holds))
     monkeypatch.setattr(
         netem, "verify_classes", lambda ipr, interface, shape, mtu: made.classes.update({interface: shape})
     )
@@ -98,7 +98,7 @@ def test_each_way_is_delayed_where_it_leaves_and_shaped_before_it_enters(kernel:
         assert f"qdisc add dev in-{entry} root netem limit 1000000 rate 125000000bps" in kernel.commands
         led = f"filter add dev {entry} parent ffff: protocol all pref 20 matchall"
         assert f"{led} action mirred egress redirect dev in-{entry}" in kernel.commands
-    assert kernel.held == {"w0a": Hold(1e9), "w0b": Hold(1e9)}
+    assert kernel.held == {"w0a": IngressDelay(1e9), "w0b": IngressDelay(1e9)}
     assert kernel.classes == {"p1": Shape.of(FORTH), "p2": Shape.of(BACK)}
 
 

@@ -22,12 +22,12 @@ from testbed.links.errors import SettingMismatch
 from testbed.links.setup import Setup
 
 PREFIX = "in-"
-EARLY_DEVICE = "early"
+CUT_THROUGH_DEVICE = "early"
 # A cut-through switch needs the header and some time of its own: 0.3 to 0.8 us by data sheets. tc knows no less.
-EARLY_S = 1e-6
+CUT_THROUGH_S = 1e-6
 # What a shaper lets go early waits here: never as much as this, of any rate and of the smallest frames.
 MOST_PACKETS = 1_000_000
-EARLY_PREFERENCE, PREFERENCE = 10, 20
+CUT_THROUGH_PREFERENCE, PREFERENCE = 10, 20
 INGRESS = 0xFFFF0000
 _RATE_UNKNOWN, _RATE64 = 0xFFFFFFFF, 8  # TCA_NETEM_RATE64: where the rate has no room in 32 bits
 _WIDE = struct.Struct("=Q")
@@ -35,14 +35,14 @@ _ATTRIBUTE_HEADER_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Hold:
+class IngressDelay:
     """How long frames are held that come in: their size over `rate_bps`, one after the other.
 
-    early_to: the network, such as "10.3.0.0/16", frames to which go on at once, as a cut-through switch sends them on.
+    cut_through_to: the network, such as "10.3.0.0/16", frames to which go on at once, as from a cut-through switch.
     """
 
     rate_bps: float
-    early_to: str | None = None
+    cut_through_to: str | None = None
 
     @property
     def bytes_per_second(self) -> int:
@@ -55,60 +55,60 @@ def device(interface: str) -> str:
     return PREFIX + interface
 
 
-def add_holds(setup: Setup, holds: Mapping[str, Hold]) -> None:
+def add_ingress_delays(setup: Setup, delays: Mapping[str, IngressDelay]) -> None:
     """Add what holds the frames that come in at interfaces of one namespace."""
-    if any(hold.early_to for hold in holds.values()):
-        setup.ip += _device_commands(EARLY_DEVICE)
+    if any(delay.cut_through_to for delay in delays.values()):
+        setup.ip += _device_commands(CUT_THROUGH_DEVICE)
         setup.tc.append(
-            f"qdisc add dev {EARLY_DEVICE} root netem limit {MOST_PACKETS} delay {EARLY_S * 1e6:g}us"
+            f"qdisc add dev {CUT_THROUGH_DEVICE} root netem limit {MOST_PACKETS} delay {CUT_THROUGH_S * 1e6:g}us"
         )
-    for interface, hold in holds.items():
+    for interface, delay in delays.items():
         setup.ip += _device_commands(device(interface))
         setup.tc += [
-            f"qdisc add dev {device(interface)} root {_netem(hold)}",
+            f"qdisc add dev {device(interface)} root {_netem(delay)}",
             f"qdisc add dev {interface} handle ffff: ingress",
         ]
-        if hold.early_to:
-            match = f"protocol ip pref {EARLY_PREFERENCE} u32 match ip dst {hold.early_to}"
-            setup.tc.append(_redirect(interface, match, EARLY_DEVICE))
+        if delay.cut_through_to:
+            match = f"protocol ip pref {CUT_THROUGH_PREFERENCE} u32 match ip dst {delay.cut_through_to}"
+            setup.tc.append(_redirect(interface, match, CUT_THROUGH_DEVICE))
         setup.tc.append(_redirect(interface, f"protocol all pref {PREFERENCE} matchall", device(interface)))
 
 
-def change_command(interface: str, hold: Hold) -> str:
+def change_command(interface: str, delay: IngressDelay) -> str:
     """For `tc`: what gives the frames that come in from now on another rate."""
-    return f"qdisc change dev {device(interface)} root {_netem(hold)}"
+    return f"qdisc change dev {device(interface)} root {_netem(delay)}"
 
 
 def _device_commands(name: str) -> list[str]:
     return [f"link add {name} type ifb", f"link set dev {name} txqueuelen 1000 up"]
 
 
-def _netem(hold: Hold) -> str:
-    return f"netem limit {MOST_PACKETS} rate {hold.bytes_per_second}bps"  # tc's word for bytes per second
+def _netem(delay: IngressDelay) -> str:
+    return f"netem limit {MOST_PACKETS} rate {delay.bytes_per_second}bps"  # tc's word for bytes per second
 
 
 def _redirect(interface: str, match: str, to: str) -> str:
     return f"filter add dev {interface} parent ffff: {match} action mirred egress redirect dev {to}"
 
 
-def verify_holds(ipr: IPRoute, asked: Mapping[str, Hold]) -> None:
+def verify_ingress_delays(ipr: IPRoute, asked: Mapping[str, IngressDelay]) -> None:
     """Read back from the namespace of `ipr`: every frame in goes to its device, which has the rate. SettingMismatch."""
     if not asked:
         return
     indexes = {link.get_attr("IFLA_IFNAME"): int(link["index"]) for link in ipr.get_links()}
     names = {index: name for name, index in indexes.items()}
-    rates = held_rates(ipr, names)
-    for interface, hold in asked.items():
+    rates = ingress_rates(ipr, names)
+    for interface, delay in asked.items():
         found = rates.get(device(interface))
-        if found != hold.bytes_per_second:
-            raise SettingMismatch(interface, "bytes per second in", hold.bytes_per_second, found)
+        if found != delay.bytes_per_second:
+            raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, found)
         leads = [names.get(index, "nowhere") for index in _redirected(ipr, indexes[interface])]
-        wanted = [*([EARLY_DEVICE] if hold.early_to else []), device(interface)]
+        wanted = [*([CUT_THROUGH_DEVICE] if delay.cut_through_to else []), device(interface)]
         if leads != wanted:
             raise SettingMismatch(interface, "frames in go to", wanted, leads)
 
 
-def held_rates(ipr: IPRoute, names: Mapping[int, str]) -> dict[str, int]:
+def ingress_rates(ipr: IPRoute, names: Mapping[int, str]) -> dict[str, int]:
     """Bytes per second of every netem with a rate, by the name of its interface."""
     return {
         names[message["index"]]: rate
