@@ -17,6 +17,7 @@ from testbed.config.policy import DEFAULT_POLICY
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, Search
+from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import Prediction, predict_all
@@ -154,11 +155,10 @@ class RunningNetwork:
             check: Whether another exit status than 0 raises CalledProcessError.
 
         Raises:
-            ValueError: For a host that there is not.
+            UnknownHost: For a host that there is not; a ValueError.
+            ProgramNotFound: For a program that there is not.
         """
-        if host not in self.hosts:
-            raise ValueError(f"host: got {host!r}, expected one of {', '.join(self.hosts)}")
-        inside = self.fabric.command(host, list(command))
+        inside = command_inside(self.fabric.state, host, command)
         return subprocess.run(inside, capture_output=True, text=True, check=check)
 
 

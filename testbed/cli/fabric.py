@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,12 +18,12 @@ from testbed.config import LossBursts, Topology, load_topology
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.config.shipped import located
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
-from testbed.fabric.errors import FabricError
+from testbed.fabric.entering import command_inside
+from testbed.fabric.errors import need_root
 from testbed.fabric.holder import find, start_background, take_down
 from testbed.fabric.readback import inspect as read_back
-from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
-from testbed.links.command import inside
-from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
+from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
+from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale, command_given
 from testbed.scale import Scale
 
 FabricOption = Annotated[
@@ -99,19 +97,10 @@ def execute(
     fabric: FabricOption = None,
 ) -> None:
     """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
-    if not context.args:
-        raise typer.BadParameter("no command given; write: testbed exec HOST -- COMMAND...")
+    arguments = command_given(context.args)
     state = find(fabric)
-    hosts = [entry["name"] for entry in state.details["hosts"]]
-    if host not in hosts:
-        raise typer.BadParameter(f"unknown host {host!r}; hosts of fabric {state.id}: {', '.join(hosts)}")
-    if os.geteuid() != 0:
-        raise FabricError("entering a host needs root: run it through sudo")
-    if shutil.which(context.args[0]) is None:
-        print(f"testbed exec: {context.args[0]}: command not found", file=sys.stderr)
-        raise typer.Exit(127)
+    command = command_inside(state, host, arguments, "HOST")
     os.environ[ENVIRONMENT_MARK] = state.id
-    command = inside(state.pids[host], context.args)
     os.execvp(command[0], command)
 
 
@@ -171,7 +160,7 @@ def down(
 ) -> None:
     """Take a network down."""
     console = Console(stderr=True, highlight=False)
-    states = [state for state in load_all() if state.owner_alive()] if every else [find(fabric)]
+    states = living() if every else [find(fabric)]
     for state in states:
         take_down(state)
         console.print(f"fabric {state.id} ({state.topology}) is down")
@@ -181,8 +170,7 @@ def clean(
     every: Annotated[bool, typer.Option("--all", help="Also networks and runs that are alive.")] = False,
 ) -> None:
     """Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and nothing else."""
-    if os.geteuid() != 0:
-        raise FabricError("cleaning needs root: run it through sudo")
+    need_root("cleaning")
     console = Console(stderr=True, highlight=False)
     cleaned = clean_abandoned(everything=every)
     for fabric_id, removed in cleaned.items():

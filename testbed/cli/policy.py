@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -15,16 +12,10 @@ from rich.table import Table
 
 from testbed.cli.fabric import FabricOption
 from testbed.cli.options import JsonOption
-from testbed.config.loading import Document, Origin, parse_override
-from testbed.config.model import validate
-from testbed.config.policy import PolicySpec
-from testbed.controller.client import ControllerApi
-from testbed.fabric.errors import FabricError
+from testbed.directions import QueueClass
+from testbed.fabric.changing import change_policy, controller_of, policy_asked
 from testbed.fabric.holder import find
-from testbed.fabric.readback import change_links, engine_of
-from testbed.fabric.state import CONTROLLER_FILE, FabricState
 from testbed.links.wire import classes_from_json
-from testbed.plugins import rooted
 
 SETTINGS = Annotated[
     list[str] | None,
@@ -51,7 +42,7 @@ def show(
     fabric: FabricOption = None,
 ) -> None:
     """Show the policy in force, its rules and its queues."""
-    api = _api(find(fabric))
+    api = controller_of(find(fabric))
     shown = api.show()
     if rules or as_json:
         counted = api.rules()
@@ -72,7 +63,7 @@ def show(
         console.print(f"{name}: {value:.6g}")
     for bridge, count in shown["rules"].items():
         console.print(f"{bridge}: {count} rules")
-    _print_classes(console, shown["classes"])
+    _print_classes(console, classes_from_json(shown["classes"]))
     if rules:
         table = Table("bridge", "priority", "match", "does", "packets", "bytes", "why")
         for bridge, own in counted.items():
@@ -90,31 +81,20 @@ def show(
 
 def change(name: NAME, settings: SETTINGS = None, fabric: FabricOption = None) -> None:
     """Put another policy in force: rules, then queues. Connections go on; if anything is wrong, all stays as it was."""
-    if os.geteuid() != 0:
-        raise FabricError("changing the policy needs root: run it through sudo")
-    asked = _asked(name, settings)
-    state = find(fabric)
-    answer = _api(state).set(asked)
-    classes = classes_from_json(answer["classes"])
-    now = engine_of(state).settings()
-    wan = {link["name"] for link in state.details["wan"]}
-    wanted = {key: replace(direction, classes=classes) for key, direction in now.items() if key[0] in wan}
-    change_links(state, wanted)
-    state.details["policy"] = asked["name"]
-    state.save()
+    changed = change_policy(find(fabric), policy_asked(name, settings or ()))
     console = Console(stderr=True, highlight=False)
     console.print(
-        f"policy {asked['name']}: {answer['rules']} rules, {answer['changed']} of them changed, confirmed in "
-        f"{answer['seconds']:.2f} s"
+        f"policy {changed.name}: {changed.rules} rules, {changed.changed} of them changed, confirmed in "
+        f"{changed.seconds:.2f} s"
     )
-    _print_classes(console, answer["classes"])
+    _print_classes(console, changed.classes)
 
 
 def diff(
     name: NAME, settings: SETTINGS = None, as_json: JsonOption = False, fabric: FabricOption = None
 ) -> None:
     """Show what `policy set` would change, and change nothing."""
-    found = _api(find(fabric)).diff(_asked(name, settings))
+    found = controller_of(find(fabric)).diff(policy_asked(name, settings or ()))
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -127,35 +107,14 @@ def diff(
                 console.print(f"{sign} {bridge}: and {more} more", style=style)
     if not any(changes[key] for changes in found["bridges"].values() for key in changes):
         console.print("the rules would stay as they are")
-    _print_classes(console, found["classes"])
+    _print_classes(console, classes_from_json(found["classes"]))
 
 
-def _api(state: FabricState) -> ControllerApi:
-    path = state.folder / CONTROLLER_FILE
-    try:
-        return ControllerApi(**json.loads(path.read_text()))
-    except PermissionError:
-        raise FabricError("talking to the controller needs root: run it through sudo") from None
-    except FileNotFoundError:
-        raise FabricError(f"fabric {state.id} has no controller that can be talked to") from None
-
-
-def _asked(name: str, settings: list[str] | None) -> dict[str, Any]:
-    """ConfigError names what is wrong with the options."""
-    document = Document("command line", {"name": rooted(name, Path())}, {(): Origin("command line", None)})
-    for setting in settings or ():
-        key, value = parse_override(setting, "command line")
-        document.data[key] = value
-    return validate(PolicySpec, document).to_choice()
-
-
-def _print_classes(console: Console, classes: list[Mapping[str, Any]]) -> None:
+def _print_classes(console: Console, classes: Sequence[QueueClass]) -> None:
     if not classes:
         return
     table = Table("queue", "DSCP", "priority", "share", "limit")
     for entry in classes:
-        dscps = ", ".join(map(str, entry["dscps"])) or "all others"
-        table.add_row(
-            entry["name"], dscps, str(entry["priority"]), f"{entry['share']:.3%}", f"{entry['limit']:.3%}"
-        )
+        dscps = ", ".join(map(str, entry.dscps)) or "all others"
+        table.add_row(entry.name, dscps, str(entry.priority), f"{entry.share:.3%}", f"{entry.limit:.3%}")
     console.print(table)

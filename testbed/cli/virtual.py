@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from testbed.cli.bars import bar_on
-from testbed.config import ConfigError, Problem
-from testbed.running.choosing import guest_settings
+from testbed.running.choosing import command_given, guest_settings
 from testbed.virtual import Ended, Guest, find_image
 from testbed.virtual.build import build as build_kernel
 from testbed.virtual.guest import STALL_TIMEOUT_S
@@ -92,16 +91,13 @@ def execute(
 
     It sees this machine's files, may change them in the guest's memory only, and ends with all it started.
     """
-    if not context.args:
-        raise ConfigError(
-            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
-        )
+    command = command_given(context.args)
     settings = guest_settings(
         memory, cpu_time, seed, stall_timeout, timeout, writable or [], open_vswitch=open_vswitch
     )
     guest = Guest(find_image(), settings)
     ended = guest.run(
-        context.args, Path.cwd(), {key: os.environ[key] for key in ("TERM",) if key in os.environ}, out, err
+        command, Path.cwd(), {key: os.environ[key] for key in ("TERM",) if key in os.environ}, out, err
     )
     err(f"{summary_line(ended)}\n" if sys.stderr.isatty() else "")
     raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)

@@ -111,6 +111,11 @@ def load_all() -> list[FabricState]:
     return entries
 
 
+def living() -> list[FabricState]:
+    """The entries whose owners are alive, whatever their phase, oldest first."""
+    return [state for state in load_all() if state.owner_alive()]
+
+
 def clean(state: FabricState) -> list[str]:
     """Remove everything that belongs to one fabric; returns what was removed, one line each. Harmless when repeated."""
     removed = _kill_processes(state) + _delete_bridges(state.prefix) + _delete_interfaces(state.prefix)

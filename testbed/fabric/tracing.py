@@ -1,4 +1,4 @@
-"""Which way a flow takes through a running fabric, what becomes of its DSCP, and how long it takes: asked with packets.
+"""Which path a flow takes through a running fabric, what becomes of its DSCP, and how long it takes: by packets.
 
 Probe packets made with scapy leave the sending host's card as the flow's own would; whoever forwards by addresses and
 ports treats them alike. Packet sockets on every WAN link's entry and on the receiving host see them pass.
@@ -12,8 +12,13 @@ import socket
 import struct
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from testbed.config import ConfigError, Problem
+from testbed.errors import did_you_mean
+from testbed.fabric.errors import need_root
 from testbed.fabric.state import FabricState
 from testbed.links.netns import network_namespace
 from testbed.links.packets import packet_socket, receive_stamped
@@ -22,6 +27,8 @@ from testbed.links.ready import ready
 PAUSE_S = 0.02
 LAST_WAIT_S = 1.0  # beyond any delay on Earth
 TOKEN_BYTES = 12
+PROTOCOLS = ("udp", "tcp")
+LARGEST_PORT, LARGEST_DSCP = 65_535, 63
 _NUMBER = struct.Struct("!I")
 _TOS_AT, _SOURCE = 15, slice(26, 30)
 
@@ -40,8 +47,9 @@ class Flow:
 class Trace:
     """What became of the packets of one flow.
 
-    `paths` counts those that arrived by the WAN links that they crossed, as (link name, way) in order; `one_way_s` are
-    their times from one host's socket to the other's card, `dscp` counts what they carried when they arrived.
+    `paths` counts those that arrived by the WAN links that they crossed, as (link name, direction) in order;
+    `one_way_s` are their times from one host's socket to the other's card, `dscp` counts what they carried when they
+    arrived.
     """
 
     sent: int = 0
@@ -54,9 +62,39 @@ class Trace:
         """How many packets arrived."""
         return len(self.one_way_s)
 
+    def document(self) -> dict[str, Any]:
+        """Ready for JSON: paths with their packets, most first; times in seconds."""
+        paths = [
+            {
+                "links": [dict(zip(("link", "direction"), link, strict=True)) for link in path],
+                "packets": packets,
+            }
+            for path, packets in self.paths.most_common()
+        ]
+        return {
+            "sent": self.sent,
+            "arrived": self.arrived,
+            "paths": paths,
+            "one_way_s": self.one_way_s,
+            "dscp": dict(self.dscp),
+        }
+
+
+def check_trace(hosts: Sequence[str], source: str, target: str, flow: Flow) -> None:
+    """ConfigError, in the words of the command `probe`, for what cannot be traced between these hosts."""
+    if flow.protocol not in PROTOCOLS:
+        raise _wrong("--protocol", flow.protocol, " or ".join(PROTOCOLS))
+    for argument, host in (("SOURCE", source), ("TARGET", target)):
+        if host not in hosts:
+            raise _wrong(argument, host, f"a host: {did_you_mean(host, hosts)}")
+    if source == target:
+        raise _wrong("TARGET", target, "another host than SOURCE")
+
 
 def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: int) -> Trace:
-    """Send `count` packets of a flow from host to host and watch them. KeyError for unknown hosts."""
+    """Send `count` packets of a flow from host to host and watch them. As root; ConfigError, FabricError."""
+    check_trace([host["name"] for host in state.details["hosts"]], source, target, flow)
+    need_root("probing")
     from scapy.layers.inet import IP, TCP, UDP  # noqa: PLC0415 (takes a second to load)
     from scapy.layers.l2 import Ether  # noqa: PLC0415
     from scapy.packet import Raw  # noqa: PLC0415
@@ -77,6 +115,10 @@ def trace_flow(state: FabricState, source: str, target: str, flow: Flow, count: 
             watch.collect(PAUSE_S)
         watch.collect(LAST_WAIT_S, enough=count)
     return watch.trace
+
+
+def _wrong(field: str, value: str, expected: str) -> ConfigError:
+    return ConfigError([Problem("command line", None, field, value, expected)])
 
 
 class _Watch:

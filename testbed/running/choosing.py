@@ -84,6 +84,15 @@ def choose_network(
     return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, count), chosen), count
 
 
+def command_given(arguments: Sequence[str]) -> list[str]:
+    """A program and its arguments, as they stand after a command's own. ConfigError where there is none."""
+    if not arguments:
+        raise ConfigError(
+            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
+        )
+    return list(arguments)
+
+
 def choose_policy(text: str, where: str = "--policy") -> PolicyChoice:
     """A policy from its name on a command line, without options. ConfigError."""
     try:
