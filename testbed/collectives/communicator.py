@@ -6,41 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from testbed.collectives import late_counts
-from testbed.collectives.carrying import carry_out
-from testbed.collectives.data import NOTHING, Array, Blocks, Operation, PairBlocks
-from testbed.collectives.definitions import ALL_TO_ALL, ALL_TO_ALL_V
+from testbed.collectives.all_to_all import AllToAll
+from testbed.collectives.data import NOTHING, Array
 from testbed.collectives.engine import Engine, Position, Steps
-from testbed.collectives.exchanging import relays_blocks
 from testbed.collectives.messages import COMMUNICATORS, Members
-from testbed.collectives.operations import (
-    check_array,
-    finish,
-    given,
-    operation_named,
-    padded,
-    shares,
-    split_bounds,
-)
-from testbed.collectives.plan import Plan
-from testbed.collectives.registry import (
-    AUTO,
-    Algorithm,
-    Collective,
-    PlanRequest,
-    algorithm_of,
-    collective_of,
-    rows_algorithm_of,
-)
+from testbed.collectives.operations import check_array, finish, given, operation_named
+from testbed.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
-from testbed.transport import BEST_EFFORT, TrafficClass, Transport, TransportError
-
-LARGE_BYTES = 1 << 40
-LARGEST_COUNT = 1 << 36
+from testbed.transport import BEST_EFFORT, TrafficClass, Transport
 
 
-class Communicator(Members):
+class Communicator(AllToAll):
     """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
 
     groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;
@@ -70,8 +47,8 @@ class Communicator(Members):
         buildings = tuple(groups) if groups is not None else (0,) * transport.size
         engine = Engine(transport)
         ranks = range(transport.size)
-        super().__init__(engine, ranks, buildings, timeout_s, traffic or BEST_EFFORT, name, 0)
-        self.tuning = tuning or TuningTable()
+        traffic, tuning = traffic or BEST_EFFORT, tuning or TuningTable()
+        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, 0, tuning)
         self._next_number = [1]  # shared by all split from this one
 
     # ---- groups of ranks
@@ -109,8 +86,8 @@ class Communicator(Members):
             self.traffic if traffic is None else traffic,
             name or self.name,
             int(number[0]),
+            self.tuning,
         )
-        made.tuning = self.tuning
         made._next_number = self._next_number
         return made
 
@@ -280,89 +257,6 @@ class Communicator(Members):
 
         return self._collective("scatter", steps, async_op, timeout_s)
 
-    # ---- exchanges
-
-    def all_to_all_single(
-        self,
-        output: Array,
-        input: Array,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
-        algorithm: str | Algorithm = AUTO,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work:
-        """The i-th share of rank s's `input` into the s-th share of rank i's `output`.
-
-        Split sizes: rows of the first dimension per rank; None: equal shares. What rank s has for i, i must expect.
-        """
-        check_array(output, "output", writes=True)
-        check_array(input, "input", like=output)
-        sends = split_bounds(input, "input", input_split_sizes, self.size)
-        receives = split_bounds(output, "output", output_split_sizes, self.size)
-        inputs, outputs = shares(input, sends), shares(output, receives)
-        if inputs[self.rank].size != outputs[self.rank].size:
-            expected = f"{inputs[self.rank].size} elements for this rank itself, as in input"
-            raise ValueError(f"output_split_sizes: got {outputs[self.rank].size}, expected {expected}")
-        outputs[self.rank][:] = inputs[self.rank]
-        even = input_split_sizes is None and output_split_sizes is None
-        if algorithm == AUTO:
-            # all ranks must choose alike, so not by sizes that they do not share
-            size_bytes = inputs[self.rank].nbytes if even else LARGE_BYTES
-            algorithm = self.tuning.choose("all_to_all", size_bytes, self.groups)
-        plan = self._plan(ALL_TO_ALL, algorithm, 0)
-        relays = relays_blocks(algorithm_of(ALL_TO_ALL, algorithm), self.groups)
-
-        def steps(tag: int, position: Position) -> Steps:
-            counts = np.zeros((self.size, self.size), np.int64)
-            counts[self.rank] = [share.size for share in inputs]
-            if even:
-                counts[:] = counts[self.rank]
-            elif relays:  # who passes on for others must know how much
-                whole = counts.reshape(-1)
-                share = self._plan("all_gather", "far_first", counts[0].nbytes)
-                yield from self._blocks(share, whole, whole, tag, position)
-                self._check_counts(counts, outputs)
-            data = PairBlocks(self.rank, inputs, outputs, counts.reshape(-1).tolist())
-            yield from carry_out(self._group, plan, data, tag + 1, position)
-
-        return self._collective("all_to_all_single", steps, async_op, timeout_s)
-
-    def all_to_all_v_dynamic(
-        self,
-        output: Array,
-        input: Array,
-        input_split_sizes: Sequence[int],
-        algorithm: str = "late_counts",
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work:
-        """All-to-all whose receivers do not know how much comes, as for tokens that a router sends to experts.
-
-        input: rows for rank 0, then for rank 1 and so on, `input_split_sizes` of each. output: (size, M, ...), room for
-        M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
-        Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody: see `late_counts`.
-        """
-        how = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
-        check_array(output, "output", writes=True)
-        check_array(input, "input", like=output)
-        if output.ndim < 2 or output.shape[0] != self.size or output.shape[2:] != input.shape[1:]:
-            expected = f"({self.size}, most rows of any rank, *{input.shape[1:]})"
-            raise ValueError(f"output: got shape {output.shape}, expected {expected}")
-        bounds = split_bounds(input, "input", input_split_sizes, self.size)
-        most = output.shape[1]
-        if max(input_split_sizes) > most:
-            expected = f"at most {most} rows, as output has room for"
-            raise ValueError(f"input_split_sizes: got {max(input_split_sizes)}, expected {expected}")
-        rows = [
-            share.reshape(count, *input.shape[1:])
-            for share, count in zip(shares(input, bounds), input_split_sizes, strict=True)
-        ]
-        travel = [how.sent(count, most) for count in input_split_sizes]
-        rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
-        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how)
-        return self._collective("all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, exchange.come)
-
     # ---- by definition
 
     def collective(
@@ -423,37 +317,3 @@ class Communicator(Members):
                 distance *= 2
 
         return self._collective("barrier", steps, async_op, timeout_s)
-
-    # ---- how
-
-    def _plan(
-        self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
-    ) -> Plan:
-        """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
-        known = collective_of(collective)
-        if algorithm == AUTO:
-            algorithm = self.tuning.choose(known, size_bytes, self.groups)
-        made = algorithm_of(known, algorithm)
-        return made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
-
-    def _blocks(
-        self,
-        plan: Plan,
-        source: Array,
-        target: Array,
-        tag: int,
-        position: Position,
-        operation: Operation | None = None,
-    ) -> Steps:
-        """The plan carried out on blocks of these arrays."""
-        data = Blocks(source, target, plan.bounds(target.size), operation)
-        return carry_out(self._group, plan, data, tag, position)
-
-    def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:
-        """What all ranks say they send to all must make sense, and be what this one expects."""
-        expected = [share.size for share in outputs]
-        if counts.min() < 0 or counts.max() > LARGEST_COUNT or counts[:, self.rank].tolist() != expected:
-            raise TransportError(
-                f"rank {self.transport.rank}: shares announced by the peers: got {counts[:, self.rank].tolist()} "
-                f"elements for this rank, expected {expected}"
-            )

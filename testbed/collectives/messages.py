@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from testbed.collectives.carrying import Group
-from testbed.collectives.data import Array, as_bytes
+from testbed.collectives.carrying import Group, carry_out
+from testbed.collectives.data import Array, Blocks, Operation, as_bytes
 from testbed.collectives.engine import Engine, Position, Steps, Waitable
 from testbed.collectives.operations import check_array
+from testbed.collectives.plan import Plan
+from testbed.collectives.registry import AUTO, Algorithm, Collective, PlanRequest, algorithm_of, collective_of
+from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
 from testbed.transport import TrafficClass
 
@@ -35,7 +38,7 @@ class Members:
     """Ranks of a transport, numbered from 0 in the order of `ranks`, their numbers there; `groups`: their buildings.
 
     traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
-    number: tells their messages from those of other communicators of the same transport.
+    number: tells their messages from those of other communicators of the same transport. tuning: what `auto` goes by.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Members:
         traffic: TrafficClass,
         name: str,
         number: int,
+        tuning: TuningTable,
     ) -> None:
         self.transport = engine.transport
         self.ranks = ranks
@@ -59,6 +63,7 @@ class Members:
         self._engine = engine
         self._group = Group(engine, ranks, traffic)
         self._number = number
+        self.tuning = tuning
         self._sequence = 0
 
     # ---- point to point
@@ -132,6 +137,29 @@ class Members:
         if not 0 <= tag <= LARGEST_TAG:
             raise ValueError(f"tag: got {tag}, expected 0 to 2**32 - 1")
         return _POINT_TO_POINT | self._number << _COMMUNICATOR_BIT | tag
+
+    def _plan(
+        self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
+    ) -> Plan:
+        """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
+        known = collective_of(collective)
+        if algorithm == AUTO:
+            algorithm = self.tuning.choose(known, size_bytes, self.groups)
+        made = algorithm_of(known, algorithm)
+        return made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
+
+    def _blocks(
+        self,
+        plan: Plan,
+        source: Array,
+        target: Array,
+        tag: int,
+        position: Position,
+        operation: Operation | None = None,
+    ) -> Steps:
+        """The plan carried out on blocks of these arrays."""
+        data = Blocks(source, target, plan.bounds(target.size), operation)
+        return carry_out(self._group, plan, data, tag, position)
 
     def _collective(
         self,
