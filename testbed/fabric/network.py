@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
@@ -38,10 +36,10 @@ from testbed.fabric.readback import describe, engine_of, inspect
 from testbed.fabric.selftest import path_excess, try_transfers
 from testbed.fabric.state import (
     CONTROLLER_FILE,
-    ENVIRONMENT_MARK,
     STATE_ROOT,
     FabricState,
     clean,
+    marked,
     process_started,
     register,
     write_private,
@@ -52,6 +50,7 @@ from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
+from testbed.links.process import signals_held
 from testbed.links.settings import asked_of, compare_settings
 from testbed.scale import UNSCALED, Scale
 
@@ -141,7 +140,7 @@ class Fabric:
             self.topology, self._state.prefix, self.scale.time_dilation, self.multipath, self.link_engine
         )
         try:
-            with _marked(self._state.id):
+            with marked(self._state.id):
                 self._build()
         except (LinkError, ControllerError) as error:
             self.down()
@@ -305,7 +304,7 @@ class Fabric:
     def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
         """Take its fingerprint; events change these links and switches. LinkError."""
         assert self.placement is not None
-        with _marked(self.state.id):
+        with marked(self.state.id):
             self._watch = Watch(
                 self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches
             )
@@ -347,7 +346,7 @@ class Fabric:
         """Take everything away; harmless when repeated. Signals wait until it is done."""
         if self._state is None:
             return
-        with _signals_held():
+        with signals_held():
             if self._watch is not None:
                 self._watch.close()
                 self._watch = None
@@ -372,31 +371,3 @@ def _difference(check: Callable[[], None]) -> str | None:
     except LinkError as error:
         return str(error)
     return None
-
-
-@contextlib.contextmanager
-def _marked(fabric_id: str) -> Iterator[None]:
-    """Processes started in this block carry the fabric's mark."""
-    former = os.environ.get(ENVIRONMENT_MARK)
-    os.environ[ENVIRONMENT_MARK] = fabric_id
-    try:
-        yield
-    finally:
-        if former is None:
-            del os.environ[ENVIRONMENT_MARK]
-        else:
-            os.environ[ENVIRONMENT_MARK] = former
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Ctrl-C and SIGTERM that arrive meanwhile take effect after the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, held)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)

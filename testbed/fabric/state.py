@@ -16,6 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,17 @@ def _delete_interfaces(prefix: str) -> list[str]:
                     removed[f"interface {name}"] = None
             time.sleep(0.005)
     return list(removed)
+
+
+@contextlib.contextmanager
+def marked(fabric_id: str) -> Iterator[None]:
+    """Processes started in this block carry the fabric's mark."""
+    former = os.environ.get(ENVIRONMENT_MARK)
+    os.environ[ENVIRONMENT_MARK] = fabric_id
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ[ENVIRONMENT_MARK]
+        else:
+            os.environ[ENVIRONMENT_MARK] = former

@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent."""
+"""Child processes that do not outlive their parent, and signals that wait until something is done."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -35,3 +37,17 @@ def close_pipes(process: subprocess.Popen[Any]) -> None:
         if stream is not None:
             with contextlib.suppress(OSError):
                 stream.close()
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Ctrl-C and SIGTERM that arrive meanwhile take effect after the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
