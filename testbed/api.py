@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import ConfigError, Problem, Scenario, load_scenario, load_topology
+from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
@@ -23,8 +23,7 @@ from testbed.model.calibration import find_calibration
 from testbed.model.predictions import Prediction, predict_all
 from testbed.results.directory import default_path
 from testbed.results.result import Result
-from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale
-from testbed.running.networks import Network
+from testbed.running.choosing import choose_network_without_ranks
 from testbed.running.progress import Progress
 from testbed.running.request import Request
 
@@ -186,12 +185,8 @@ def up(
         >>> with testbed.up("two-buildings") as network:
         ...     print(network.exec("east1", "ping", "-c", "3", "west1").stdout)
     """
-    spec = load_topology(topology)
-    backend = choose_network_backend(None, None)
-    scale = choose_scale(
-        spec.resolve, "auto" if size_scale is None else f"{size_scale:g}", 1.0, backend, ranks=0
-    )
-    network = Network(spec, backend, scale, choose_policy(policy, "policy"))
+    wanted = "auto" if size_scale is None else size_scale
+    network = choose_network_without_ranks(topology, policy, size_scale=wanted, policy_field="policy")
     with network.fabric(seed=1, progress=progress or (lambda line: None)) as fabric:
         yield RunningNetwork(fabric)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -14,16 +13,15 @@ from rich.table import Table
 
 from testbed import doctor
 from testbed.cli.options import AUTO_SCALE, JsonOption, PolicyOption, SizeScaleOption
-from testbed.config import LossBursts, Topology, load_topology
+from testbed.config import LossBursts
 from testbed.config.policy import DEFAULT_POLICY
-from testbed.config.shipped import located
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
 from testbed.fabric.entering import command_inside
 from testbed.fabric.errors import need_root
-from testbed.fabric.holder import find, start_background, take_down
+from testbed.fabric.holder import find, take_down
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
-from testbed.running.choosing import choose_network_backend, choose_policy, choose_scale, command_given
+from testbed.running.choosing import choose_network_without_ranks, command_given
 from testbed.scale import Scale
 
 FabricOption = Annotated[
@@ -63,27 +61,16 @@ def up(
 ) -> None:
     """Build a network and leave it up, for `exec`, `inspect` and your own programs."""
     console = Console(stderr=True, highlight=False)
-    spec = load_topology(topology)
-    chosen = choose_policy(policy)
-    backend = choose_network_backend(link_engine, datapath)
-    scale = choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0)
+    network = choose_network_without_ranks(topology, policy, link_engine, datapath, size_scale)
     for fabric_id, removed in clean_abandoned().items():
         console.print(
             f"removed what fabric {fabric_id}, now without an owner, had left: {len(removed)} items"
         )
-    options = {
-        "policy": chosen.to_data(),
-        "link_engine": backend.link_engine,
-        "datapath": backend.datapath,
-        "scale": dataclasses.asdict(scale),
-    }
-    fabric_id = start_background(
-        located(topology, ("topologies",)).resolve(), options, lambda line: console.print(f"  {line}")
-    )
-    resolved: Topology = spec.resolve(scale)
+    fabric_id = network.start(topology, lambda line: console.print(f"  {line}"))
+    resolved = network.topology.resolve(network.scale)
     console.print(
-        f"{spec.name} is up as fabric {fabric_id}: {len(resolved.hosts)} hosts, {len(resolved.wan)} WAN links"
-        + ("" if scale.is_one else f", {scale}")
+        f"{resolved.name} is up as fabric {fabric_id}: {len(resolved.hosts)} hosts, {len(resolved.wan)} WAN links"
+        + ("" if network.scale.is_one else f", {network.scale}")
     )
     names = ", ".join(host.name for host in resolved.hosts[:8]) + (", ..." if len(resolved.hosts) > 8 else "")
     console.print(

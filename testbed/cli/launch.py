@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import Annotated
 
@@ -11,12 +10,9 @@ from rich.console import Console
 
 from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import AUTO_SCALE, PolicyOption, SizeScaleOption, TopologyOption
-from testbed.config import ConfigError, Problem
 from testbed.config.policy import DEFAULT_POLICY
-from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.job.resolving import endpoints_on, loopback_endpoints
-from testbed.ranks.programs import Programs
 from testbed.running.choosing import choose_network
+from testbed.running.program_run import program_given, run_programs
 
 
 def add_launch_command(app: typer.Typer) -> None:
@@ -41,28 +37,10 @@ def launch(
     what MPI programs (MPICH's) need. Its lines are shown with the rank before them; the exit status is the worst. When
     a rank fails the others are stopped.
     """
-    command = context.args
-    if not command:
-        raise ConfigError(
-            [Problem("command line", None, "COMMAND", "nothing", "a program and its arguments")]
-        )
-    if shutil.which(command[0]) is None:
-        raise ConfigError([Problem("command line", None, "COMMAND", command[0], "a program that there is")])
+    command = program_given(context.args)
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
-    if network is None:
-        with loopback_endpoints(count) as endpoints:
-            status = Programs(command, endpoints, _show).run()
-        raise typer.Exit(status)
-    clean_abandoned()
-    resolved = network.topology.resolve(network.scale)
-    fabric = network.fabric(1, lambda line: console.print(f"  {line}"))
-    with fabric:
-        if not network.scale.is_one:
-            console.print(f"  {network.scale}")
-        endpoints = endpoints_on(resolved, resolved.hosts[:count], fabric.state.pids)
-        environment = {ENVIRONMENT_MARK: fabric.state.id}
-        status = Programs(command, endpoints, _show, environment, fabric.failure).run()
+    status = run_programs(command, network, count, _show, lambda line: console.print(f"  {line}"))
     raise typer.Exit(status)
 
 

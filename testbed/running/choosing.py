@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from testbed import doctor
 from testbed.config import ConfigError, Problem, Scenario, Topology, load_topology
@@ -73,8 +74,7 @@ def choose_network(
             expected = f"{least} to {MOST_LOOPBACK_RANKS}"
             raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
         return None, count
-    chosen = choose_policy(policy)
-    spec = load_topology(path)
+    chosen, spec = choose_policy(policy), load_topology(path)
     backend = choose_network_backend(link_engine, datapath)
     hosts = len(spec.resolve().hosts)
     count = ranks or hosts
@@ -82,6 +82,23 @@ def choose_network(
         expected = f"{least} to {hosts}, as there are hosts"
         raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
     return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, count), chosen), count
+
+
+def choose_network_without_ranks(
+    topology: Path | str | Mapping[str, Any],
+    policy: str,
+    link_engine: str | None = None,
+    datapath: str | None = None,
+    size_scale: float | str = "auto",
+    policy_field: str = "--policy",
+) -> Network:
+    """The network to bring up for programs of anybody; policy_field: what names its policy, for errors.
+
+    size_scale: divides all rates; "auto": the smallest that this host carries. ConfigError, FabricError.
+    """
+    spec, chosen = load_topology(topology), choose_policy(policy, policy_field)
+    backend = choose_network_backend(link_engine, datapath)
+    return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0), chosen)
 
 
 def command_given(arguments: Sequence[str]) -> list[str]:

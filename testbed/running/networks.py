@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from testbed.config import TopologySpec
+from testbed.config.shipped import located
 from testbed.controller import PolicyChoice
+from testbed.fabric.holder import start_background
 from testbed.fabric.network import Fabric
 from testbed.fabric.plan import Multipath
 from testbed.fidelity.capacity import NetworkBackend
@@ -36,3 +39,13 @@ class Network:
             seed=seed,
             progress=progress,
         )
+
+    def start(self, file: Path, progress: Callable[[str], None]) -> str:
+        """Bring it up in a process of its own, which stays: its id. file: its topology's. FabricError."""
+        options = {
+            "policy": self.policy.to_data(),
+            "link_engine": self.backend.link_engine,
+            "datapath": self.backend.datapath,
+            "scale": asdict(self.scale),
+        }
+        return start_background(located(file, ("topologies",)).resolve(), options, progress)

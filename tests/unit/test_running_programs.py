@@ -1,0 +1,79 @@
+"""Networks and programs of anybody: what is settled before anything is built, and ranks on loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import testbed
+from testbed.config import ConfigError
+from testbed.fidelity.capacity import NetworkBackend
+from testbed.running import choosing, networks
+from testbed.running.choosing import choose_network_without_ranks
+from testbed.running.program_run import program_given, run_programs
+
+BACKEND = NetworkBackend("userspace", "netdev")
+
+
+@pytest.fixture(autouse=True)
+def backend_of_any_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "choose_network_backend", lambda link_engine, datapath: BACKEND)
+
+
+def test_a_network_without_ranks_has_what_was_asked_for() -> None:
+    network = choose_network_without_ranks("two-buildings", "ecmp", size_scale="4000")
+    assert (network.topology.name, network.policy.name) == ("two-buildings", "ecmp")
+    assert network.scale.size_scale == 4000
+    assert network.backend == BACKEND
+    assert choose_network_without_ranks("two-buildings", "te", size_scale=4000.0).scale == network.scale
+
+
+def test_a_command_and_python_name_what_does_not_fit_in_their_own_words() -> None:
+    with pytest.raises(ConfigError, match="--policy: got magic"):
+        choose_network_without_ranks("two-buildings", "magic")
+    with pytest.raises(ConfigError, match=r"size_scale: got 0\.5, expected auto or a number of at least 1"):
+        choose_network_without_ranks("two-buildings", "ecmp", size_scale="0.5")
+    with (
+        pytest.raises(ConfigError, match=r"command line: policy: got magic"),
+        testbed.up("two-buildings", policy="magic"),
+    ):
+        pass
+
+
+def test_the_process_that_holds_a_network_is_told_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, dict[str, Any]]] = []
+
+    def start_background(path: Path, options: dict[str, Any], progress: object) -> str:
+        asked.append((path, options))
+        return "ab12"
+
+    monkeypatch.setattr(networks, "start_background", start_background)
+    monkeypatch.chdir(tmp_path)
+    network = choose_network_without_ranks("two-buildings", "ecmp", size_scale="4000")
+    assert network.start(Path("two-buildings"), print) == "ab12"
+    ((path, options),) = asked
+    assert path.is_absolute()
+    assert path.name == "two-buildings.yaml"
+    assert (options["link_engine"], options["datapath"]) == ("userspace", "netdev")
+    assert options["scale"]["size_scale"] == 4000
+    assert options["policy"]["name"] == "ecmp"
+
+
+def test_a_program_is_one_that_there_is() -> None:
+    assert program_given(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    with pytest.raises(ConfigError, match="COMMAND: got no-such-program, expected a program that there is"):
+        program_given(["no-such-program"])
+    with pytest.raises(ConfigError, match="COMMAND: got nothing"):
+        program_given([])
+
+
+def test_ranks_on_loopback_run_to_their_end_and_the_worst_status_is_theirs() -> None:
+    said: set[tuple[int, bool, str]] = set()
+    script = 'echo "$RANK of $WORLD_SIZE"; echo oops >&2; exit $((RANK * 3))'
+    status = run_programs(["sh", "-c", script], None, 2, lambda *line: said.add(line), print)
+    assert status == 3
+    assert said == {(0, False, "0 of 2"), (1, False, "1 of 2"), (0, True, "oops"), (1, True, "oops")}
