@@ -44,7 +44,7 @@ def short(name: str) -> str:
 
 
 REGISTRIES = {
-    "workloads": "testbed.workload.plans:WORKLOADS",
+    "workloads": "testbed.job.workloads:WORKLOADS",
     "schedules": "testbed.workload.schedules:SCHEDULES",
     "collectives": "testbed.collectives.registry:COLLECTIVES",
     "policies": "testbed.controller.policies:POLICIES",

@@ -33,7 +33,14 @@ MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
 COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
-DTYPES = ("float32", "float64")
+ITEMSIZES = {"float32": 4, "float64": 8}
+DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
+DESCRIBED_BY = {
+    PARALLEL: ("parallelism",),
+    DATA_PARALLEL: ("model",),
+    COLLECTIVES: ("collectives", "exchange"),
+}
+"""Names of workloads that go by keys of their own; the first with one of its keys there is what a file describes."""
 
 
 class ModelSpec(Strict):
@@ -124,7 +131,8 @@ class WorkloadSpec(Strict):
     plan: Annotated[str | None, named("workloads")] = Field(
         default=None,
         description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
-        "FILE.py:FUNCTION, which yields every rank's plan.",
+        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives and parallel_training are what "
+        "`model`, `collectives` and `parallelism` describe, and need not be named.",
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What the function of `plan` is called with."
@@ -155,7 +163,7 @@ class WorkloadSpec(Strict):
         description="A table that algorithms named auto go by, as `testbed bench --tune` writes it, of sizes at "
         "`size_scale` 1; default: a rule by size and buildings.",
     )
-    gradient_dtype: Annotated[str, choice("a type", DTYPES)] = Field(
+    gradient_dtype: Annotated[str, choice("a type", tuple(ITEMSIZES))] = Field(
         default="float32", description="Element type of what is reduced or moved."
     )
     bucket_cap_bytes: Size = Field(
@@ -203,8 +211,17 @@ class WorkloadSpec(Strict):
             yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
-        if self.plan is not None:
+        if self.plan is not None and self.plan not in DESCRIBED_BY:
             yield from self._beside_a_plan()
+        else:
+            yield from self._described()
+
+    def _described(self) -> Iterator[Finding]:
+        """The keys that are there describe a workload, and the one that is named where one is."""
+        if self.plan is not None and self.plan != self.kind_described:
+            there = self.kind_described or "nothing to do"
+            expected = f"it with {' or '.join(DESCRIBED_BY[self.plan])}"
+            yield Finding(("plan",), f"{self.plan} with keys of {there}", expected)
             return
         if self.options is not None:
             yield Finding(("options",), "options without a plan", "them with a plan")
@@ -229,6 +246,24 @@ class WorkloadSpec(Strict):
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
                 yield Finding((name,), f"{name} beside a plan", "one of both")
+
+    @property
+    def kind(self) -> str:
+        """Which workload this is, by its name in the registry or of a file: `plan`, or what the other keys describe."""
+        kind = self.plan or self.kind_described
+        assert kind is not None  # by the checks
+        return kind
+
+    @property
+    def kind_described(self) -> str | None:
+        """By the keys that are there, `plan` aside; None where they describe none."""
+        there = (name for name, keys in DESCRIBED_BY.items() if any(getattr(self, key) for key in keys))
+        return next(there, None)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of what is reduced or moved."""
+        return ITEMSIZES[self.gradient_dtype]
 
     @property
     def flops(self) -> float:

@@ -9,7 +9,6 @@ from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.parallelism import ScheduleSpec
 from testbed.job.job import Job, job_of, unmodelled
-from testbed.job.workload import ITEMSIZES
 from testbed.model import Stuck, Timeline, peak_alive
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
@@ -160,7 +159,7 @@ def _memory_bytes(job: Job, timeline: Timeline) -> float | None:
         return None
     peaks = peak_alive(training.plan, timeline.spans)
     positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
-    gradient_bytes = ITEMSIZES[workload.gradient_dtype]
+    gradient_bytes = workload.itemsize
     return max(
         accelerator_bytes(
             workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, positions

@@ -6,17 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from testbed.config import Scenario, Topology
 from testbed.job.declared import Pairs
-from testbed.job.training import Training, training_of
+from testbed.job.training import Training
 from testbed.job.tuning import tuning_of
+from testbed.job.workloads import JobRequest, make_plan
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
-from testbed.workload import plan_alike
 from testbed.workload.added import check_added
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.plans import WorkloadRequest, make_plan
-
-ITEMSIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8}
 
 
 @dataclass(frozen=True)
@@ -78,17 +75,12 @@ def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engin
 
 
 def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str) -> Workload:
-    hosts = scenario.rank_hosts(topology)
-    buildings = tuple(topology.building(host.building).index for host in hosts)
-    itemsize = ITEMSIZES[scenario.workload.gradient_dtype]
-    spec = scenario.workload
-    if spec.parallelism is None:
-        tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
-        if spec.plan is None:
-            return Workload(itemsize, replace(plan_alike(spec, buildings, scale), tuning=tuning))
-        names = tuple(host.building for host in hosts)
-        request = WorkloadRequest(names, spec.gradient_dtype, scale, scenario.seed)
-        plan = make_plan(spec.plan, request, spec.options or {})
-        return Workload(itemsize, replace(plan, buildings=buildings, tuning=tuning))
-    training = training_of(scenario, topology, hosts, scale, itemsize, link_engine)
-    return Workload(itemsize, training.plan, training)
+    spec, request = scenario.workload, JobRequest.of(scenario, topology, scale, link_engine)
+    made = make_plan(spec.kind, request, spec.options or {})
+    training = made if isinstance(made, Training) else None
+    plan = replace(
+        made if isinstance(made, JobPlan) else made.plan,
+        buildings=request.building_indices,
+        tuning=tuning_of(spec.tuning, scenario.name, "workload.tuning", scale),
+    )
+    return Workload(request.itemsize, plan, training and replace(training, plan=plan))

@@ -23,7 +23,6 @@ from testbed.collectives import AUTO, PlanRequest, algorithm_of, collective_of
 from testbed.collectives.plan import Plan, Round
 from testbed.config import Scenario
 from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
-from testbed.job.workload import ITEMSIZES
 from testbed.paths import Members, Network, network_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
@@ -223,7 +222,7 @@ class Screener:
     def _make_work(self, shape: _Shape, chunks: int, local: int) -> _Work | None:
         workload, mesh = self._scenario.workload, shape.mesh
         assert workload.model is not None
-        sizes = replace(Sizes.of(workload, ITEMSIZES[workload.gradient_dtype]), microbatch_size=local)
+        sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
         try:
             stages = model_stages(workload.model, mesh.outside[PIPELINE] * chunks, mesh, sizes)
         except ParallelismError:

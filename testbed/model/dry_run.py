@@ -11,12 +11,11 @@ from testbed.config.units import format_size
 from testbed.job.resolving import modelled_cost
 from testbed.job.training import Training, wrong_workload
 from testbed.job.workload import Workload, workload_of
+from testbed.job.workloads import WORKLOADS, is_added, source_of
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import Stuck, Timeline, simulate
 from testbed.paths import network_of
 from testbed.scale import Scale
-from testbed.workload.plans import WORKLOADS
-from testbed.workload.plans.base import source_of
 
 _known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
 
@@ -63,9 +62,7 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
     try:
         return simulate(plan, network, workload.itemsize, *cost, folded=True)
     except Stuck as error:
-        name = scenario.workload.plan
-        if name is None:
-            raise
+        name = scenario.workload.kind
         raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
 
 
@@ -87,7 +84,7 @@ def check_plan_ends(scenario: Scenario, workload: Workload, scale: Scale) -> Non
     if workload.training is not None:
         dry_run(workload.training)
         check_memory(workload)
-    elif scenario.workload.plan is not None:
+    elif is_added(scenario.workload.kind):
         dry_run_of(scenario, workload, scenario.algorithms[0], scale)
 
 

@@ -31,16 +31,23 @@ if TYPE_CHECKING:
     from testbed.config.workload import ExchangeSpec
 
 
-def plan_alike(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
-    """What ranks in these buildings do in a step: train a model, or the collectives and messages that are named.
+def plan_data_parallel(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
+    """What ranks in these buildings do in a step of training the workload's model, a replica each.
 
     `scale` divides element counts, of which at least one stays, and stretches computing.
     """
     together = _Together(len(buildings))
-    if workload.model is not None:
-        _train(together, workload, scale)
-    else:
-        _named(together, workload, scale)
+    _train(together, workload, scale)
+    return together.plan(buildings, [together.operations] * len(buildings))
+
+
+def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
+    """What ranks in these buildings do where the workload names collectives, and messages that go on beside them.
+
+    scale: as with `plan_data_parallel`.
+    """
+    together = _Together(len(buildings))
+    _named(together, workload, scale)
     ranks = [together.operations] * len(buildings)
     if workload.exchange is not None:
         together.dscps[_EXCHANGE] = workload.exchange.dscp
@@ -57,9 +64,7 @@ def plan_alike(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = 
             else own
             for rank, own in enumerate(ranks)
         ]
-    groups = tuple((EVERYBODY, tuple(range(len(buildings)))) for _ in together.classes)
-    dscps = {kind: dscp for kind, dscp in together.dscps.items() if dscp}
-    return JobPlan(tuple(ranks), groups, dscps=dscps, buildings=tuple(buildings))
+    return together.plan(buildings, ranks)
 
 
 def partners(buildings: Sequence[int]) -> Mapping[int, int]:
@@ -123,6 +128,12 @@ class _Together:
             table=table,
         )
         self.operations = (*self.operations, made)
+
+    def plan(self, buildings: Sequence[int], ranks: Sequence[RankPlan]) -> JobPlan:
+        """Of these operations of each rank, with a group of all for each class of traffic."""
+        groups = tuple((EVERYBODY, tuple(range(self.ranks))) for _ in self.classes)
+        dscps = {kind: dscp for kind, dscp in self.dscps.items() if dscp}
+        return JobPlan(tuple(ranks), groups, dscps=dscps, buildings=tuple(buildings))
 
 
 def _numel(workload: WorkloadSpec, scale: Scale, size_bytes: int, parts: int = 1) -> int:

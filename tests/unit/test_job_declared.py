@@ -16,7 +16,7 @@ from testbed.results.shards import cut
 from testbed.scale import UNSCALED
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
-from testbed.workload import partners, plan_alike
+from testbed.workload import partners, plan_collectives
 from testbed.workload.plan import Computing, GroupCollective, Message
 from testbed.workload.plan_traffic import plan_traffic
 from tests.unit.controller_topologies import edge_ports
@@ -81,7 +81,7 @@ def test_a_pipeline_goes_between_the_first_and_the_last_building_by_place() -> N
     assert partners(buildings) == {0: 3, 3: 0, 1: 4, 4: 1}
     assert partners([0, 0]) == {}
     spec = WorkloadSpec.model_validate({"exchange": {"messages": 3, "size": "40 B"}})
-    sent = plan_traffic(plan_alike(spec, buildings), 4)
+    sent = plan_traffic(plan_collectives(spec, buildings), 4)
     assert sent == {(0, 3): 120, (3, 0): 120, (1, 4): 120, (4, 1): 120}
 
 
@@ -103,7 +103,7 @@ def test_a_workload_of_collectives_becomes_a_plan() -> None:
             },
         }
     )
-    plan = plan_alike(scenario.workload, (0, 0, 1))
+    plan = plan_collectives(scenario.workload, (0, 0, 1))
     alike = (
         Computing("forward", "compute", "forward", (), 0.005),
         GroupCollective(

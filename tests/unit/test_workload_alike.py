@@ -14,7 +14,8 @@ from testbed.workload import (
     Parameter,
     gradient_buckets,
     parameters,
-    plan_alike,
+    plan_collectives,
+    plan_data_parallel,
 )
 from testbed.workload.plan import Computing, GroupCollective, RankPlan
 from testbed.workload.plan_traffic import plan_traffic
@@ -25,7 +26,7 @@ TINY = {"dim": 8, "n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "ffn_dim": 16, "
 
 def training_step(spec: WorkloadSpec, scale: Scale = UNSCALED) -> RankPlan:
     """Of any of two ranks."""
-    plan = plan_alike(spec, (0, 1), scale)
+    plan = plan_data_parallel(spec, (0, 1), scale)
     assert plan.ranks[0] == plan.ranks[1]
     return plan.ranks[0]
 
@@ -34,7 +35,7 @@ def test_an_uneven_all_to_all_announces_its_counts_unless_told_to_pad() -> None:
     sent = {}
     for algorithm, taken in (("auto", "late_counts"), ("padded", "padded")):
         entry = {"collective": "all_to_all_v", "size": "8 KiB", "algorithm": algorithm}
-        plan = plan_alike(WorkloadSpec.model_validate({"collectives": [entry]}), (0,) * 4)
+        plan = plan_collectives(WorkloadSpec.model_validate({"collectives": [entry]}), (0,) * 4)
         (operation,) = plan.ranks[0]
         assert isinstance(operation, GroupCollective)
         assert (operation.numel, operation.algorithm) == (2048, taken)
@@ -47,9 +48,9 @@ def test_an_uneven_all_to_all_announces_its_counts_unless_told_to_pad() -> None:
 def test_collectives_that_name_no_algorithm_take_the_variants() -> None:
     named = {"collective": "all_reduce", "size": "8 KiB", "algorithm": "ring"}
     spec = WorkloadSpec.model_validate({"collectives": [named]})
-    plan = plan_alike(spec, (0, 0, 1, 1))
+    plan = plan_collectives(spec, (0, 0, 1, 1))
     assert plan.using("hierarchical") is plan
-    buckets = plan_alike(workload(model=TINY), (0, 0, 1, 1)).using("hierarchical")
+    buckets = plan_data_parallel(workload(model=TINY), (0, 0, 1, 1)).using("hierarchical")
     assert {op.algorithm for op in buckets.ranks[3] if isinstance(op, GroupCollective)} == {"hierarchical"}
     assert buckets.ranks[0] is buckets.ranks[3]
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config.workload import DESCRIBED_BY
 from testbed.errors import TestbedError
 from testbed.job.job import job_of
+from testbed.job.workloads import WORKLOADS
 from testbed.model.dry_run import dry_runs, workloads_of
 from testbed.scale import Scale
 from testbed.workload.plan import Computing, JobPlan
@@ -47,6 +49,54 @@ def test_local_sgd_crosses_buildings_once_in_its_inner_steps(tmp_path: Path) -> 
 def test_of_several_algorithms_each_is_tried(tmp_path: Path) -> None:
     asked = scenario(tmp_path, {"plan": "local_sgd"}, algorithms="[ring, hierarchical]")
     assert list(dry_runs(asked, Scale())) == ["ring", "hierarchical"]
+
+
+MODEL = {"model": "llama3-8b", "accelerator": "h100", "bucket_cap": "4 GB", "first_bucket_cap": "4 GB"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("data_parallel", MODEL),
+        ("collectives", {"collectives": [{"collective": "all_gather", "size": "1 MB"}], "compute": "1 ms"}),
+        ("collectives", {"exchange": {"messages": 2, "size": "1 MB"}}),
+        ("parallel_training", {**MODEL, "parallelism": {"data_parallel_shard_degree": 4}}),
+    ],
+)
+def test_what_keys_describe_is_a_workload_of_the_registry(
+    tmp_path: Path, kind: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = scenario(tmp_path, keys)
+    assert asked.workload.kind == kind
+    plan = job_of(asked, Scale()).workload.plan
+    assert job_of(scenario(tmp_path, {**keys, "plan": kind}), Scale()).workload.plan == plan
+
+    def other(request: WorkloadRequest) -> JobPlan:
+        builder = PlanBuilder(request)
+        builder.compute(0, "7 ms")
+        return builder.plan()
+
+    monkeypatch.setitem(WORKLOADS._known, kind, other)
+    assert job_of(asked, Scale()).workload.compute_s == pytest.approx(0.007)
+
+
+def test_a_workload_that_is_named_goes_with_its_own_keys(tmp_path: Path) -> None:
+    assert set(DESCRIBED_BY) <= set(WORKLOADS)
+    with pytest.raises(ConfigError, match=r"got data_parallel with keys of nothing to do, expected it with"):
+        scenario(tmp_path, {"plan": "data_parallel"})
+    with pytest.raises(ConfigError, match=r"got collectives with keys of data_parallel, expected it with"):
+        scenario(tmp_path, {**MODEL, "plan": "collectives"})
+
+
+def test_a_function_is_told_of_the_job(tmp_path: Path) -> None:
+    code = """def mine(request):
+    builder = PlanBuilder(request)
+    for rank, host in enumerate(request.hosts):
+        builder.compute(rank, len(request.topology.wan) * 1e-3, name=host.name)
+    return builder.plan()
+"""
+    plan = job_of(scenario(tmp_path, code), Scale()).workload.plan
+    assert [own[0].name for own in plan.ranks] == ["east1", "east2", "west1", "west2"]
 
 
 def test_a_plan_stands_alone(tmp_path: Path) -> None:

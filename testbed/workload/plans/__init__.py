@@ -1,19 +1,10 @@
-"""Workloads: functions that yield every rank's plan, by name or from a file.
+"""What workloads are made with: the request for one, a builder of plans, and the check that all plans pass.
 
-Each registers under its name in the module where it stands. A user's own is one in a file of its own: see
-docs/plugins/workloads.md.
+Workloads themselves are in `testbed.job.workloads`, or in a file of your own: see docs/plugins/workloads.md.
 """
 
-from testbed.workload.plans.base import WORKLOADS, WorkloadRequest, make_plan
+from testbed.workload.plans.base import WorkloadRequest
 from testbed.workload.plans.builder import Mark, PlanBuilder
 from testbed.workload.plans.checking import PlanProblem, check_plan
 
-__all__ = [
-    "WORKLOADS",
-    "Mark",
-    "PlanBuilder",
-    "PlanProblem",
-    "WorkloadRequest",
-    "check_plan",
-    "make_plan",
-]
+__all__ = ["Mark", "PlanBuilder", "PlanProblem", "WorkloadRequest", "check_plan"]

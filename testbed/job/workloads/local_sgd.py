@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from testbed.job.workloads.base import WORKLOADS
 from testbed.workload.plan import JobPlan
-from testbed.workload.plans.base import WORKLOADS, WorkloadRequest
-from testbed.workload.plans.builder import Mark, PlanBuilder
+from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 
 
 @WORKLOADS.register("local_sgd")

@@ -1,0 +1,34 @@
+"""The workloads that a scenario describes by keys of its own: a model, collectives and messages, or parallelism."""
+
+from __future__ import annotations
+
+from testbed.config.workload import COLLECTIVES, DATA_PARALLEL, PARALLEL
+from testbed.job.training import Training, training_of
+from testbed.job.workloads.base import WORKLOADS, JobRequest
+from testbed.workload import plan_collectives, plan_data_parallel
+from testbed.workload.plan import JobPlan
+
+
+@WORKLOADS.register(DATA_PARALLEL)
+def data_parallel(request: JobRequest) -> JobPlan:
+    """Each rank trains a replica of `model`, whose gradients are reduced bucket by bucket."""
+    return plan_data_parallel(request.scenario.workload, request.building_indices, request.scale)
+
+
+@WORKLOADS.register(COLLECTIVES)
+def collectives(request: JobRequest) -> JobPlan:
+    """All ranks do `collectives`, and those of the first and the last building an `exchange` beside them."""
+    return plan_collectives(request.scenario.workload, request.building_indices, request.scale)
+
+
+@WORKLOADS.register(PARALLEL)
+def parallel_training(request: JobRequest) -> Training:
+    """Training that is spread over ranks by `parallelism`, of a `model` or of pipeline stages of one `stage`."""
+    return training_of(
+        request.scenario,
+        request.topology,
+        request.hosts,
+        request.scale,
+        request.itemsize,
+        request.link_engine,
+    )
