@@ -20,8 +20,8 @@ class TestbedError(Exception):
         self, message: str = "", *, where: str = "", got: str = "", expected: str = "", hint: str = ""
     ) -> None:
         self.where, self.got, self.expected, self.hint = where, got, expected, hint
-        place = f"{where}: " if where else ""
-        text = message or f"{place}got {got}, expected {expected}"
+        prefix = f"{where}: " if where else ""
+        text = message or f"{prefix}got {got}, expected {expected}"
         super().__init__(f"{text}\n{hint}" if hint else text)
 
     @property

@@ -16,9 +16,9 @@ from testbed.cli.options import AUTO_SCALE, JsonOption, PolicyOption, SizeScaleO
 from testbed.config import LossBursts
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
+from testbed.fabric.daemon import find, take_down
 from testbed.fabric.entering import command_inside
 from testbed.fabric.errors import need_root
-from testbed.fabric.holder import find, take_down
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
 from testbed.running.choosing import choose_network_without_ranks, command_given

@@ -10,7 +10,7 @@ from rich.console import Console
 from testbed.cli.fabric import FabricOption, direction_row
 from testbed.config import ConfigError, Problem
 from testbed.fabric.changing import change_link, settings_asked
-from testbed.fabric.holder import find
+from testbed.fabric.daemon import find
 from testbed.links.wire import direction_to_json
 
 

@@ -14,7 +14,7 @@ from testbed.cli.fabric import FabricOption
 from testbed.cli.options import JsonOption
 from testbed.directions import QueueClass
 from testbed.fabric.changing import change_policy, controller_of, policy_asked
-from testbed.fabric.holder import find
+from testbed.fabric.daemon import find
 from testbed.links.wire import classes_from_json
 
 SETTINGS = Annotated[

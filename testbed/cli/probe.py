@@ -12,7 +12,7 @@ from rich.console import Console
 from testbed.cli.fabric import FabricOption
 from testbed.cli.options import JsonOption
 from testbed.config.units import format_duration
-from testbed.fabric.holder import find
+from testbed.fabric.daemon import find
 from testbed.fabric.tracing import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
 
 

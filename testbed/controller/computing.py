@@ -143,12 +143,12 @@ def _rules(
             )
         if not 0 <= route.rank <= MAX_RANK:
             raise PolicyError(f"route {route.comment!r}: rank {route.rank}, expected 0 to {MAX_RANK}")
-        place = route.at, route.rank, route.match
-        if place in seen:
-            if seen[place] == route:
+        key = route.at, route.rank, route.match
+        if key in seen:
+            if seen[key] == route:
                 continue
             raise PolicyError(f"two routes at {route.at} for {route.match}: rank tells which one counts")
-        seen[place] = route
+        seen[key] = route
         action = _action(view, route, ports[route.at])
         priority = BUILDING_PRIORITY + route.rank
         by_building[route.at].append(Rule(priority, route.match, (action,), route.comment, table))

@@ -34,13 +34,13 @@ class Difference:
     def replaced(self, flow: Any) -> bool:
         """Whether adding the missing rules overwrites a foreign flow: same table, priority and match."""
         try:
-            place = (flow.table_id, flow.priority, match_of(flow.match))
+            key = (flow.table_id, flow.priority, match_of(flow.match))
         except ValueError:
             return False
-        return place in self._places
+        return key in self._keys
 
     @cached_property
-    def _places(self) -> set[tuple[int, int, Match]]:
+    def _keys(self) -> set[tuple[int, int, Match]]:
         return {(rule.table, rule.priority, rule.match) for rule in self.missing}
 
     def words(self, datapath: Any) -> str:

@@ -33,16 +33,16 @@ class Table:
         # by the host that a rule is for, and the one that it is from; None where it is not for or from one host
         self._rules: dict[tuple[str | None, str | None], list[Rule]] = {}
         for rule in rules:
-            place = _host(rule.match.ipv4_dst), _host(rule.match.ipv4_src)
-            self._rules.setdefault(place, []).append(rule)
+            ends = _host(rule.match.ipv4_dst), _host(rule.match.ipv4_src)
+            self._rules.setdefault(ends, []).append(rule)
 
     def lookup(self, packet: Packet, in_port: int) -> Rule | None:
         """The rule for a packet; None when there is none (the packet is dropped). AmbiguousRulesError."""
         to, come = packet.ipv4_dst, packet.ipv4_src
         matching = [
             rule
-            for place in ((to, come), (to, None), (None, come), (None, None))
-            for rule in self._rules.get(place, ())
+            for ends in ((to, come), (to, None), (None, come), (None, None))
+            for rule in self._rules.get(ends, ())
             if rule.match.covers(in_port, packet)
         ]
         matching.sort(key=lambda rule: -rule.priority)

@@ -119,12 +119,12 @@ def _in_namespace(pid: int) -> list[Capability]:
     veth = inside(pid, ["ip", "link", "add", "tbdoc0", "type", "veth", "peer", "name", "tbdoc1"])
     bridge = inside(pid, ["ip", "link", "add", "tbdoc2", "type", "bridge"])
     # Without a veth the loopback carries the queueing disciplines.
-    places = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
+    interfaces = ("tbdoc0", "tbdoc1") if veth.ok else ("lo", "lo")
     htb = inside(
-        pid, ["tc", "qdisc", "replace", "dev", places[0], "root", "handle", "1:", "htb", "default", "1"]
+        pid, ["tc", "qdisc", "replace", "dev", interfaces[0], "root", "handle", "1:", "htb", "default", "1"]
     )
-    htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", places[0]]).output
-    netem, netem_seen = _netem(pid, places[1])
+    htb_seen = inside(pid, ["tc", "qdisc", "show", "dev", interfaces[0]]).output
+    netem, netem_seen = _netem(pid, interfaces[1])
     return [
         evidence.attempt("veth", veth, hint=MODULE_HINT.format("veth")),
         evidence.attempt("kernel bridge", bridge, hint=MODULE_HINT.format("bridge")),
@@ -138,21 +138,21 @@ def _in_namespace(pid: int) -> list[Capability]:
     ]
 
 
-def _netem(pid: int, place: str) -> tuple[Outcome, str]:
+def _netem(pid: int, interface: str) -> tuple[Outcome, str]:
     """All that the link engine of this name needs, up to the first that fails; and what reads back."""
     commands = (
-        f"tc qdisc replace dev {place} root netem delay 5ms",
+        f"tc qdisc replace dev {interface} root netem delay 5ms",
         "ip link add tbdoc3 type ifb",
         "tc qdisc add dev tbdoc3 root netem rate 1mbit",
-        f"tc qdisc add dev {place} handle ffff: ingress",
-        f"tc filter add dev {place} parent ffff: protocol all matchall"
+        f"tc qdisc add dev {interface} handle ffff: ingress",
+        f"tc filter add dev {interface} parent ffff: protocol all matchall"
         " action mirred egress redirect dev tbdoc3",
     )
     for command in commands:
         done = inside(pid, command.split())
         if not done.ok:
             break
-    return done, inside(pid, ["tc", "qdisc", "show", "dev", place, "root"]).output
+    return done, inside(pid, ["tc", "qdisc", "show", "dev", interface, "root"]).output
 
 
 def _packet_sockets() -> list[Capability]:

@@ -58,14 +58,14 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
         autoSetMacs=False,
     )
     here, operations = placement.here, placement.by_node(plan)
-    place = placement.make_namespaces(plan, _hosts_files(plan, folder))
-    net.addHost(planning.WAN_NODE, ip=None, mac=None, place=place[planning.WAN_NODE], operations=here)
+    pids = placement.make_namespaces(plan, _hosts_files(plan, folder))
+    net.addHost(planning.WAN_NODE, ip=None, mac=None, namespace_pid=pids[planning.WAN_NODE], operations=here)
     for bridge in plan.bridges:
-        where = {"place": place[bridge.name], "operations": operations[bridge.name]}
+        where = {"namespace_pid": pids[bridge.name], "operations": operations[bridge.name]}
         kind = kinds.bridge if operations[bridge.name] is not here else KernelBridge
         net.addSwitch(bridge.name, cls=kind, setup=setups.bridge_setup(plan, bridge), **where)
     for host in plan.topology.hosts:
-        where = {"place": place[host.name], "operations": operations[host.name]}
+        where = {"namespace_pid": pids[host.name], "operations": operations[host.name]}
         kind = kinds.host if operations[host.name] is not here else QuietHost
         net.addHost(host.name, cls=kind, ip=f"{host.ip}/8", mac=host.mac, **where)
     for building, edge in zip(plan.topology.buildings, plan.edges, strict=True):
@@ -83,7 +83,7 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
         )
         net.addLink(net[building.core], switch, intfName1=UPLINK, intfName2=edge.local_interface)
         name = plan.probe(building.name)
-        probe = net.addHost(name, ip=None, mac=None, place=place[name], operations=here)
+        probe = net.addHost(name, ip=None, mac=None, namespace_pid=pids[name], operations=here)
         mac = plan.probe_mac(building.name)
         net.addLink(probe, switch, intfName1=CARD, intfName2=edge.probe_interface, addr1=mac)
         for port in edge.wan:

@@ -34,7 +34,7 @@ class _Point:
 
     link: str
     direction: str
-    place: str
+    end: str
     interface: str
     flow: str
     file: Path
@@ -60,10 +60,10 @@ class Capture:
                 ("a_to_b", wire.inner_a, wire.inner_b),
                 ("b_to_a", wire.inner_b, wire.inner_a),
             ):
-                for place, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
-                    file = self._scratch / f"{wire.name}.{direction}.{place}"
+                for end, interface, flow in (("entry", entry, "in"), ("exit", leave, "out")):
+                    file = self._scratch / f"{wire.name}.{direction}.{end}"
                     if wire.name in wanted:
-                        self._points.append(_Point(wire.name, direction, place, interface, flow, file))
+                        self._points.append(_Point(wire.name, direction, end, interface, flow, file))
         self.records: list[dict[str, Any]] = []
 
     def __enter__(self) -> Capture:
@@ -121,19 +121,19 @@ class Capture:
             assert point.process is not None
             _, said = point.process.communicate(timeout=STOP_TIMEOUT_S)
             dropped = re.search(r"(\d+) packets? dropped by kernel", said)
-            missed[point.link, point.direction, point.place] = int(dropped[1]) if dropped else 0
+            missed[point.link, point.direction, point.end] = int(dropped[1]) if dropped else 0
         if self._points:
             self._folder.mkdir(exist_ok=True)
         for link, direction in dict.fromkeys((point.link, point.direction) for point in self._points):
             own = {
-                point.place: point.file
+                point.end: point.file
                 for point in self._points
                 if (point.link, point.direction) == (link, direction)
             }
             counts = merge(own, self._folder / f"{link}.{direction}{SUFFIX}")
-            for place, packets in counts.items():
-                record = {"link": link, "direction": direction, "place": place, "packets": packets}
-                self.records.append({**record, "missed": missed[link, direction, place]})
+            for end, packets in counts.items():
+                record = {"link": link, "direction": direction, "end": end, "packets": packets}
+                self.records.append({**record, "missed": missed[link, direction, end]})
 
     def _discard(self) -> None:
         for point in self._points:

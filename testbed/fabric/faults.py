@@ -90,5 +90,5 @@ class Faults:
         if name not in fabric.topology.switches:
             fabric.engine.set_carrier(name, up)
             return
-        place, interfaces = fabric.plan.switch_ports(name)
-        set_up(None if place is None else fabric.state.pids[place], interfaces, up)
+        node, interfaces = fabric.plan.switch_ports(name)
+        set_up(None if node is None else fabric.state.pids[node], interfaces, up)

@@ -43,7 +43,7 @@ class Fingerprint:
 
     def __init__(self, watched: Iterable[WatchedNamespace], left_out: Iterable[tuple[str, str]] = ()) -> None:
         self._left_out = frozenset(left_out)
-        self._places: dict[str, Namespace] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._known: dict[str, State] = {}
         self._parameters = Parameters()
         self._values: dict[str, dict[str, str]] = {}
@@ -53,12 +53,12 @@ class Fingerprint:
         try:
             for namespace in watched:
                 own = namespace.pid is None
-                self._places[namespace.name] = Namespace(namespace.pid, namespace.counts if own else None)
+                self._namespaces[namespace.name] = Namespace(namespace.pid, namespace.counts if own else None)
                 self._parameters.add(namespace.name, namespace.pid, None if own else namespace.interfaces)
                 self._values[namespace.name] = (
                     self._parameters.read(namespace.name) if namespace.sends else {}
                 )
-                self._poll.register(self._places[namespace.name].events, select.EPOLLIN)
+                self._poll.register(self._namespaces[namespace.name].events, select.EPOLLIN)
             self._poll.register(self._parameters, select.EPOLLIN)
             self._parameters.written()
         except BaseException:
@@ -67,17 +67,17 @@ class Fingerprint:
 
     def close(self) -> None:
         """Close what is open."""
-        for place in self._places.values():
-            place.close()
+        for namespace in self._namespaces.values():
+            namespace.close()
         self._parameters.close()
         self._poll.close()
-        self._places = {}
+        self._namespaces = {}
 
     def take(self) -> None:
         """What is now is what should be from now on."""
-        for name, place in self._places.items():
-            place.forget_changes()
-            self._known[name] = place.state()
+        for name, namespace in self._namespaces.items():
+            namespace.forget_changes()
+            self._known[name] = namespace.state()
         for _ in self._written():
             pass
 
@@ -88,44 +88,44 @@ class Fingerprint:
         """
         found: list[str] = []
         if self._poll.poll(0):
-            for name, place in self._places.items():
-                found += self._events(name, place)
+            for name, namespace in self._namespaces.items():
+                found += self._events(name, namespace)
             found += self._written()
-        names = list(self._places)
+        names = list(self._namespaces)
         for _ in range(len(names) if thorough else -(-len(names) // TURNS)):
             self._turn = (self._turn + 1) % len(names)
-            found += self._compare(names[self._turn], self._places[names[self._turn]])
+            found += self._compare(names[self._turn], self._namespaces[names[self._turn]])
         if thorough:
             for name, known in self._values.items():
                 found += self._read(name) if known else ()
         return found
 
-    def _events(self, name: str, place: Namespace) -> Iterator[str]:
+    def _events(self, name: str, namespace: Namespace) -> Iterator[str]:
         try:
-            events = place.changes()
+            events = namespace.changes()
         except OSError:
             yield f"{name}: more was changed at once than the kernel could tell"
             return
         for event in events:
-            if words := self._event(name, place, event):
+            if words := self._event(name, namespace, event):
                 yield words
 
-    def _event(self, name: str, place: Namespace, event: Event) -> str | None:
+    def _event(self, name: str, namespace: Namespace, event: Event) -> str | None:
         known, key = self._known[name], event.key
         old, new = known.get(key), None if event.deleted else event.left
         words = None
         if event.offloads and old is not None:
             before = known.get((OFFLOADS, key[1]), b"")
-            now = place.offloads(key[1])
+            now = namespace.offloads(key[1])
             if before == now:
-                words = self._words(name, place, (OFFLOADS, key[1]), "changed for a moment")
+                words = self._words(name, namespace, (OFFLOADS, key[1]), "changed for a moment")
         if new is not None and not lasting(key[0], new) and old is None:
             return words
         if new is None and old is None:
             return words
         if old is not None and new is not None and not objects.differ(key, old, new):
             return words
-        words = self._words(name, place, key, objects.difference(key, old, new), new or old or b"")
+        words = self._words(name, namespace, key, objects.difference(key, old, new), new or old or b"")
         self._told.add((name, key))
         if new is None:
             del known[key]
@@ -133,8 +133,8 @@ class Fingerprint:
             known[key] = new
         return words
 
-    def _compare(self, name: str, place: Namespace) -> Iterator[str]:
-        known, found = self._known[name], place.state()
+    def _compare(self, name: str, namespace: Namespace) -> Iterator[str]:
+        known, found = self._known[name], namespace.state()
         if known == found:
             return
         self._known[name] = found
@@ -145,15 +145,15 @@ class Fingerprint:
             what = objects.difference(key, old, new)
             if what == objects.UNNAMED and (name, key) in self._told:
                 continue  # answers tell in another form what an event has told
-            if words := self._words(name, place, key, what, new or old or b""):
+            if words := self._words(name, namespace, key, what, new or old or b""):
                 yield words
         self._told = {entry for entry in self._told if entry[0] != name}
 
-    def _words(self, name: str, place: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
+    def _words(self, name: str, namespace: Namespace, key: Key, what: str, left: bytes = b"") -> str | None:
         """None for what is left out."""
-        if {(name, place.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
+        if {(name, namespace.names.get(key[1], "")), (name, EVERYTHING)} & self._left_out:
             return None
-        return f"{name}: {objects.name_of(key, left, place.names)}: {what}"
+        return f"{name}: {objects.name_of(key, left, namespace.names)}: {what}"
 
     def _written(self) -> Iterator[str]:
         for name, parameter, value in self._parameters.written():

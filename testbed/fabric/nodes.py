@@ -19,35 +19,36 @@ OVS_TIMEOUT_S = 20
 
 
 class QuickNode(Node):  # type: ignore[misc]  # Mininet has no types
-    """A node whose namespaces are there before it is: process `place` is in them. Its shell starts when it is needed.
+    """A node whose namespaces are there before it is: process `namespace_pid` is in them.
 
-    So `cmd`, `popen` and all else of Mininet's work, and most nodes never start the shell, which takes 8 ms each.
+    Its shell starts when it is needed. So `cmd`, `popen` and all else of Mininet's work, and most nodes never start the
+    shell, which takes 8 ms each.
     """
 
     shell_options = "-cd"  # mnexec's: no open files but the terminal's, and not of this terminal
 
     def __init__(
-        self, name: str, operations: MachineOperations, place: int | None = None, **parameters: Any
+        self, name: str, operations: MachineOperations, namespace_pid: int | None = None, **parameters: Any
     ) -> None:
         self.operations = operations
-        self.place = place
+        self.namespace_pid = namespace_pid
         super().__init__(name, **parameters)
 
     def startShell(self, mnopts: str | None = None) -> None:
         """Note where the node is; Mininet calls this while it makes the node."""
-        self.pid = os.getpid() if self.place is None else self.place
+        self.pid = os.getpid() if self.namespace_pid is None else self.namespace_pid
         self.waiting = False
 
     def need_shell(self) -> None:
         """Start the shell, in the node's namespaces, if it does not run yet."""
         if self.shell:
             return
-        place, apart = self.pid, self.params.get("inNamespace", True)
+        pid, apart = self.pid, self.params.get("inNamespace", True)
         self.inNamespace = False  # its namespaces need not be made
         try:
-            super().startShell(self.shell_options + ("" if self.place is None else f"a{place}"))
+            super().startShell(self.shell_options + ("" if self.namespace_pid is None else f"a{pid}"))
         finally:
-            self.pid, self.inNamespace = place, apart
+            self.pid, self.inNamespace = pid, apart
 
     def cmd(self, *arguments: Any, **options: Any) -> Any:
         """Run a command in the node's shell; returns what it printed."""

@@ -55,12 +55,12 @@ def bottleneck_s(
                     clos.spines * clos.spine_uplink.rate_bps,
                     size_bytes,
                 )
-        place = here.name
-        while place != there.name:
-            onward = hops[place][there.name]
-            forth = sum(link.a_to_b.rate_bps for link in topology.wan if (link.a, link.b) == (place, onward))
-            back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (place, onward))
-            load((place, onward), forth + back, size_bytes)
-            place = onward
+        at = here.name
+        while at != there.name:
+            onward = hops[at][there.name]
+            forth = sum(link.a_to_b.rate_bps for link in topology.wan if (link.a, link.b) == (at, onward))
+            back = sum(link.b_to_a.rate_bps for link in topology.wan if (link.b, link.a) == (at, onward))
+            load((at, onward), forth + back, size_bytes)
+            at = onward
     share = payload_share(topology.mtu)
     return max((count / rates[link] / share for link, count in bits.items()), default=0.0)

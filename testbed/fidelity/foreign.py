@@ -55,8 +55,8 @@ def in_steps(hosts: Sequence[str], steps: Sequence[Mapping[str, Any]], mtu: int)
             # of TCP of others nothing tells the payload from options of our own: so within what packets can be
             size = min(max(bytes_, LEAST_BYTES * packets), mtu * packets) + ETHERNET_BYTES * packets
             row = found.setdefault((hosts[step["rank"]], direction), [0, 0, 0, 0])
-            for place, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
-                row[place] += figure
+            for column, figure in enumerate((packets, size, counted["udp"], counted["icmp"])):
+                row[column] += figure
     return [
         Foreign(host, direction, packets, size, _kinds(packets, udp, icmp))
         for (host, direction), (packets, size, udp, icmp) in found.items()

@@ -101,7 +101,7 @@ class NetemEngine:
                 (wire.name, "b_to_a"), *inner[::-1], wire.outer_b, wire.node_b, wire.cut_through_a
             )
 
-    def _place(self, node: str | None) -> int | None:
+    def _pid_of(self, node: str | None) -> int | None:
         return None if node is None else self._pids[node]
 
     def start(self) -> None:
@@ -123,7 +123,7 @@ class NetemEngine:
         add_ingress_delays(inner, self._ingress_delays(self._asked))
         inner.apply(self._pid)
         for node, setup in outer.items():
-            setup.apply(self._place(node))
+            setup.apply(self._pid_of(node))
         compare_settings(self._asked, self.settings())
         self.verify()
 
@@ -139,7 +139,7 @@ class NetemEngine:
                 outer[ports.node].tc += shape_commands(ports.shaper, Shape.of(new), self._mtu, now=old)
         inner.apply(self._pid)
         for node, setup in outer.items():
-            setup.apply(self._place(node))
+            setup.apply(self._pid_of(node))
         self._asked.update(asked)
         self._doubled |= {key for key, direction in asked.items() if direction.duplicate}
         compare_settings(asked, self.settings())
@@ -184,7 +184,7 @@ class NetemEngine:
             filters = None
             if asked.classes:
                 filters = read_filters(
-                    run_script(self._place(ports.node), [f"tc filter show dev {ports.shaper}"])
+                    run_script(self._pid_of(ports.node), [f"tc filter show dev {ports.shaper}"])
                 )
             shape = read_shape(self._end(ports.node), ports.shaper, filters)
             found[ports.key] = replace(
@@ -207,7 +207,7 @@ class NetemEngine:
     def _end(self, node: str | None) -> IPRoute:
         """Netlink where a link's end is."""
         if node not in self._ends:
-            with network_namespace(self._place(node)):
+            with network_namespace(self._pid_of(node)):
                 self._ends[node] = IPRoute()
         return self._ends[node]
 

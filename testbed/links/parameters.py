@@ -76,11 +76,11 @@ class Parameters:
         self._pids: dict[str, int | None] = {}
         self._folders: dict[str, list[str]] = {}
 
-    def add(self, place: str, pid: int | None, interfaces: Iterable[str] | None) -> None:
+    def add(self, namespace: str, pid: int | None, interfaces: Iterable[str] | None) -> None:
         """Watch the namespace of process `pid` from now on."""
         wanted = folders(interfaces)
         _make_room(len(self._open) + len(wanted))
-        self._pids[place], self._folders[place] = pid, []
+        self._pids[namespace], self._folders[namespace] = pid, []
         with network_namespace(pid):
             for folder in wanted:
                 try:
@@ -88,32 +88,32 @@ class Parameters:
                 except FileNotFoundError:
                     continue  # a kernel without it
                 self._open.append(held)  # or the kernel might forget that the folder is watched
-                self._folders[place].append(folder)
+                self._folders[namespace].append(folder)
                 number = _libc.inotify_add_watch(self._inotify, f"/proc/self/fd/{held}".encode(), _MODIFIED)
                 if number < 0:
                     raise OSError(ctypes.get_errno(), f"inotify: {folder}")
-                self._watched[number] = place, folder
+                self._watched[number] = namespace, folder
 
-    def read(self, place: str) -> dict[str, str]:
+    def read(self, namespace: str) -> dict[str, str]:
         """Those of a namespace by name, but for those of single interfaces."""
         found: dict[str, str] = {}
-        with network_namespace(self._pids[place]):
-            for folder in self._folders[place]:
+        with network_namespace(self._pids[namespace]):
+            for folder in self._folders[namespace]:
                 if folder in OWN:
                     found |= read_folder(folder)
-        return {name: value for name, value in found.items() if self._counts(place, name)}
+        return {name: value for name, value in found.items() if self._counts(namespace, name)}
 
-    def _counts(self, place: str, name: str) -> bool:
+    def _counts(self, namespace: str, name: str) -> bool:
         """Whether it does; the machine's own connections are nobody's business here."""
         shared = not name.startswith("net.ipv4.") or name.removeprefix("net.ipv4.") in MACHINE_WIDE
-        return shared or self._pids[place] is not None
+        return shared or self._pids[namespace] is not None
 
     def fileno(self) -> int:
         """Readable when some were written to."""
         return self._inotify
 
     def written(self) -> list[tuple[str, str, str]]:
-        """(place, name, value now) of each that was written to since the last call, if only as it was."""
+        """(namespace, name, value now) of each that was written to since the last call, if only as it was."""
         found: list[tuple[str, str, str]] = []
         while True:
             try:
@@ -126,12 +126,12 @@ class Parameters:
                 data = data[_EVENT.size + length :]
                 if number not in self._watched or name in LEFT_OUT:
                     continue
-                place, folder = self._watched[number]
-                if not self._counts(place, _name(folder, name)):
+                namespace, folder = self._watched[number]
+                if not self._counts(namespace, _name(folder, name)):
                     continue
-                with network_namespace(self._pids[place]):
+                with network_namespace(self._pids[namespace]):
                     value = _read(f"{ROOT}/{folder}/{name}")
-                found.append((place, _name(folder, name), value or ""))
+                found.append((namespace, _name(folder, name), value or ""))
 
     def close(self) -> None:
         """Close what is open."""

@@ -1,4 +1,4 @@
-"""What a rank sees of its own host while it works: what its network carried beside the rank's messages, standstills."""
+"""What a rank sees of its own host while it works: what its network carried beside the rank's messages, stalls."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class HostMonitor:
         before = self._before
         assert before is not None
         after = HostCounts(read_protocols(), self._sockets.wire_counts())
-        # where nobody looks meanwhile, no standstill shorter than the step is noticed
+        # where nobody looks meanwhile, no stall shorter than the step is noticed
         wait_s = end_s - start_s if isinstance(self._sockets, Unobserved) else self._stall_detector.wait_s
         found: dict[str, Any] = {"traffic": traffic(before, after), "looks_s": wait_s}
-        still = [
+        stalls = [
             {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
             for since_s, until_s in self._stall_detector.gaps
             if until_s > start_s and since_s < end_s
         ]
-        if still:
-            found["stood_still"] = still
+        if stalls:
+            found["stalls"] = stalls
         if self._exact:
             self._stall_detector.wait_s = min(max((end_s - start_s) / LOOKS, SHORTEST_WAIT_S), wait_s)
             self._stall_detector.gap_s = self._stall_detector.wait_s + LATE_S

@@ -33,7 +33,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
     for rank, own in sorted(per_rank.items()):
         communication = [s for s in own if s.operation in COMMUNICATION]
         rows = _rows(communication)
-        numbers = {row: FIRST_COMMUNICATION_STREAM + place for place, row in enumerate(sorted(set(rows)))}
+        numbers = {row: FIRST_COMMUNICATION_STREAM + index for index, row in enumerate(sorted(set(rows)))}
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
         streams |= {number: row for row, number in numbers.items()}
         events.append(_naming("process_name", rank, 0, f"rank {rank}"))
@@ -47,8 +47,8 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
             event = _complete(sample, numbers[row])
             events.append(event)
             if sample.message:
-                place = sample.variant, sample.trial, sample.step, sample.message
-                ends[place][sample.operation == "recv"].append(event)
+                key = sample.variant, sample.trial, sample.step, sample.message
+                ends[key][sample.operation == "recv"].append(event)
     arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
     for number, (sent, came) in enumerate(arrows):
         events.append(_arrow("s", number, sent, sent["ts"]))
@@ -58,10 +58,10 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
 
 def _rows(samples: Sequence[Sample]) -> list[str]:
     """For each its stream, or one of as many rows as are needed."""
-    loose = [place for place, sample in enumerate(samples) if not sample.stream]
-    rows = pack_rows([(samples[place].start_s, samples[place].end_s) for place in loose])
-    names = {place: f"communication {row:02}" for place, row in zip(loose, rows, strict=True)}
-    return [sample.stream or names[place] for place, sample in enumerate(samples)]
+    loose = [index for index, sample in enumerate(samples) if not sample.stream]
+    rows = pack_rows([(samples[index].start_s, samples[index].end_s) for index in loose])
+    names = {index: f"communication {row:02}" for index, row in zip(loose, rows, strict=True)}
+    return [sample.stream or names[index] for index, sample in enumerate(samples)]
 
 
 def write_trace(samples: Iterable[Sample], path: Path) -> Path:

@@ -253,10 +253,10 @@ class Result(ResultModel):
             raise BadResult(f"{file}: {error.strerror}, expected a folder that `testbed run` made") from None
         except ValidationError as error:
             found = error.errors()[0]
-            place = ".".join(map(str, found["loc"]))
+            field = ".".join(map(str, found["loc"]))
             got = "nothing" if found["type"] == "missing" else repr(found["input"])
             expected = f"what this version of testbed writes ({found['msg']})"
-            raise BadResult(f"{file}: {place}: got {got}, expected {expected}") from None
+            raise BadResult(f"{file}: {field}: got {got}, expected {expected}") from None
         except ValueError as error:
             raise BadResult(f"{file}: expected JSON ({error})") from None
         return result.at(folder)

@@ -81,7 +81,7 @@ class Launchers:
     """Those of all machines as one; a context: at its end nothing of them is left."""
 
     def __init__(self, fabric: Fabric, spec: JobSpec, environment: Mapping[str, str]) -> None:
-        machines = {place.rank: fabric.machine_of(place.host) for place in spec.wiring.ranks}
+        machines = {endpoint.rank: fabric.machine_of(endpoint.host) for endpoint in spec.wiring.ranks}
         of: dict[Machine | None, list[int]] = {}
         for rank, machine in machines.items():
             of.setdefault(machine, []).append(rank)

@@ -16,7 +16,7 @@ from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.packet_balance import building_of, grown, packet_balances, timed_cables
-from testbed.fidelity.standing import BaselineTimes, network_as_before, ranks_awake, standstills
+from testbed.fidelity.rank_invariants import BaselineTimes, network_as_before, ranks_awake, stalls
 from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
@@ -121,7 +121,7 @@ class HostEvidence:
         noticed_s = REAL_WAIT_S + REAL_LATE_S
         if self.exact:
             noticed_s = max(sample["looks_s"] for sample in own)
-        return ranks_awake(standstills(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
+        return ranks_awake(stalls(self.hosts, own, pauses), noticed_s, self.exact, sorted(pauses))
 
 
 def why_not_again(events: Sized, background: Sized, topology: Topology) -> str:

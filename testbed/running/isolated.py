@@ -10,7 +10,7 @@ from testbed.collectives import pieces_for
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
-from testbed.fidelity.standing import Attempt, BaselineTimes
+from testbed.fidelity.rank_invariants import Attempt, BaselineTimes
 from testbed.job.resolving import software_cost
 from testbed.job.wiring import Wiring
 from testbed.paths.alpha_beta import (

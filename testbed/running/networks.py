@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.config import TopologySpec
 from testbed.config.shipped import located
 from testbed.controller import PolicyChoice
-from testbed.fabric.holder import start_background
+from testbed.fabric.daemon import start_background
 from testbed.fabric.network import Fabric
 from testbed.fabric.plan import Multipath
 from testbed.fidelity.capacity import NetworkBackend

@@ -173,9 +173,9 @@ class ShardRun:
 
     def _job_spec(self, fabric: Fabric) -> JobSpec:
         scenario = self.scenario
-        places = endpoints_on(self.topology, self.hosts, fabric.pids)
+        endpoints = endpoints_on(self.topology, self.hosts, fabric.pids)
         return JobSpec(
-            wiring=replace(self.job.wiring, ranks=tuple(places)),
+            wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
             dtype=scenario.workload.gradient_dtype,
             plan=self.workload.plan,
             steps=plan_steps(

@@ -22,7 +22,7 @@ EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traf
 class Operation:
     """name: for records. stream: of its rank. kind: what time waited for it is booked as.
 
-    after: places in the rank's plan of what must be done before it starts, beside what is before it on its stream.
+    after: indices in the rank's plan of what must be done before it starts, beside what is before it on its stream.
     """
 
     name: str

@@ -23,7 +23,7 @@ def test_a_run_captures_both_ends_of_each_direction(tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / "out/captures").iterdir()}
     assert files == {"north-south-0.a_to_b.pcapng", "north-south-0.b_to_a.pcapng"}
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
-    assert [(entry["place"], entry["missed"]) for entry in manifest["captures"]] == [
+    assert [(entry["end"], entry["missed"]) for entry in manifest["captures"]] == [
         ("entry", 0),
         ("exit", 0),
     ] * 2
@@ -31,7 +31,7 @@ def test_a_run_captures_both_ends_of_each_direction(tmp_path: Path) -> None:
     with PcapNgReader(str(tmp_path / "out/captures/north-south-0.a_to_b.pcapng")) as reader:
         packets = list(reader)
     counts = Counter(packet.sniffed_on for packet in packets)
-    recorded = {entry["place"]: entry["packets"] for entry in manifest["captures"][:2]}
+    recorded = {entry["end"]: entry["packets"] for entry in manifest["captures"][:2]}
     assert counts == recorded
     # its queue drops what slow start sends too much; what left had entered, 5 ms and its time on the wire before
     entered = {bytes(packet): float(packet.time) for packet in packets if packet.sniffed_on == "entry"}

@@ -15,7 +15,7 @@ from testbed.fidelity.building_invariants import conservation_in_buildings
 from testbed.fidelity.foreign import Foreign, in_steps, no_foreign_traffic, outside_steps
 from testbed.fidelity.invariants import Conservation
 from testbed.fidelity.packet_balance import building_of, grown, packet_balances
-from testbed.fidelity.standing import Attempt, BaselineTimes, network_as_before, ranks_awake, standstills
+from testbed.fidelity.rank_invariants import Attempt, BaselineTimes, network_as_before, ranks_awake, stalls
 from testbed.links.counts import NodeCounts, PortCounts
 from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
 from testbed.ranks.host_monitor import HostCounts, traffic
@@ -278,27 +278,27 @@ STILL = [{"at_s": 0.1, "for_s": 0.22}]
 
 
 def test_a_rank_that_stood_still_is_named_with_when_and_how_long() -> None:
-    steps = [step(0), step(1, stood_still=STILL)]
-    found = ranks_awake(standstills(HOSTS, steps, {}), 0.02, exact=True)
+    steps = [step(0), step(1, stalls=STILL)]
+    found = ranks_awake(stalls(HOSTS, steps, {}), 0.02, exact=True)
     assert found.ok is False
     assert found.severity == "untrusted"
     assert (
         "Rank 1 on east2 stood still in trial 0, 100 ms after its start, for 200 to 220 ms." in found.sentence
     )
-    short = [step(1, stood_still=[{"at_s": 0.1, "for_s": 0.009}], looks_s=0.008)]
-    assert ranks_awake(standstills(HOSTS, short, {}), 0.02, exact=True).severity == "caution"
-    quiet = ranks_awake(standstills(HOSTS, [step(0)], {}), 0.02, exact=True)
+    short = [step(1, stalls=[{"at_s": 0.1, "for_s": 0.009}], looks_s=0.008)]
+    assert ranks_awake(stalls(HOSTS, short, {}), 0.02, exact=True).severity == "caution"
+    quiet = ranks_awake(stalls(HOSTS, [step(0)], {}), 0.02, exact=True)
     assert quiet.ok is True
     assert quiet.measured == "never"
 
 
 def test_by_the_real_clock_a_little_is_allowed() -> None:
-    steps = [step(1, stood_still=[{"at_s": 0.1, "for_s": 0.101}], looks_s=0.06)]
-    assert ranks_awake(standstills(HOSTS, steps, {}), 0.1, exact=False).ok is True
-    assert ranks_awake(standstills(HOSTS, [step(1, stood_still=STILL)], {}), 0.1, exact=False).ok is False
+    steps = [step(1, stalls=[{"at_s": 0.1, "for_s": 0.101}], looks_s=0.06)]
+    assert ranks_awake(stalls(HOSTS, steps, {}), 0.1, exact=False).ok is True
+    assert ranks_awake(stalls(HOSTS, [step(1, stalls=STILL)], {}), 0.1, exact=False).ok is False
 
 
-def test_a_pause_that_the_scenario_asks_for_is_no_standstill() -> None:
+def test_a_pause_that_the_scenario_asks_for_is_no_stall() -> None:
     log = [
         {"action": "host_pause", "target": "east2", "begins": True, "time_s": 5.09},
         {"action": "host_pause", "target": "east2", "begins": False, "time_s": 5.31},
@@ -307,14 +307,14 @@ def test_a_pause_that_the_scenario_asks_for_is_no_standstill() -> None:
     ]
     pauses = pauses_of(log)
     assert pauses == {"east2": [(5.09, 5.31)]}
-    own = standstills(HOSTS, [step(1, stood_still=STILL)], pauses)
+    own = stalls(HOSTS, [step(1, stalls=STILL)], pauses)
     found = ranks_awake(own, 0.02, exact=True, paused=sorted(pauses))
     assert found.ok is True
     assert found.sentence.endswith("Left out, as the scenario has them stand still: east2.")
-    other = standstills(HOSTS, [step(0, stood_still=STILL)], pauses)
+    other = stalls(HOSTS, [step(0, stalls=STILL)], pauses)
     assert ranks_awake(other, 0.02, exact=True).ok is False
     open_ended = pauses_of(log[:1])
-    assert standstills(HOSTS, [step(1, stood_still=STILL)], open_ended) == []
+    assert stalls(HOSTS, [step(1, stalls=STILL)], open_ended) == []
 
 
 def attempts(*took_s: float) -> list[Attempt]:

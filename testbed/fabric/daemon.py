@@ -1,6 +1,6 @@
 """The process behind `testbed up`: builds a fabric, keeps it up, takes it down on SIGTERM.
 
-`start_background` starts it detached from the terminal and waits for its word. The holder watches the fabric's parts;
+`start_background` starts it detached from the terminal and waits for its word. The daemon watches the fabric's parts;
 when one breaks, the fabric stays for a look, its state says `failed` and why.
 """
 
@@ -34,8 +34,8 @@ DOWN_TIMEOUT_S = 20.0
 def start_background(path: Path, options: dict[str, Any], progress: Callable[[str], None]) -> str:
     """Bring a topology file up in a process of its own; returns the fabric's id. FabricError when it cannot."""
     request = json.dumps({"path": str(path), "options": options})
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "testbed.fabric.holder"],
+    daemon = subprocess.Popen(
+        [sys.executable, "-m", "testbed.fabric.daemon"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -43,30 +43,30 @@ def start_background(path: Path, options: dict[str, Any], progress: Callable[[st
         start_new_session=True,
         cwd="/",
     )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    assert holder.stderr is not None
+    assert daemon.stdin is not None
+    assert daemon.stdout is not None
+    assert daemon.stderr is not None
     try:
-        holder.stdin.write(request + "\n")
-        holder.stdin.flush()
-        for line in holder.stdout:
+        daemon.stdin.write(request + "\n")
+        daemon.stdin.flush()
+        for line in daemon.stdout:
             event = json.loads(line)
             if "progress" in event:
                 progress(event["progress"])
             elif "up" in event:
                 return str(event["up"])
             else:
-                holder.wait()
+                daemon.wait()
                 raise FabricError(event["error"])
-        holder.wait()
-        raise FabricError(f"the fabric's process ended early: {holder.stderr.read().strip()[-500:]}")
+        daemon.wait()
+        raise FabricError(f"the fabric's process ended early: {daemon.stderr.read().strip()[-500:]}")
     except BaseException:
         with contextlib.suppress(ProcessLookupError):
-            holder.terminate()  # it takes down what it has built so far
-        holder.wait()
+            daemon.terminate()  # it takes down what it has built so far
+        daemon.wait()
         raise
     finally:
-        for stream in (holder.stdin, holder.stdout, holder.stderr):
+        for stream in (daemon.stdin, daemon.stdout, daemon.stderr):
             stream.close()
 
 

@@ -38,7 +38,7 @@ class BaselineTimes:
 
 
 @dataclass(frozen=True)
-class Standstill:
+class Stall:
     """A rank did not run, though it would have: from `at_s` after a step's start on, for `least_s` to `most_s`."""
 
     rank: int
@@ -50,11 +50,11 @@ class Standstill:
     step_s: float
 
 
-def standstills(
+def stalls(
     hosts: Sequence[str],
     steps: Sequence[Mapping[str, Any]],
     pauses: Mapping[str, Sequence[tuple[float, float]]],
-) -> list[Standstill]:
+) -> list[Stall]:
     """Those of all steps.
 
     hosts: by rank. steps: each rank's record of each step. pauses: by host the spans in which the scenario itself has
@@ -63,7 +63,7 @@ def standstills(
     found = []
     for step in steps:
         host = hosts[step["rank"]]
-        for gap in step.get("stood_still", ()):
+        for gap in step.get("stalls", ()):
             since_s = step["start_s"] + gap["at_s"]
             planned = [
                 begin < since_s + gap["for_s"] and since_s < end for begin, end in pauses.get(host, ())
@@ -72,18 +72,16 @@ def standstills(
                 most_s = gap["for_s"]
                 least_s = max(0.0, most_s - step["looks_s"])
                 step_s = step["end_s"] - step["start_s"]
-                found.append(
-                    Standstill(step["rank"], host, step["trial"], gap["at_s"], least_s, most_s, step_s)
-                )
+                found.append(Stall(step["rank"], host, step["trial"], gap["at_s"], least_s, most_s, step_s))
     return found
 
 
 def ranks_awake(
-    found: Sequence[Standstill], noticed_s: float, exact: bool, paused: Sequence[str] = ()
+    found: Sequence[Stall], noticed_s: float, exact: bool, paused: Sequence[str] = ()
 ) -> Invariant:
     """Whether every rank could run whenever it had something to do.
 
-    noticed_s: the shortest standstill that is sure to be noticed, real or virtual seconds as the steps' are. exact:
+    noticed_s: the shortest stall that is sure to be noticed, real or virtual seconds as the steps' are. exact:
     under the virtual clock, where a process is never late by itself. paused: hosts that the scenario has stand still.
     """
     caution, untrusted = (
