@@ -40,7 +40,7 @@ def calibrate(
     with telling(Console(stderr=True, highlight=False)) as listener:
         done = experiment.calibrate(clock, folder, jobs, keep, listener)
     found = done.fit
-    print_summary(done.result.document(), Console(highlight=False))
+    print_summary(done.result, Console(highlight=False))
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("congestion control")

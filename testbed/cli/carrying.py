@@ -54,9 +54,9 @@ def print_result(result: Result, console: Console, *, strict: bool = False, as_j
                 {key: variant[key] for key in ("name", "verdict")} for variant in document["variants"]
             ]
             print(json.dumps({key: document[key] for key in kept} | {"variants": verdicts}, indent=1))
-        print_refusal(document, console)
+        print_refusal(result, console)
     elif as_json:
         print(json.dumps(document, indent=1), flush=True)
         console.print(f"report: {Path(result.run_dir) / 'report.html'}", soft_wrap=True)
     else:
-        print_summary(document, Console(highlight=False))
+        print_summary(result, Console(highlight=False))

@@ -68,7 +68,7 @@ def explore(
         with telling(console) as listener:
             confirmed = experiment.confirm(explored, clock, jobs, listener)
         if confirmed.ran:
-            print_summary(confirmed.summary, console if as_json else shown)
+            print_summary(confirmed.result, console if as_json else shown)
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "

@@ -75,4 +75,4 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
-    print_not_emulated(list(found.values()), console)
+    print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)

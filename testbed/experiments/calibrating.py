@@ -8,7 +8,7 @@ from pathlib import Path
 
 from testbed.experiments.running import Listener, run
 from testbed.job.errors import RunError
-from testbed.model.calibrating import Fit, fit, probes
+from testbed.model.calibrating import Fit, MeasuredProbe, fit, probes
 from testbed.model.calibration import LINK_ENGINE, keep_calibration
 from testbed.results.directory import hand_over
 from testbed.results.manifest import Manifest
@@ -41,7 +41,7 @@ def calibrate(
         file.write_text(scenario.to_yaml())
         result = run(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs), listener)
         try:
-            found = fit(scenario, result.document(), clock, _made(folder / RUN))
+            found = fit(scenario, measured_probes(result), result.conversion, clock, _made(folder / RUN))
         except ValueError as error:
             raise RunError(str(error)) from None
         kept = keep_calibration(clock, found.calibration, keep)
@@ -51,6 +51,14 @@ def calibrate(
         raise
     hand_over(folder)
     return Calibrated(result, found, kept)
+
+
+def measured_probes(result: Result) -> list[MeasuredProbe]:
+    """What the probes of a run took; its untrusted ones are not to be fitted to."""
+    return [
+        MeasuredProbe(variant.name, variant.step_time_s.median, variant.verdict.status != "untrusted")
+        for variant in result.variants
+    ]
 
 
 def _made(folder: Path) -> dict[str, str]:

@@ -18,8 +18,7 @@ from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
-from testbed.results.records import read_json
-from testbed.results.result import SUMMARY
+from testbed.results.result import Result
 from testbed.running.request import Request, check_here
 
 SHOWN = 5  # of the best, beside what they are held against
@@ -44,7 +43,7 @@ class Explored:
 class Confirmed:
     """What the run that confirms a search gave. ran: just now; agreement: None of fewer than two trusted variants."""
 
-    summary: dict[str, Any]
+    result: Result
     ran: bool
     agreement: Agreement | None
 
@@ -94,23 +93,23 @@ def explore(scenario: Scenario, file: str, folder: Path, progress: Callable[[int
 def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener) -> Confirmed:
     """Run what confirms it, unless that was done; the page and `exploration.json` then say how right the model was.
 
-    ConfigError where the folder holds another run, and all that a run raises.
+    ConfigError where the folder holds another run, BadResult where it holds none, and all that a run raises.
     """
     folder, file = explored.folder / CONFIRMED, explored.confirmation
     ran = not folder.exists()
     if ran:
         run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
-    summary = read_json(folder / SUMMARY)
-    if (folder / "scenario.yaml").read_text() != file.read_text() or summary["clock"] != clock:
+    result = Result.open(folder)
+    if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
         expected = "a folder without one, or the same configurations and clock"
         raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
-    right = agreement(summary["variants"])
+    right = agreement(result.variants)
     explored.document["agreement"] = asdict(right) if right else None
-    _write(explored, summary)
-    return Confirmed(summary, ran, right)
+    _write(explored, result)
+    return Confirmed(result, ran, right)
 
 
-def _write(explored: Explored, confirmed: dict[str, Any] | None = None) -> None:
+def _write(explored: Explored, confirmed: Result | None = None) -> None:
     (explored.folder / RESULT).write_text(json.dumps(explored.document, indent=1) + "\n")
     write_exploration(explored.folder, explored.document, confirmed)
     hand_over(explored.folder)

@@ -12,6 +12,7 @@ from testbed.config import Scenario
 from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.evaluation import MICROBATCHES, configured
 from testbed.explorer.search import Exploration
+from testbed.results.result import Variant
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class Agreement:
     kendall_tau: float
 
 
-def agreement(variants: Sequence[Mapping[str, Any]]) -> Agreement | None:
-    """Over a summary's variants whose figures are to be trusted; None of fewer than two."""
+def agreement(variants: Sequence[Variant]) -> Agreement | None:
+    """Over a run's variants whose figures are to be trusted; None of fewer than two."""
     pairs = [
-        (entry["predicted"]["step_time_s"], entry["step_time_s"]["median"])
+        (entry.predicted.step_time_s, entry.step_time_s.median)
         for entry in variants
-        if entry["predicted"] and entry["verdict"]["status"] != "untrusted"
+        if entry.predicted is not None and entry.verdict.status != "untrusted"
     ]
     if len(pairs) < 2:
         return None

@@ -56,6 +56,15 @@ _BASE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
+class MeasuredProbe:
+    """What a probe took: name of its variant, median real seconds, whether that is to be trusted."""
+
+    name: str
+    step_time_s: float
+    trusted: bool
+
+
+@dataclass(frozen=True)
 class Fit:
     """What was learnt; the model's errors on the probes with it, as parts of what was measured."""
 
@@ -91,18 +100,24 @@ def _late(control: str) -> tuple[str, int]:
     return SHORT if control_of(control).goes_by_losses else MIDDLING
 
 
-def fit(scenario: Scenario, summary: Mapping[str, Any], clock: str, made: Mapping[str, str]) -> Fit:
-    """What the probes' run says. made: with what, when. ValueError where too few of its figures are to be trusted."""
-    scale = Scale(**summary["scale"])
-    found = {
-        entry["name"]: scale.emulated_s(entry["step_time_s"]["median"])
-        for entry in summary["variants"]
-        if entry["verdict"]["status"] != "untrusted"
-    }
-    if len(found) < len(summary["variants"]) / 2:
-        raise ValueError(
-            f"{len(found)} of {len(summary['variants'])} probes are to be trusted, expected half of them"
-        )
+def fit(
+    scenario: Scenario, measured: Sequence[MeasuredProbe], scale: Scale, clock: str, made: Mapping[str, str]
+) -> Fit:
+    """What the probes' run says.
+
+    Args:
+        scenario: Its variants are the probes.
+        measured: What they took.
+        scale: That of their run.
+        clock: Whose calibration it is.
+        made: With what, when.
+
+    Raises:
+        ValueError: Where too few of the figures are to be trusted.
+    """
+    found = {probe.name: scale.emulated_s(probe.step_time_s) for probe in measured if probe.trusted}
+    if len(found) < len(measured) / 2:
+        raise ValueError(f"{len(found)} of {len(measured)} probes are to be trusted, expected half of them")
     calibration = Calibration({}, made=made)
     engine = calibration.link_engine
     probed = {name: (job_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()}

@@ -22,7 +22,7 @@ from testbed.results.records import (
     read_samples,
     read_text,
 )
-from testbed.results.result import SUMMARY
+from testbed.results.result import Result
 from testbed.scale import Scale
 
 COMMUNICATION = (
@@ -52,9 +52,13 @@ class LinkCounters:
 
 @dataclass(frozen=True)
 class RunData:
-    """A run directory's content in real units; `manifest` alone keeps the emulated figures it recorded."""
+    """A run directory's content in real units; `manifest` alone keeps the emulated figures it recorded.
+
+    `summary` is `result` as plain data, for templates and panels.
+    """
 
     run_dir: Path
+    result: Result
     summary: JsonObject
     manifest: JsonObject
     scenario: JsonObject
@@ -73,15 +77,14 @@ class RunData:
 
 def load_run(run_dir: Path) -> RunData:
     """Reads `run_dir`. Raises `BadResult` when a file is missing or cannot be understood."""
-    summary = read_json(run_dir / SUMMARY)
-    scale = Scale(
-        **{k: float(v) for k, v in summary.get("scale", {}).items() if k in Scale.__dataclass_fields__}
-    )
+    result = Result.open(run_dir)
+    scale = result.conversion
     scenario_text = read_text(run_dir / "scenario.yaml")
     scenario = yaml.safe_load(scenario_text)
     return RunData(
         run_dir=run_dir,
-        summary=summary,
+        result=result,
+        summary=result.document(),
         manifest=read_json(run_dir / "manifest.json"),
         scenario=scenario if isinstance(scenario, dict) else {},
         scenario_text=scenario_text,

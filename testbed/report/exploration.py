@@ -15,6 +15,7 @@ from testbed.report.figures import percent_text, size_text, time_text
 from testbed.report.pages import render_page
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
 from testbed.results.records import JsonObject
+from testbed.results.result import Result, Variant
 
 PAGE = "exploration.html"
 # of what is compared, in the order of their colours
@@ -31,14 +32,14 @@ class Point(NamedTuple):
     tooltip: str
 
 
-def write_exploration(folder: Path, document: JsonObject, confirmed: JsonObject | None = None) -> Path:
-    """Write the page of an exploration's `exploration.json`; confirmed: the summary of the run that confirms it."""
+def write_exploration(folder: Path, document: JsonObject, confirmed: Result | None = None) -> Path:
+    """Write the page of an exploration's `exploration.json`; confirmed: the run that confirms it."""
     page = folder / PAGE
     page.write_text(render_exploration(document, confirmed), encoding="utf-8")
     return page
 
 
-def render_exploration(document: JsonObject, confirmed: JsonObject | None) -> str:
+def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     """The page's HTML."""
     rows = _rows(document, confirmed)
     content = {
@@ -52,15 +53,15 @@ def render_exploration(document: JsonObject, confirmed: JsonObject | None) -> st
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
         "wrong": sorted(
             (row for row in rows if row["measured"]),
-            key=lambda row: -abs(row["measured"]["predicted"]["error"]),
+            key=lambda row: -abs(row["measured"].predicted.error),
         ),
     }
     return render_page("exploration.html.j2", content)
 
 
-def _rows(document: JsonObject, confirmed: JsonObject | None) -> list[dict[str, Any]]:
+def _rows(document: JsonObject, confirmed: Result | None) -> list[dict[str, Any]]:
     """What is compared, as in the terminal; with what was measured of it, by the name of its variant."""
-    variants = {variant["name"]: variant for variant in confirmed["variants"]} if confirmed else {}
+    variants = {variant.name: variant for variant in confirmed.variants} if confirmed else {}
     rows = []
     for entry in document["compared"]:
         series = series_class(KINDS.index(entry["kind"]))
@@ -77,16 +78,16 @@ def _sentences(rows: Sequence[JsonObject]) -> list[str]:
 
 
 def _step_s(row: JsonObject) -> float:
-    measured = row["measured"]
-    return float(measured["step_time_s"]["median"] if measured else row["step_time_s"])
+    measured: Variant | None = row["measured"]
+    return float(measured.step_time_s.median if measured else row["step_time_s"])
 
 
 def _faster(best: JsonObject, other: JsonObject) -> str:
     quick, slow = best["measured"], other["measured"]
     if quick and slow:
-        here, there = quick["step_time_s"], slow["step_time_s"]
-        ratio = there["median"] / here["median"]
-        interval = speedup_interval(here.get("samples", ()), there.get("samples", ()))
+        here, there = quick.step_time_s, slow.step_time_s
+        ratio = there.median / here.median
+        interval = speedup_interval(here.samples, there.samples)
         sure = f"; {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence" if interval else ""
         how = f"measured{sure}"
     else:
@@ -115,8 +116,8 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
     for row in rows:
         if row["measured"]:
             # of the same network: the one that was emulated may be a scale model
-            predicted_s = row["measured"]["predicted"]["step_time_s"]
-            median_s = row["measured"]["step_time_s"]["median"]
+            predicted_s = row["measured"].predicted.step_time_s
+            median_s = row["measured"].step_time_s.median
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
             points.append(Point(predicted_s, median_s, f"{row['series']} point", tooltip))
     return _scatter(points, "Predicted and measured step time", sizes=False)

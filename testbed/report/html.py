@@ -16,7 +16,7 @@ from testbed.report.charts import (
     time_split_chart,
     timeline_chart,
 )
-from testbed.report.compare import comparisons, deviation, failing
+from testbed.report.compare import comparisons, deviation
 from testbed.report.data import RunData, load_run
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
@@ -60,7 +60,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
-        "comparisons": comparisons(data.variants),
+        "comparisons": comparisons(data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
         "per_step": utilisation_per_step_chart(data.variants),
@@ -79,12 +79,13 @@ def _content(data: RunData) -> dict[str, Any]:
 
 
 def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
+    typed = data.result.variants[index]
     return {
         **variant,
         "series": series_class(index),
-        "untrusted": variant["verdict"]["status"] == "untrusted",
-        "failing": failing(variant),
-        "wan_deviation": deviation(variant["wan_bytes"]),
+        "untrusted": typed.verdict.status == "untrusted",
+        "failing": typed.verdict.failed,
+        "wan_deviation": deviation(typed.wan_bytes),
         "drawing": topology_drawing(data, variant),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from testbed.report.compare import comparisons, deviation, deviation_text, failing
+from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.figures import size_text, time_text
-from testbed.results.records import JsonObject
+from testbed.results.result import Result, Variant
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
 # From this width on, the sentence on what limited a variant has a column of its own.
@@ -22,40 +22,41 @@ _WIDE = 130
 FEW = 4
 
 
-def print_summary(summary: JsonObject, console: Console) -> None:
-    """Prints `summary` (the content of summary.json); readable without colour and in 80 columns."""
-    variants = summary["variants"]
+def print_summary(result: Result, console: Console) -> None:
+    """Prints what a run found; readable without colour and in 80 columns."""
+    variants = result.variants
     wide = console.width >= _WIDE
-    console.print(_table(summary, wide, console.options.ascii_only))
+    console.print(_table(result, wide, console.options.ascii_only))
     console.print()
     if not wide:
         for variant in variants:
-            console.print(_sentence(f"{variant['name']} is limited by ", variant["limited_by"]))
-    print_not_emulated([variant["training"] for variant in variants if "training" in variant], console)
+            console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
+    trainings = [variant.training for variant in variants if variant.training is not None]
+    print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := predicted_words(variants):
         console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     _print_failing(variants, console)
-    if summary["status"] == "untrusted":
+    if result.status == "untrusted":
         console.print(
-            Text(f"Do not use the figures of an untrusted variant. {_remedy(summary)}", style="bold red")
+            Text(f"Do not use the figures of an untrusted variant. {_remedy(result)}", style="bold red")
         )
     # No wrapping: a path has to survive being copied.
-    console.print(Text(f"Report: {Path(summary['run_dir']) / 'report.html'}"), soft_wrap=True)
+    console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
 
 
-def predicted_words(variants: Sequence[JsonObject]) -> str:
+def predicted_words(variants: Sequence[Variant]) -> str:
     """One sentence on what the model says of the steps; empty where it says nothing."""
     found = {
-        variant["name"]: variant["predicted"]
+        variant.name: variant.predicted
         for variant in variants
-        if variant.get("predicted") and variant["verdict"]["status"] != "untrusted"
+        if variant.predicted is not None and variant.verdict.status != "untrusted"
     }
-    errors = sorted(100 * entry["error"] for entry in found.values())
+    errors = sorted(100 * entry.error for entry in found.values())
     if len(found) <= FEW:
         each = [
-            f"{name} {time_text(entry['step_time_s'])} ({100 * entry['error']:+.1f} %)"
+            f"{name} {time_text(entry.step_time_s)} ({100 * entry.error:+.1f} %)"
             for name, entry in found.items()
         ]
         return f"The model predicts {', '.join(each)}." if each else ""
@@ -63,33 +64,33 @@ def predicted_words(variants: Sequence[JsonObject]) -> str:
     return f"The model's step times are {errors[0]:+.1f} to {errors[-1]:+.1f} % off, {middle:+.1f} % in the median."
 
 
-def print_not_emulated(trainings: Sequence[JsonObject], console: Console) -> None:
-    """Prints which traffic of training steps stays inside ranks; nothing where none does."""
-    for what in dict.fromkeys(what for training in trainings for what in training.get("not_emulated", [])):
+def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:
+    """Prints which traffic of training steps stays inside ranks, each once; nothing where none does."""
+    for what in dict.fromkeys(dimensions):
         console.print(_sentence("Inside each rank, not emulated: ", what))
 
 
-def print_refusal(summary: JsonObject, console: Console) -> None:
+def print_refusal(result: Result, console: Console) -> None:
     """Prints why an untrusted run's figures are not given."""
-    _print_failing(summary["variants"], console)
-    console.print(Text(f"Untrusted: its figures are not reported. {_remedy(summary)}", style="bold red"))
-    console.print(Text(f"Samples: {summary['run_dir']}"), soft_wrap=True)
+    _print_failing(result.variants, console)
+    console.print(Text(f"Untrusted: its figures are not reported. {_remedy(result)}", style="bold red"))
+    console.print(Text(f"Samples: {result.run_dir}"), soft_wrap=True)
 
 
-def _print_failing(variants: Sequence[JsonObject], console: Console) -> None:
+def _print_failing(variants: Sequence[Variant], console: Console) -> None:
     for variant in variants:
-        status = variant["verdict"]["status"]
-        for invariant in failing(variant):
+        status = variant.verdict.status
+        for invariant in variant.verdict.failed:
             console.print(
                 Text.assemble(
                     (f"{_emphasised(status)}: ", _STATUS_STYLE.get(status, "")),
-                    f"{variant['name']}, {invariant['name']}: {invariant['sentence']}",
+                    f"{variant.name}, {invariant.name}: {invariant.sentence}",
                 )
             )
 
 
-def _remedy(summary: JsonObject) -> str:
-    if summary["clock"] != "real":
+def _remedy(result: Result) -> str:
+    if result.clock != "real":
         return "See docs/fidelity.md."
     return "--clock virtual gives exact ones whatever this machine does; --retry-dilated 8 stretches time until it can."
 
@@ -103,9 +104,9 @@ def _emphasised(status: str) -> str:
     return status.upper() if status == "untrusted" else status
 
 
-def _table(summary: JsonObject, wide: bool, ascii_only: bool) -> Table:
+def _table(result: Result, wide: bool, ascii_only: bool) -> Table:
     table = Table(
-        title=Text(f"{summary['scenario']}: {_emphasised(summary['status'])}"),
+        title=Text(f"{result.scenario}: {_emphasised(result.status)}"),
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -119,26 +120,26 @@ def _table(summary: JsonObject, wide: bool, ascii_only: bool) -> Table:
     if wide:
         table.add_column("limited by")
     table.add_column("verdict", no_wrap=True, overflow="fold")
-    for variant in summary["variants"]:
-        steps, status = variant["step_time_s"], variant["verdict"]["status"]
+    for variant in result.variants:
+        steps, status = variant.step_time_s, variant.verdict.status
         figures = "strike dim" if status == "untrusted" else ""
-        off = deviation(variant["wan_bytes"])
+        off = deviation(variant.wan_bytes)
         same = "ok" if ascii_only else "✓"
         cells = [
-            Text.assemble(variant["name"], (f"\n{variant['ranks']} ranks, n={steps['n']}", "dim")),
+            Text.assemble(variant.name, (f"\n{variant.ranks} ranks, n={steps.n}", "dim")),
             Text.assemble(
-                (time_text(steps["median"]), figures or "bold"),
-                (f"\n{time_text(steps['min'])}-{time_text(steps['max'])}", f"{figures} dim"),
+                (time_text(steps.median), figures or "bold"),
+                (f"\n{time_text(steps.min)}-{time_text(steps.max)}", f"{figures} dim"),
             ),
-            Text(time_text(variant["compute_s"]), figures),
-            Text(time_text(variant["exposed_comm_s"]), figures),
+            Text(time_text(variant.compute_s), figures),
+            Text(time_text(variant.exposed_comm_s), figures),
             Text.assemble(
-                (size_text(variant["wan_bytes"]["observed"]), figures),
+                (size_text(variant.wan_bytes.observed), figures),
                 (f" {same}", "green") if off is None else (f" {deviation_text(off)}", "bold red"),
-                (f"\n({size_text(variant['wan_bytes']['expected'])})", "dim"),
+                (f"\n({size_text(variant.wan_bytes.expected)})", "dim"),
             ),
         ]
         if wide:
-            cells.append(Text(variant["limited_by"]))
+            cells.append(Text(variant.limited_by))
         table.add_row(*cells, Text(_emphasised(status), _STATUS_STYLE.get(status, "")))
     return table

@@ -293,7 +293,7 @@ class Result(ResultModel):
         """
         from testbed.results.frames import operations_frame  # noqa: PLC0415
 
-        return operations_frame(self.folder, self._scale())
+        return operations_frame(self.folder, self.conversion)
 
     def links(self) -> pandas.DataFrame:
         """A row per reading of one direction of a WAN link; docs/results.md has the columns. BadResult.
@@ -303,7 +303,7 @@ class Result(ResultModel):
         """
         from testbed.results.frames import links_frame  # noqa: PLC0415
 
-        return links_frame(self.folder, self._scale())
+        return links_frame(self.folder, self.conversion)
 
     def figure(self, name: str = "step_times", variant: str | None = None) -> Figure:
         """A drawing of the run's report, by itself; a notebook shows it.
@@ -337,5 +337,7 @@ class Result(ResultModel):
         """Where it was opened; else where the run was made."""
         return self._folder or Path(self.run_dir)
 
-    def _scale(self) -> Scale:
+    @property
+    def conversion(self) -> Scale:
+        """From real figures to emulated ones and back."""
         return Scale(**self.scale.model_dump())

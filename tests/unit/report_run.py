@@ -12,10 +12,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from testbed.results.result import Variant
+
 SIZE_SCALE = 4000.0
 GRADIENT_BYTES = 32_121_044_992
 BUCKETS = 78
 FORWARD_S, BACKWARD_S = 0.339, 0.678
+
+
+def measured_variant(
+    name: str,
+    *times_s: float,
+    status: str = "trusted",
+    predicted_s: float | None = None,
+    wan_bytes: tuple[int, int] = (0, 0),
+    limited_by: str = "computing",
+) -> Variant:
+    """A variant of a result: its steps' times in the order of its trials, and what else is asked for."""
+    median = sorted(times_s)[len(times_s) // 2]
+    predicted = (
+        None if predicted_s is None else {"step_time_s": predicted_s, "error": predicted_s / median - 1}
+    )
+    return Variant.model_validate(
+        {
+            "name": name, "algorithm": "ring", "policy": "ecmp", "ranks": 2, "predicted": predicted,
+            "step_time_s": {"median": median, "p95": max(times_s), "min": min(times_s), "max": max(times_s),
+                            "n": len(times_s), "samples": times_s},
+            "compute_s": 0.0, "exposed_comm_s": median, "limited_by": limited_by,
+            "wan_bytes": dict(zip(("expected", "observed"), wan_bytes, strict=True)),
+            "wan_links": [], "plane_balance": [], "connections": [],
+            "verdict": {"status": status, "invariants": []},
+            "control": {"carrier_down_s": 0.0, "carrier_up_s": 0.0, "reaction_s": 0.0, "rule_s": 0.0},
+        }
+    )  # fmt: skip
 
 
 @dataclass

@@ -22,8 +22,10 @@ from testbed.explorer.search import Result
 from testbed.job.job import job_of
 from testbed.model.closed_form import Screener
 from testbed.model.predicting import predict
+from testbed.results.result import Variant
 from testbed.scale import Scale
 from testbed.virtual.image import CACHE_VARIABLE
+from tests.unit.report_run import measured_variant
 
 SCENARIO: dict[str, Any] = {
     "name": "search",
@@ -317,12 +319,8 @@ def test_agreement_of_predicted_and_measured() -> None:
     assert kendall_tau([(1, 30), (2, 20), (3, 10)]) == -1.0
     assert kendall_tau([(1, 10), (2, 30), (3, 20)]) == pytest.approx(1 / 3)
 
-    def entry(predicted: float, measured: float, status: str = "trusted") -> dict[str, Any]:
-        return {
-            "predicted": {"step_time_s": predicted},
-            "step_time_s": {"median": measured},
-            "verdict": {"status": status},
-        }
+    def entry(predicted: float, measured: float, status: str = "trusted") -> Variant:
+        return measured_variant("one", measured, status=status, predicted_s=predicted)
 
     some = [entry(1.1, 1.0), entry(1.9, 2.0), entry(3.0, 3.0), entry(9.0, 1.0, "untrusted")]
     found = agreement(some)
@@ -338,16 +336,26 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
 
     def variant(entry: dict[str, Any]) -> dict[str, Any]:
         median = entry["step_time_s"] * 1.02
-        return {
-            "name": entry["variant"],
-            "step_time_s": {"median": median, "n": 3, "samples": [median, median * 1.01, median * 0.99]},
-            "predicted": {"step_time_s": entry["step_time_s"], "error": -0.0196},
-            "verdict": {"status": "trusted"},
-            "limited_by": "computing 90 %",
-        }
+        return measured_variant(
+            entry["variant"],
+            median,
+            median * 1.01,
+            median * 0.99,
+            predicted_s=entry["step_time_s"],
+            limited_by="computing 90 %",
+        ).document()
 
     measured = [entry for entry in document["compared"] if entry["variant"]]
-    confirmed = {"clock": "virtual", "status": "trusted", "variants": list(map(variant, measured))}
+    confirmed = {
+        "schema": 1,
+        "scenario": document["scenario"],
+        "run_dir": str(folder / "confirmed"),
+        "clock": "virtual",
+        "scale": {"size_scale": 1.0, "time_dilation": 1.0},
+        "dimensionless": [],
+        "status": "trusted",
+        "variants": list(map(variant, measured)),
+    }
     (folder / "confirmed").mkdir()
     (folder / "confirmed/scenario.yaml").write_text((folder / "confirm.yaml").read_text())
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))

@@ -7,14 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
+from testbed.experiments.calibrating import measured_probes
 from testbed.job.job import job_of
 from testbed.model import calibrating
+from testbed.model.calibrating import MeasuredProbe
 from testbed.model.calibration import (
     REAL,
     VIRTUAL,
@@ -27,8 +28,10 @@ from testbed.model.calibration import (
 from testbed.model.predicting import predict
 from testbed.paths import Lossy, network
 from testbed.paths.congestion import LossResponse
+from testbed.results.result import Result
 from testbed.scale import Scale
 from testbed.virtual import VirtualClockError
+from tests.unit.report_run import SyntheticRun
 
 RATE = 62.5e6  # 500 Mbit/s
 PACKET = 8948.0
@@ -105,26 +108,20 @@ def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
         find_calibration(REAL)
 
 
-def summary_of(planted: Calibration, names: list[str]) -> dict[str, Any]:
+def measured(planted: Calibration, names: list[str], trusted: bool = True) -> list[MeasuredProbe]:
     scenario = calibrating.probes()
     steps = {
         name: predict(job_of(scenario.variant(name), Scale()), "ring", planted, draws=0).step_time_s
         for name in names
     }
-    return {
-        "scale": {"size_scale": 1.0, "time_dilation": 1.0},
-        "variants": [
-            {"name": name, "verdict": {"status": "trusted"}, "step_time_s": {"median": step_s}}
-            for name, step_s in steps.items()
-        ],
-    }
+    return [MeasuredProbe(name, step_s, trusted) for name, step_s in steps.items()]
 
 
 def test_a_fit_finds_what_was_planted() -> None:
     scenario = calibrating.probes()
     planted = Calibration({"reno": LossResponse(0.7, 2.0)}, message_s=3e-4, byte_s=1e-9)
     names = [name for name in scenario.variant_names if name.startswith("reno")]
-    found = calibrating.fit(scenario, summary_of(planted, names), REAL, MADE)
+    found = calibrating.fit(scenario, measured(planted, names), Scale(), REAL, MADE)
     assert found.calibration.message_s == pytest.approx(3e-4, rel=0.05)
     assert found.calibration.byte_s == pytest.approx(1e-9, rel=0.05)
     assert found.calibration.losses["reno"].window == pytest.approx(0.7, rel=0.06)
@@ -139,7 +136,9 @@ def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
     planted = Calibration({"bbr": LossResponse(recovery=9.0)})
     names = [name for name in scenario.variant_names if name.startswith("bbr")]
     assert {"bbr-1ms-1-1mb", "bbr-20ms-1-1mb"} < set(names)
-    found = calibrating.fit(scenario, summary_of(planted, names), VIRTUAL, MADE).calibration.losses["bbr"]
+    found = calibrating.fit(scenario, measured(planted, names), Scale(), VIRTUAL, MADE).calibration.losses[
+        "bbr"
+    ]
     assert found.recovery == pytest.approx(9.0, abs=0.3)
     assert found.window == 1.0
 
@@ -147,10 +146,18 @@ def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
 def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
     scenario = calibrating.probes()
     name = scenario.variant_names[0]
-    summary = summary_of(find_calibration(VIRTUAL), [name])
-    summary["variants"][0]["verdict"]["status"] = "untrusted"
+    untrusted = measured(find_calibration(VIRTUAL), [name], trusted=False)
     with pytest.raises(ValueError, match="0 of 1 probes are to be trusted"):
-        calibrating.fit(scenario, summary, VIRTUAL, MADE)
+        calibrating.fit(scenario, untrusted, Scale(), VIRTUAL, MADE)
+
+
+def test_untrusted_probes_of_a_run_are_not_fitted_to(tmp_path: Path) -> None:
+    run = SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run")
+    result = Result.open(run)
+    assert measured_probes(result) == [
+        MeasuredProbe("ring", result.variant("ring").step_time_s.median, trusted=False),
+        MeasuredProbe("hierarchical", result.variant("hierarchical").step_time_s.median, trusted=True),
+    ]
 
 
 def test_the_package_s_own_calibration_says_where_it_is_from() -> None:

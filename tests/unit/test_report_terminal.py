@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -10,23 +9,25 @@ from rich.console import Console
 from testbed.report import print_summary
 from testbed.report.compare import comparisons, deviation, speedup_interval
 from testbed.report.terminal import predicted_words
-from tests.unit.report_run import SyntheticRun
+from testbed.results.result import Bytes, Result, Variant
+from tests.unit.report_run import SyntheticRun, measured_variant
 
 
 def printed(run: SyntheticRun, run_dir: Path, width: int = 80, encoding: str = "utf-8") -> str:
     run.write(run_dir)
     raw = io.BytesIO()
     console = Console(file=io.TextIOWrapper(raw, encoding=encoding, write_through=True), width=width)
-    print_summary(run.summary(run_dir), console)
+    print_summary(Result.open(run_dir), console)
     return raw.getvalue().decode(encoding)
 
 
-def variant(name: str, low: float, median: float, high: float, status: str = "trusted") -> dict[str, Any]:
-    return {
-        "name": name,
-        "step_time_s": {"min": low, "median": median, "max": high},
-        "verdict": {"status": status, "invariants": []},
-    }
+def variant(name: str, low: float, median: float, high: float, status: str = "trusted") -> Variant:
+    """Without its single steps: how sure a comparison is goes by the range alone."""
+    return with_samples(measured_variant(name, low, median, high, status=status))
+
+
+def with_samples(one: Variant, *samples: float) -> Variant:
+    return one.model_copy(update={"step_time_s": one.step_time_s.model_copy(update={"samples": samples})})
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -59,18 +60,15 @@ def test_figures_fit_the_width(width: int, tmp_path: Path) -> None:
 
 
 def test_predictions_of_many_variants_are_one_range() -> None:
-    variants = [
-        {
-            "name": str(number),
-            "predicted": {"step_time_s": 1.0, "error": number / 100},
-            "verdict": {"status": "trusted"},
-        }
-        for number in range(-2, 5)
-    ]
-    assert predicted_words(variants) == "The model's step times are -2.0 to +4.0 % off, +1.0 % in the median."
-    for variant in variants:
-        variant["verdict"] = {"status": "untrusted"}
-    assert predicted_words(variants) == ""
+    def variants(status: str) -> list[Variant]:
+        return [
+            measured_variant(str(number), 1.0, status=status, predicted_s=1 + number / 100)
+            for number in range(-2, 5)
+        ]
+
+    words = "The model's step times are -2.0 to +4.0 % off, +1.0 % in the median."
+    assert predicted_words(variants("trusted")) == words
+    assert predicted_words(variants("untrusted")) == ""
 
 
 def test_ascii_terminal_gets_ascii(tmp_path: Path) -> None:
@@ -146,16 +144,15 @@ def test_two_untrusted_variants_are_both_named() -> None:
     [(100, 100, None), (10**9, 10**9 + 1, None), (1000, 990, -0.01), (0, 0, None), (0, 5, 5.0)],
 )
 def test_deviation_of_bytes(expected: int, observed: int, result: float | None) -> None:
-    assert deviation({"expected": expected, "observed": observed}) == result
+    assert deviation(Bytes(expected=expected, observed=observed)) == result
 
 
 def test_enough_trials_give_an_interval_that_may_settle_it() -> None:
-    fast, slow = variant("a", 0.9, 1.0, 1.3), variant("b", 1.2, 1.3, 1.7)
-    fast["step_time_s"]["samples"] = [0.9, 1.0, 1.3, 1.0]
-    slow["step_time_s"]["samples"] = [1.2, 1.3, 1.7, 1.3]
+    fast = with_samples(variant("a", 0.9, 1.0, 1.3), 0.9, 1.0, 1.3, 1.0)
+    slow = with_samples(variant("b", 1.2, 1.3, 1.7), 1.2, 1.3, 1.7, 1.3)
     assert comparisons([fast, slow]) == [
         "a is 1.30x faster than b (23.1 % less time; trial by trial 1.29x to 1.34x at 95 % confidence)."
     ]
-    slow["step_time_s"]["samples"] = [1.7, 1.2, 1.3, 1.3]
+    slow = with_samples(slow, 1.7, 1.2, 1.3, 1.3)
     assert "overlap: more trials are needed" in comparisons([fast, slow])[0]
     assert speedup_interval([1.0, 1.0], [2.0, 2.0]) is None

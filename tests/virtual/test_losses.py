@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from testbed.experiments.calibrating import measured_probes
 from testbed.model.calibrating import fit, probes
+from testbed.results.result import Result
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
@@ -35,8 +36,8 @@ def test_the_model_knows_what_losses_do(folder: Path, name: str) -> None:
 
 
 def test_a_fit_to_these_probes_is_no_worse(folder: Path) -> None:
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    found = fit(probes(), summary, "virtual", {})
+    result = Result.open(folder)
+    found = fit(probes(), measured_probes(result), result.conversion, "virtual", {})
     assert set(found.errors) == set(NAMES)
     assert set(found.calibration.losses) == {"reno", "bbr"}
     usual = {name: abs(variant["predicted"]["error"]) for name, variant in variants_of(folder).items()}
