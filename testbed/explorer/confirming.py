@@ -66,5 +66,6 @@ def agreement(variants: Sequence[Variant]) -> Agreement | None:
 
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     """Part of all pairs that are in the same order in both, less those that are not (Kendall 1938, tau-a)."""
+    # not by SciPy, 143 MB for everybody to install: it has tau-b and tau-c alone, which differ where there are ties
     orders = [(one[0] - other[0]) * (one[1] - other[1]) for one, other in combinations(pairs, 2)]
     return sum((order > 0) - (order < 0) for order in orders) / len(orders)

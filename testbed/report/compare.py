@@ -13,6 +13,7 @@ from testbed.results.result import Bytes, Variant
 _SAME_WITHIN = 0.005
 LEAST_PAIRS = 3
 # Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
+# (not by SciPy: everybody would have to install its 143 MB, and wait a second for scipy.stats, for thirty numbers).
 _T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),

@@ -318,6 +318,7 @@ def test_agreement_of_predicted_and_measured() -> None:
     assert kendall_tau([(1, 10), (2, 20), (3, 30)]) == 1.0
     assert kendall_tau([(1, 30), (2, 20), (3, 10)]) == -1.0
     assert kendall_tau([(1, 10), (2, 30), (3, 20)]) == pytest.approx(1 / 3)
+    assert kendall_tau([(1, 10), (1, 20), (2, 30), (3, 40)]) == pytest.approx(5 / 6)  # tau-b, SciPy's: 0.913
 
     def entry(predicted: float, measured: float, status: str = "trusted") -> Variant:
         return measured_variant("one", measured, status=status, predicted_s=predicted)

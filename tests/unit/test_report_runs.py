@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
+from testbed.report.compare import student_975
 from testbed.report.runs import Difference, compare_runs, ratio_interval
 from testbed.results.errors import BadResult
 from testbed.results.result import StepTimes
@@ -75,6 +76,16 @@ def test_the_interval_is_welchs(
 ) -> None:
     """Of SciPy 1.17.1: exp(ttest_ind(log(other), log(one), equal_var=False).confidence_interval())."""
     assert ratio_interval(times(*one), times(*other)) == pytest.approx(scipy, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("freedom", "scipy", "within"),
+    [(1, 12.7062, 1e-3), (5, 2.5706, 1e-3), (17, 2.1098, 1e-3), (30, 2.0423, 1e-3)]
+    + [(4.5, 2.65891, 3e-3), (12.3, 2.17293, 3e-3)],
+)
+def test_students_t_is_scipys(freedom: float, scipy: float, within: float) -> None:
+    """Of SciPy 1.17.1: t.ppf(0.975, freedom)."""
+    assert student_975(freedom) == pytest.approx(scipy, rel=within)
 
 
 def test_of_too_few_trials_there_is_no_interval() -> None:
