@@ -18,6 +18,8 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4
 GUESTS := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 ))) --dist loadfile --no-loadscope-reorder
 # Two networks at once mostly wait for each other's clocks; what must not have another beside it is marked `quiet`.
 NETS := -n 2 --dist loadfile
+# An SSH server that is installed is started: `make test` installs none on somebody's own machine.
+SSHD = $(shell PATH=$$PATH:/usr/sbin command -v sshd)
 # Where `make test` reads what passed and what was skipped.
 REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
@@ -35,11 +37,11 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
 test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
-	@tools/bootstrap ryu peers validate $(if $(TESTBED_MACHINES),machines)
-	@$(CLEANLY) TESTBED_MACHINES=$(TESTBED_MACHINES) $(BIN)/python -m tests.lanes
+	@tools/bootstrap ryu peers validate $(if $(CI)$(SSHD),machines)
+	@$(CLEANLY) $(BIN)/python -m tests.lanes
 
 test-all: ## the same, and all of what it tries a part of; for a night
-	@$(MAKE) --no-print-directory --keep-going TESTBED_MACHINES=1 test thorough
+	@$(MAKE) --no-print-directory --keep-going test thorough
 
 setup: ## install what is missing: system packages, Open vSwitch started, .venv
 	@tools/bootstrap system switch environment

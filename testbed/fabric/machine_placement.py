@@ -102,8 +102,8 @@ class MachinePlacement:
                 machine.call("close_tunnels")
             if not found[-1].back_bps:
                 raise FabricError(
-                    f"no frames come back through the tunnel to machine {machine.name}: UDP port 4789 "
-                    f"between {machine.near} and {machine.address} must be open"
+                    f"{found[-1].missing} through the tunnel to machine {machine.name}: UDP port 4789 "
+                    f"between {machine.near} and {machine.address} must be open, for fragments too"
                 )
         return found
 

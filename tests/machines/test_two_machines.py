@@ -37,13 +37,13 @@ def nothing_is_left(machines: dict[str, FakeMachine]) -> Iterator[None]:
     yield
     deadline = time.monotonic() + 10
     while (after := {name: survey(machine) for name, machine in machines.items()}) != before:
-        assert time.monotonic() < deadline, after
+        assert time.monotonic() < deadline, {name: set(after[name]) ^ set(before[name]) for name in after}
         time.sleep(0.2)
 
 
 def survey(machine: FakeMachine) -> list[str]:
     said = machine.run(
-        "sh", "-c", "ls /sys/class/net /run/testbed 2>/dev/null; ovs-vsctl list-br; ps -eo args"
+        "sh", "-c", "ip -br link; ls /run/testbed 2>/dev/null; ovs-vsctl list-br; ps -eo args"
     ).stdout
     passing = ("ps -eo", "sh -c", "nsenter", "sshd: root", "ovs-", "[")
     return sorted(line for line in said.splitlines() if not line.startswith(passing))

@@ -33,7 +33,7 @@ test-virtual:
 PROGRAM = """
 import sys, pathlib, tests.lanes as lanes
 lanes.REPOSITORY = pathlib.Path(sys.argv[1])
-lanes.takes_machines = lambda: sys.argv[2] == "sshd"
+lanes.has_sshd = lambda: sys.argv[2] == "sshd"
 sys.exit(lanes.main())
 """
 
@@ -117,12 +117,12 @@ def test_one_that_fails_fails_all_and_the_others_run_all_the_same(tmp_path: Path
     assert "net-shared         0 s, FAILED with status 2" in said
 
 
-def test_machines_are_left_out_with_the_reason_unless_asked_for(tmp_path: Path) -> None:
+def test_without_an_ssh_server_machines_are_left_out_with_the_reason(tmp_path: Path) -> None:
     running = start(tmp_path, "true", "true", has="nothing")
     said, _ = running.communicate(timeout=60)
     assert running.returncode == 0
     assert "test-machines" not in (tmp_path / "log").read_text()
-    assert "  test-machines  did not run: left to `make test-all`" in said
+    assert "  test-machines  did not run: there is no SSH server here" in said
 
 
 @pytest.mark.parametrize(
