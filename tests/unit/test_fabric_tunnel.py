@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from testbed.fabric import tunnel
@@ -39,7 +41,7 @@ class LossyEnd:
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     slept: list[float] = []
-    monkeypatch.setattr(tunnel.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     return slept
 
 
