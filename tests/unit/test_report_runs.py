@@ -80,8 +80,14 @@ def test_the_interval_is_welchs(
 
 @pytest.mark.parametrize(
     ("freedom", "scipy", "within"),
-    [(1, 12.7062, 1e-3), (5, 2.5706, 1e-3), (17, 2.1098, 1e-3), (30, 2.0423, 1e-3)]
-    + [(4.5, 2.65891, 3e-3), (12.3, 2.17293, 3e-3)],
+    [
+        (1, 12.7062, 1e-3),
+        (5, 2.5706, 1e-3),
+        (17, 2.1098, 1e-3),
+        (30, 2.0423, 1e-3),
+        (4.5, 2.65891, 3e-3),
+        (12.3, 2.17293, 3e-3),
+    ],
 )
 def test_students_t_is_scipys(freedom: float, scipy: float, within: float) -> None:
     """Of SciPy 1.17.1: t.ppf(0.975, freedom)."""
