@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.config import ConfigError, Scenario, load_scenario  # noqa: F401 (testbed.ConfigError)
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
@@ -127,10 +127,6 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
         >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
     """
     loaded, tell = _scenario(scenario), progress or (lambda line: None)
-    if loaded.explore is None:
-        raise ConfigError(
-            [Problem(loaded.name, None, "explore", "nothing", "a scenario that says what to search")]
-        )
     return Search(loaded, lambda done, total: tell(f"{done} of {total}")).run()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.experiments.running import Listener, run
-from testbed.explorer import Exploration, NothingFits, Search, check_modelled
+from testbed.explorer import Exploration, NothingFits, Search, searched
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
@@ -53,10 +53,7 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
 
     ConfigError, FabricError, VirtualClockError.
     """
-    if scenario.explore is None:
-        expected = "a scenario that says what to search"
-        raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
-    check_modelled(scenario)
+    searched(scenario, file)
     if confirm_by is not None and not (folder / CONFIRMED).exists():
         check_here(scenario, file, confirm_by)
 

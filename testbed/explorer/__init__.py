@@ -1,7 +1,7 @@
 """The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
 
 from testbed.explorer.errors import NothingFits
-from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, check_modelled, evaluate
+from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate, searched
 from testbed.explorer.search import Exploration, Search
 
 __all__ = [
@@ -11,6 +11,6 @@ __all__ = [
     "Infeasible",
     "NothingFits",
     "Search",
-    "check_modelled",
     "evaluate",
+    "searched",
 ]

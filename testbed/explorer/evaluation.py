@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
+from testbed.config.explore import ExploreSpec
 from testbed.config.parallelism import ScheduleSpec
 from testbed.job.job import Job, job_of, unmodelled
 from testbed.model import Stuck, Timeline, peak_alive
@@ -58,6 +59,14 @@ class Infeasible:
     constraint: str
     found: str
     expected: str
+
+
+def searched(scenario: Scenario, file: str) -> ExploreSpec:
+    """What a scenario's search goes over. ConfigError, which names the file, for a scenario without."""
+    if scenario.explore is None:
+        expected = "a scenario that says what to search"
+        raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
+    return scenario.explore
 
 
 def check_modelled(scenario: Scenario) -> None:

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.explorer.errors import NothingFits
-from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, check_modelled, evaluate
+from testbed.explorer.evaluation import (
+    Configuration,
+    Evaluation,
+    Infeasible,
+    check_modelled,
+    evaluate,
+    searched,
+)
 from testbed.model.closed_form import Screener
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
@@ -102,9 +109,8 @@ class Search:
     found: Callable[[Configuration, Evaluation | Infeasible], None] = lambda configuration, tried: None
 
     def run(self) -> Exploration:
-        """NothingFits; ConfigError where the model leaves out what the scenario asks for."""
-        explore = self.scenario.explore
-        assert explore is not None
+        """NothingFits; ConfigError without `explore`, or where the model leaves out what the scenario asks for."""
+        explore = searched(self.scenario, self.scenario.name)
         check_modelled(self.scenario)
         chosen = self._chosen()
         fitting: list[Result] = []

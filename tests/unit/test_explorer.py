@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
-from testbed.config import ConfigError, load_scenario
+from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.explorer import Configuration, Evaluation, Infeasible, NothingFits, Search, evaluate
 from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
@@ -312,6 +312,21 @@ def test_a_scenario_without_a_search_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump(plain))
     refused = CliRunner().invoke(app, ["explore", str(tmp_path / "plain.yaml")])
     assert "a scenario that says what to search" in str(refused.exception)
+
+
+def test_what_the_model_leaves_out_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def unmodelled(scenario: Scenario) -> tuple[str, ...]:
+        asked.append(scenario.name)
+        return ("events",)
+
+    monkeypatch.setattr("testbed.explorer.evaluation.unmodelled", unmodelled)
+    folder = tmp_path / "explored"
+    refused = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(folder)])
+    assert "got events, expected a step that the model knows" in str(refused.exception)
+    assert len(asked) == 1
+    assert not folder.exists()
 
 
 def test_agreement_of_predicted_and_measured() -> None:

@@ -16,6 +16,7 @@ from testbed.model.dry_run import dry_runs, workloads_of
 from testbed.scale import Scale
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import PlanBuilder, WorkloadRequest, check_plan
+from testbed.workload.plans.builder import Options
 from tests.unit.test_workload_planning import write_topology
 
 HEAD = """
@@ -177,3 +178,21 @@ def test_the_builder_takes_real_figures() -> None:
     assert first.duration_s == pytest.approx(0.020)
     assert [getattr(own[-1 - rank], "numel", 0) for rank, own in enumerate(plan.ranks)] == [250, 250]
     assert JobPlan.from_document(plan.to_document()) == plan
+
+
+def test_messages_and_collectives_have_the_same_options() -> None:
+    request = WorkloadRequest(("east", "west"))
+    plans = []
+    for options in (Options(), Options(name="mine", stream="own", kind="pull", dscp=46)):
+        builder = PlanBuilder(request)
+        before = builder.compute(0, "1 ms")
+        builder.message(0, 1, "4 kB", after=before, **options)
+        builder.collective(builder.group("all"), "all_gather", "4 kB", after=before, **options)
+        plans.append(builder.plan())
+    usual, own = ([(one.name, one.stream, one.kind) for one in plan.ranks[0][1:]] for plan in plans)
+    assert usual == [("message", "send 1", "message"), ("all_gather", "group 0", "all_gather")]
+    assert own == [("mine", "own", "pull")] * 2
+    assert [plan.dscps for plan in plans] == [{}, {"pull": 46}]
+    assert all(one.after == (0,) for one in plans[1].ranks[0][1:])
+    with pytest.raises(TestbedError, match=r"all_reduce: got option colour, expected name, .*dscp"):
+        builder.collective(0, "all_reduce", 8, colour="red")  # type: ignore[call-arg]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
+from testbed.errors import did_you_mean
 from testbed.workload.plan import (
     COMPUTE,
     EVERYBODY,
@@ -18,6 +19,8 @@ from testbed.workload.plan import (
 from testbed.workload.plans.checking import PlanProblem
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from testbed.workload.plans.base import WorkloadRequest
 
 
@@ -32,6 +35,20 @@ class Mark(NamedTuple):
 
 
 After = Mark | Iterable[Mark]
+
+
+class Options(TypedDict, total=False):
+    """What messages and collectives may be given alike; what is left out is said where they are.
+
+    name: in timelines and samples. after: operations of this rank to wait for. stream: on which they come one after
+    the other. kind: by which figures are summed up. dscp: the kind's traffic class, 0 to 63, one for all of a kind.
+    """
+
+    name: str
+    after: After
+    stream: str
+    kind: str
+    dscp: int
 
 
 class PlanBuilder:
@@ -69,18 +86,14 @@ class PlanBuilder:
         source: int,
         target: int,
         size: float | str,
-        *,
-        name: str = "message",
-        after: After = (),
-        stream: str = "",
-        kind: str = "message",
-        dscp: int = 0,
+        **options: Unpack[Options],
     ) -> tuple[Mark, Mark]:
         """From one rank to another, where its receive is posted at once. Returns (sent, received), of either rank.
 
-        after: what the sender waits for. stream: by default all messages of a pair in one direction are on one.
+        after: what the sender waits for. stream: by default all messages of a pair in one direction are on one. kind
+        and name: by default "message". More on `Options`.
         """
-        self._note(kind, dscp)
+        name, after, stream, kind = self._read("message", options)
         numel = self.request.elements(size)
         tag = self._tags[source, target] = self._tags.get((source, target), -1) + 1
         streams = stream or f"send {target}", stream or f"receive {source}"
@@ -106,19 +119,16 @@ class PlanBuilder:
         collective: str,
         size: float | str,
         *,
-        name: str = "",
-        after: After = (),
         algorithm: str = "",
-        stream: str = "",
-        kind: str = "",
-        dscp: int = 0,
+        **options: Unpack[Options],
     ) -> dict[int, Mark]:
         """On every member of a group; size: of a rank's larger array. Returns each member's part of it.
 
         after: what members wait for, each for its own. algorithm: by default the variant's, for an all_reduce, and
-        `auto` for others. stream: by default the group's collectives are on one. kind: by default the collective.
+        `auto` for others. stream: by default the group's collectives are on one. kind and name: by default the
+        collective. More on `Options`.
         """
-        self._note(kind or collective, dscp)
+        name, after, stream, kind = self._read(collective, options)
         members = self._groups[group][1]
         numel = self.request.elements(size, 1 if collective == "all_reduce" else len(members))
         if not algorithm and collective != "all_reduce":
@@ -132,9 +142,9 @@ class PlanBuilder:
             rank: self._add(
                 rank,
                 GroupCollective(
-                    name or collective,
+                    name,
                     stream or f"group {group}",
-                    kind or collective,
+                    kind,
                     self._before(rank, [mark for mark in marks if mark.rank == rank]),
                     group,
                     collective,
@@ -162,6 +172,15 @@ class PlanBuilder:
             expected = f"one of rank {rank}; what another rank did reaches it by a message or a collective"
             raise PlanProblem(got=f"after an operation of rank {wrong[0].rank}", expected=expected)
         return tuple(mark.number for mark in marks)
+
+    def _read(self, usual: str, options: Options) -> tuple[str, After, str, str]:
+        """Name, after, stream and kind; the kind's DSCP is noted. usual: name and kind where none is given."""
+        known = Options.__annotations__
+        if wrong := [option for option in options if option not in known]:
+            raise PlanProblem(where=usual, got=f"option {wrong[0]}", expected=did_you_mean(wrong[0], known))
+        kind = options.get("kind") or usual
+        self._note(kind, options.get("dscp", 0))
+        return options.get("name") or usual, options.get("after", ()), options.get("stream", ""), kind
 
     def _note(self, kind: str, dscp: int) -> None:
         if self._dscps.setdefault(kind, dscp) != dscp:
