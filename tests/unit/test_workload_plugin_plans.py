@@ -185,9 +185,9 @@ def test_messages_and_collectives_have_the_same_options() -> None:
     plans = []
     for options in (Options(), Options(name="mine", stream="own", kind="pull", dscp=46)):
         builder = PlanBuilder(request)
-        before = builder.compute(0, "1 ms")
-        builder.message(0, 1, "4 kB", after=before, **options)
-        builder.collective(builder.group("all"), "all_gather", "4 kB", after=before, **options)
+        options["after"] = builder.compute(0, "1 ms")
+        builder.message(0, 1, "4 kB", **options)
+        builder.collective(builder.group("all"), "all_gather", "4 kB", **options)
         plans.append(builder.plan())
     usual, own = ([(one.name, one.stream, one.kind) for one in plan.ranks[0][1:]] for plan in plans)
     assert usual == [("message", "send 1", "message"), ("all_gather", "group 0", "all_gather")]
