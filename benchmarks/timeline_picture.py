@@ -19,8 +19,8 @@ text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
 .title { font-weight: 600; font-size: 14px; } .tick { fill: #5a6572; } .page { fill: #ffffff; }
 line { stroke: #d5dae0; stroke-width: 1; }
 .op-forward { fill: #56b4e9; } .op-backward_input, .op-full_backward { fill: #0072b2; }
-.op-backward_weight { fill: #009e73; } .op-send, .op-all_reduce { fill: #e69f00; }
-.op-send.odd, .op-all_reduce.odd { fill: #d55e00; }
+.op-backward_weight { fill: #009e73; } .op-communication { fill: #e69f00; }
+.op-communication.odd { fill: #d55e00; }
 """
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from testbed.report.data import COMMUNICATION, WHOLE_STEP, RunData
+from testbed.plugins import short
+from testbed.report.data import RECEIVE, SEND, WHOLE_STEP, RunData, communicates
 from testbed.report.figures import percent_text, time_text
 from testbed.report.rows import pack_rows
 from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
 from testbed.results.records import JsonObject, Sample
+from testbed.workload.planning import TOKEN
 
 SERIES_COLOURS = 6
 """How many variants the style sheet tells apart by colour; after that colours repeat, names do not."""
@@ -152,12 +154,12 @@ def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> 
     origin, end_s = steps_of(own)[step]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
     for sample in _until_received([sample for sample in own if (sample.trial, sample.step) == step]):
-        if sample.operation not in (WHOLE_STEP, "recv", "turn"):
+        if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
 
-    flying = {rank: [s for s in per_rank[rank] if s.operation in COMMUNICATION] for rank in ranks}
+    flying = {rank: [s for s in per_rank[rank] if communicates(s.operation)] for rank in ranks}
     rows = {rank: pack_rows([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
     most = max((1 + row for own_rows in rows.values() for row in own_rows), default=0)
     row_height = min(_TRACK_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
@@ -173,7 +175,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> 
             0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=_LABEL_ROOM - 10
         )
         for sample in per_rank[rank]:
-            if sample.operation not in COMMUNICATION:
+            if not communicates(sample.operation):
                 _draw_operation(drawing, axis, sample, origin, top, float(_COMPUTE_HEIGHT))
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
             y = top + _COMPUTE_HEIGHT + 2 + row * row_height
@@ -186,11 +188,11 @@ def _until_received(samples: Sequence[Sample]) -> list[Sample]:
     """Messages end with their receiver: the sender is done with one when its kernel has it."""
     come: dict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples, key=lambda sample: sample.end_s):
-        if sample.operation == "recv":
+        if sample.operation == RECEIVE:
             come[sample.message].append(sample.end_s)
     found = []
     for sample in sorted(samples, key=lambda sample: sample.start_s):
-        ends = come[sample.message] if sample.operation == "send" else []
+        ends = come[sample.message] if sample.operation == SEND else []
         found.append(sample._replace(end_s=max(sample.end_s, ends.pop(0))) if ends else sample)
     return found
 
@@ -199,6 +201,6 @@ def _draw_operation(
     drawing: Drawing, axis: Axis, sample: Sample, origin: float, y: float, thickness: float, shade: str = ""
 ) -> None:
     left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-    tooltip = f"rank {sample.rank}, {sample.operation} {sample.name}: {time_text(sample.duration_s)}"
-    css = f"op-{sample.operation}{shade}"
+    tooltip = f"rank {sample.rank}, {short(sample.operation)} {sample.name}: {time_text(sample.duration_s)}"
+    css = f"op-{'communication' if communicates(sample.operation) else sample.operation}{shade}"
     drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)

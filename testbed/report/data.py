@@ -8,6 +8,8 @@ from pathlib import Path
 
 import yaml
 
+from testbed.collectives import COLLECTIVES
+from testbed.plugins import OWN_FILE
 from testbed.results.records import (
     EVENTS,
     LINKS,
@@ -24,18 +26,16 @@ from testbed.results.records import (
 )
 from testbed.results.result import Result
 from testbed.scale import Scale
+from testbed.workload.planning import TOKEN
 
-COMMUNICATION = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "all_to_all_v",
-    "send",
-    "recv",
-    "turn",
-)
-WHOLE_STEP = "step"
+WHOLE_STEP, SEND, RECEIVE = "step", "send", "recv"
+
+
+def communicates(operation: str) -> bool:
+    """Whether an operation of a sample is a collective (also of a file), an end of a message, or a send token."""
+    if operation in (SEND, RECEIVE, TOKEN) or OWN_FILE.fullmatch(operation):
+        return True
+    return operation in COLLECTIVES
 
 
 @dataclass

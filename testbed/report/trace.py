@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from testbed.report.data import COMMUNICATION, WHOLE_STEP
+from testbed.plugins import short
+from testbed.report.data import RECEIVE, WHOLE_STEP, communicates
 from testbed.report.rows import pack_rows
 from testbed.results.records import JsonObject, Sample
 
@@ -31,7 +32,7 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
     events: list[JsonObject] = []
     ends: dict[tuple[Any, ...], list[list[JsonObject]]] = defaultdict(lambda: [[], []])
     for rank, own in sorted(per_rank.items()):
-        communication = [s for s in own if s.operation in COMMUNICATION]
+        communication = [s for s in own if communicates(s.operation)]
         rows = _rows(communication)
         numbers = {row: FIRST_COMMUNICATION_STREAM + index for index, row in enumerate(sorted(set(rows)))}
         streams = {STEP_STREAM: "steps", COMPUTE_STREAM: "compute"}
@@ -41,14 +42,14 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
         events.extend(
             _complete(s, STEP_STREAM if s.operation == WHOLE_STEP else COMPUTE_STREAM)
             for s in own
-            if s.operation not in COMMUNICATION
+            if not communicates(s.operation)
         )
         for sample, row in sorted(zip(communication, rows, strict=True), key=lambda pair: pair[0].start_s):
             event = _complete(sample, numbers[row])
             events.append(event)
             if sample.message:
                 key = sample.variant, sample.trial, sample.step, sample.message
-                ends[key][sample.operation == "recv"].append(event)
+                ends[key][sample.operation == RECEIVE].append(event)
     arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
     for number, (sent, came) in enumerate(arrows):
         events.append(_arrow("s", number, sent, sent["ts"]))
@@ -84,8 +85,8 @@ def _arrow(phase: str, number: int, event: JsonObject, moment: float) -> JsonObj
 def _complete(sample: Sample, stream: int) -> JsonObject:
     return {
         "ph": "X",
-        "name": sample.name or sample.operation,
-        "cat": sample.operation,
+        "name": sample.name or short(sample.operation),
+        "cat": short(sample.operation),
         "pid": sample.rank,
         "tid": stream,
         "ts": round(sample.start_s * 1e6, 3),

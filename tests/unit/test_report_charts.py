@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -114,6 +115,22 @@ def test_timeline_draws_every_operation_of_every_rank(tmp_path: Path) -> None:
     own = [s for s in data.samples if s.variant == "ring" and s.operation != "step"]
     assert len(drawn) == len(own)
     assert drawn.count("op-forward") == run.ranks
+
+
+def test_timeline_shows_a_collective_of_a_file_as_communication(tmp_path: Path) -> None:
+    data = loaded(SyntheticRun(trials=1), tmp_path)
+    own = [
+        s._replace(operation="/home/me/mine.py:swap") if s.operation == "all_reduce" else s
+        for s in data.samples
+    ]
+    chart = timeline_chart(replace(data, samples=own), "ring", 1.5)
+    assert chart is not None
+    drawn = [element.get("class") for element in ET.fromstring(chart).iter("rect")]
+    assert {css for css in drawn if css and "communication" in css} == {
+        "op-communication",
+        "op-communication odd",
+    }
+    assert "rank 0, mine.py:swap bucket 0" in chart
 
 
 def test_timeline_of_many_ranks_shows_some_of_each_building(tmp_path: Path) -> None:

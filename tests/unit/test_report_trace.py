@@ -5,13 +5,23 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.collectives import COLLECTIVES
+from testbed.report.data import communicates
 from testbed.report.rows import pack_rows
-from testbed.report.trace import COMPUTE_STREAM, STEP_STREAM, trace_events, write_trace
+from testbed.report.trace import (
+    COMPUTE_STREAM,
+    FIRST_COMMUNICATION_STREAM,
+    STEP_STREAM,
+    trace_events,
+    write_trace,
+)
 from testbed.results.records import Sample, read_samples
 from testbed.scale import Scale
+from testbed.workload.planning import TOKEN
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
 INTERVALS = st.lists(
@@ -84,6 +94,19 @@ def test_operations_of_a_plan_have_their_streams_rows() -> None:
         ("SEND_F 2", 1e6),
         ("communication 00", 0.0),
     ]
+
+
+def test_collectives_of_the_registry_and_of_files_are_communication(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(
+        map(communicates, (*COLLECTIVES, "/home/me/mine.py:neighbour_exchange", "send", "recv", TOKEN))
+    )
+    assert not any(map(communicates, ("forward", "wait", "step", "installed_one")))
+    monkeypatch.setitem(COLLECTIVES._known, "installed_one", COLLECTIVES["all_gather"])
+    assert communicates("installed_one")
+    events = trace_events([sample("/home/me/mine.py:neighbour_exchange", 0.0, 1.0)])
+    (complete,) = (event for event in events if event["ph"] == "X")
+    assert complete["name"] == complete["cat"] == "mine.py:neighbour_exchange"
+    assert complete["tid"] == FIRST_COMMUNICATION_STREAM
 
 
 @given(INTERVALS)
