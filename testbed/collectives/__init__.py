@@ -35,6 +35,7 @@ from testbed.collectives.registry import (
     RowsAlgorithm,
     algorithm_of,
     collective_of,
+    rows_algorithm_of,
 )
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import CollectiveTimeout, Work
@@ -81,6 +82,7 @@ __all__ = [
     "in_channels",
     "pieces_for",
     "reverse",
+    "rows_algorithm_of",
     "runs_of",
     "then",
     "traffic",

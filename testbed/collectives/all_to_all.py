@@ -14,7 +14,7 @@ from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import relays_blocks
 from testbed.collectives.messages import Members
 from testbed.collectives.operations import check_array, padded, shares, split_bounds
-from testbed.collectives.registry import AUTO, Algorithm, algorithm_of, rows_algorithm_of
+from testbed.collectives.registry import AUTO, Algorithm, RowsAlgorithm, algorithm_of, rows_algorithm_of
 from testbed.collectives.work import Work
 from testbed.transport import TransportError
 
@@ -76,7 +76,7 @@ class AllToAll(Members):
         output: Array,
         input: Array,
         input_split_sizes: Sequence[int],
-        algorithm: str = "late_counts",
+        algorithm: str | RowsAlgorithm = "late_counts",
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Work:

@@ -24,7 +24,7 @@ ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURR
 ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
 
 
-def sent_rows(algorithm: str, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
     """What travels where rows[s][d] are to be sent from s to d, of which nobody has more than `most` for anybody."""
     sent = rows_algorithm_of(ALL_TO_ALL_V, algorithm).sent
     return [[sent(count, most) for count in row] for row in rows]

@@ -245,7 +245,9 @@ def algorithm_of(collective: str | Collective, algorithm: str | Algorithm) -> Al
     return found
 
 
-def rows_algorithm_of(collective: str | Collective, algorithm: str) -> RowsAlgorithm:
+def rows_algorithm_of(collective: str | Collective, algorithm: str | RowsAlgorithm) -> RowsAlgorithm:
     """The same of a collective with uneven rows."""
+    if isinstance(algorithm, RowsAlgorithm):
+        return algorithm
     found: RowsAlgorithm = collective_of(collective).algorithms.find(algorithm)
     return found

@@ -9,6 +9,7 @@ import numpy as np
 
 from testbed.collectives import (
     ALL_REDUCE,
+    ALL_TO_ALL_V,
     AUTO,
     DTYPES,
     OPERATIONS,
@@ -16,17 +17,20 @@ from testbed.collectives import (
     Array,
     Collective,
     Communicator,
+    RowsAlgorithm,
     Work,
     algorithm_of,
     collective_of,
     count_wrong_output,
     dtype_named,
     fill,
+    rows_algorithm_of,
     traffic,
 )
 from testbed.collectives.checking import check_plans
-from testbed.errors import TestbedError
 from testbed.testing.driving import Sent, communicators_of, finish, layouts
+from testbed.testing.errors import Nonconforming
+from testbed.testing.rows import UNEVEN, check_rows, check_sent
 from testbed.transport import TransportError
 
 SIZES = tuple(range(1, 18))
@@ -37,12 +41,8 @@ STRIDE = (
 )
 
 
-class Nonconforming(TestbedError, AssertionError):
-    """An algorithm that does not do what its collective promises; the message has the case."""
-
-
 def check_algorithm(
-    algorithm: Algorithm | str,
+    algorithm: Algorithm | RowsAlgorithm | str,
     collective: Collective | str | None = None,
     *,
     sizes: Sequence[int] = SIZES,
@@ -56,10 +56,11 @@ def check_algorithm(
     the plans say. Data types and reductions take turns.
 
     Args:
-        algorithm: As its collective's `algorithm` decorator makes one; or a name, or FILE.py:NAME, of `collective`.
+        algorithm: As its collective's `algorithm` decorator makes one; or a `RowsAlgorithm`, of rows whose number
+            receivers do not know (ALL_TO_ALL_V); or a name, or FILE.py:NAME, of `collective`.
         collective: What it does; None: what it was made for.
         sizes: Numbers of ranks.
-        numels: Elements of a block, two of them with each layout.
+        numels: Elements of a block, or most rows of a rank for another, two of them with each layout.
         typed: (data type, reduction) pairs; None: all in turn.
 
     Raises:
@@ -74,10 +75,11 @@ def check_algorithm(
     if collective is None:
         if isinstance(algorithm, str):
             raise ValueError("collective: got None, expected one beside a name")
-        collective = algorithm.collective
+        collective = ALL_TO_ALL_V if isinstance(algorithm, RowsAlgorithm) else algorithm.collective
     known = collective_of(collective)
-    if known.uneven:
-        raise ValueError(f"collective: got {known.name}, expected one that goes by plans")
+    if known.uneven or isinstance(algorithm, RowsAlgorithm):
+        _check_uneven(known, algorithm, sizes, numels, typed)
+        return
     made = algorithm if algorithm == AUTO else algorithm_of(known, algorithm)
     turns = _turns(typed)
     for size in sizes:
@@ -89,6 +91,32 @@ def check_algorithm(
             for offset in (0, 2):
                 numel = numels[(size + number + offset) % len(numels)]
                 _check(known, made, groups, root, numel, *next(turns))
+
+
+def _check_uneven(
+    collective: Collective,
+    algorithm: Algorithm | RowsAlgorithm | str,
+    sizes: Sequence[int],
+    numels: Sequence[int],
+    typed: Sequence[tuple[str, str]] | None,
+) -> None:
+    """Reductions of `typed` have no meaning here."""
+    if isinstance(algorithm, Algorithm) or not collective.uneven:
+        kind = "RowsAlgorithm" if collective.uneven else "Algorithm"
+        raise ValueError(
+            f"algorithm: got a {type(algorithm).__name__}, expected a {kind} for {collective.name}"
+        )
+    named = algorithm if isinstance(algorithm, str) else "algorithm"
+    name = f"{collective.automatic(0, ()) if named == AUTO else named} of {collective.name}"
+    made = rows_algorithm_of(collective, collective.automatic(0, ()) if algorithm == AUTO else algorithm)
+    for most in numels:
+        check_sent(made, name, most)
+    turns = _turns(typed)
+    for size in sizes:
+        for number, groups in enumerate(layouts(size)):
+            for offset, uneven in enumerate(UNEVEN):
+                most = numels[(size + number + 2 * offset) % len(numels)]
+                check_rows(made, name, groups, uneven(size, most), most, next(turns)[0])
 
 
 def _turns(typed: Sequence[tuple[str, str]] | None) -> Iterator[tuple[str, str]]:

@@ -9,17 +9,19 @@ import pytest
 from testbed.collectives import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL_V,
     COLLECTIVES,
     Collective,
     Plan,
     PlanRequest,
     Round,
+    RowsAlgorithm,
     Transfer,
     even,
 )
 from testbed.collectives.checking import WrongPlan
 from testbed.plugins import PluginError
-from testbed.testing import check_algorithm
+from testbed.testing import Nonconforming, check_algorithm
 from tests.unit.collective_runs import ALGORITHMS
 
 WHOLE = ((0, 1),)
@@ -31,6 +33,48 @@ FIRST = (Transfer(0, WHOLE),)
 )
 def test_the_testbeds_own_conform(collective: str, algorithm: str) -> None:
     check_algorithm(algorithm, collective, sizes=(1, 2, 3, 5, 8))
+
+
+@pytest.mark.parametrize("algorithm", [*ALL_TO_ALL_V.algorithms, "auto"])
+def test_the_testbeds_own_of_uneven_rows_conform(algorithm: str) -> None:
+    check_algorithm(algorithm, "all_to_all_v", sizes=(1, 2, 3, 5, 8))
+
+
+def to_eights(count: int, most: int) -> int:
+    return min(most, -(-count // 8) * 8)
+
+
+def test_one_of_ones_own_for_uneven_rows_conforms() -> None:
+    """Rows in blocks of eight, as grouped matrix products take them, from two peers at a time."""
+    check_algorithm(RowsAlgorithm(to_eights, concurrency=2), sizes=(1, 2, 5, 9))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        (RowsAlgorithm(lambda count, most: count // 2), r"sent\(1, 7\): got 0, expected 1 to 7"),
+        (RowsAlgorithm(lambda count, most: most + 1), r"sent\(0, 0\): got 1, expected 0 to 0"),
+        (RowsAlgorithm(to_eights, ahead=True), r"sent\(0, 7\): got 0, expected 7, known ahead"),
+        (
+            RowsAlgorithm(to_eights, concurrency=0),
+            r"rows that came to rank 0: got \[0, 5\], expected \[0, 3\]",
+        ),
+    ],
+)
+def test_mistakes_with_uneven_rows_are_told(algorithm: RowsAlgorithm, message: str) -> None:
+    with pytest.raises(Nonconforming, match=message):
+        check_algorithm(algorithm, sizes=[2], numels=[0, 7, 64])
+
+
+def test_an_algorithm_is_of_the_collective_that_it_is_checked_for() -> None:
+    with pytest.raises(
+        ValueError, match="algorithm: got a Algorithm, expected a RowsAlgorithm for all_to_all_v"
+    ):
+        check_algorithm(star, "all_to_all_v")
+    with pytest.raises(
+        ValueError, match="algorithm: got a RowsAlgorithm, expected a Algorithm for all_reduce"
+    ):
+        check_algorithm(RowsAlgorithm(to_eights), "all_reduce")
 
 
 def others(request: PlanRequest) -> tuple[Transfer, ...]:
