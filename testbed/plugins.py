@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -41,6 +41,26 @@ def short(name: str) -> str:
     """For people: of FILE.py:NAME without the file's folder."""
     own = OWN_FILE.fullmatch(name)
     return name if own is None else f"{Path(own['file']).name}:{own['name']}"
+
+
+def shortened(value: Any) -> Any:
+    """For people: data with every FILE.py:NAME in it without the file's folder, the reverse of `rooted`."""
+    if isinstance(value, Mapping):
+        return {key: shortened(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shortened(item) for item in value]
+    return short(value) if isinstance(value, str) else value
+
+
+def told_apart(names: Sequence[str]) -> dict[str, str]:
+    """What names are known by beside each other: FILE:NAME of FILE.py:NAME, with a number where two have the same."""
+    found: dict[str, str] = {}
+    for name in names:
+        own = OWN_FILE.fullmatch(name)
+        label = name if own is None else f"{Path(own['file']).stem}:{own['name']}"
+        same = sum(key == label or key.startswith(f"{label}-") for key in found)
+        found[f"{label}-{same + 1}" if same else label] = name
+    return found
 
 
 REGISTRIES = {

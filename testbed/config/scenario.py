@@ -41,7 +41,7 @@ from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import WorkloadSpec
 from testbed.errors import did_you_mean
-from testbed.plugins import rooted
+from testbed.plugins import rooted, told_apart
 from testbed.words import PLANNED
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -298,7 +298,7 @@ class Scenario(Strict):
     def variant(self, name: str) -> Scenario:
         """What a variant runs: this scenario with its changes. ConfigError, KeyError."""
         if self.variants is None:
-            return self.model_copy(update={"algorithms": (name,)})
+            return self.model_copy(update={"algorithms": (self.named_algorithms[name],)})
         return self.changed(self.variants[name], f"variant {name}")
 
     def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
@@ -312,7 +312,12 @@ class Scenario(Strict):
     @property
     def variant_names(self) -> tuple[str, ...]:
         """What is compared: the variants, or the algorithms."""
-        return tuple(self.variants) if self.variants is not None else self.algorithms
+        return tuple(self.variants if self.variants is not None else self.named_algorithms)
+
+    @property
+    def named_algorithms(self) -> Mapping[str, str]:
+        """By what they are called in results; of FILE.py:NAME FILE:NAME, so that no folder of this machine is shown."""
+        return told_apart(self.algorithms)
 
 
 def _free_hosts(data: Mapping[str, Any]) -> int | None:

@@ -14,6 +14,7 @@ from testbed.model import Stuck, Timeline, peak_alive
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
 from testbed.model.predicting import predict, predict_tail_s
+from testbed.plugins import shortened
 from testbed.scale import Scale
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
@@ -183,4 +184,5 @@ def _short(path: str) -> str:
 
 
 def _shown(value: object) -> str:
+    value = shortened(value)
     return value if isinstance(value, str) else json.dumps(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,16 +61,16 @@ class JobSpec:
         return cls(**document)
 
 
-def plan_steps(algorithms: tuple[str, ...], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
-    """Steps of all variants, warm-up first.
+def plan_steps(variants: Mapping[str, str], trials: int, warmup: int, in_turns: bool) -> tuple[Step, ...]:
+    """Steps of all variants, of which each has its algorithm, warm-up first.
 
     In turns they are interleaved, in an order that turns round each trial, so that slow drifts hit all alike; else one
     variant comes after the other.
     """
     if not in_turns:
-        return tuple(Step(name, name, trial) for name in algorithms for trial in range(-warmup, trials))
+        return tuple(Step(*one, trial) for one in variants.items() for trial in range(-warmup, trials))
     steps: list[Step] = []
     for trial in range(-warmup, trials):
-        order = algorithms if trial % 2 == 0 else algorithms[::-1]
-        steps += [Step(name, name, trial) for name in order]
+        order = list(variants.items())
+        steps += [Step(*one, trial) for one in (order if trial % 2 == 0 else order[::-1])]
     return tuple(steps)

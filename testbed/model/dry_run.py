@@ -104,9 +104,9 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
     found = {}
     for name, own, workload in _all(scenario, scale):
         several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
-        for algorithm in own.algorithms if several else own.algorithms[:1]:
+        for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
             timeline = dry_run_of(own, workload, algorithm, scale)
-            found[algorithm if several else name] = DryRun(workload, algorithm, timeline)
+            found[label if several else name] = DryRun(workload, algorithm, timeline)
     return found
 
 

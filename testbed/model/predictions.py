@@ -35,7 +35,7 @@ def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Predi
     for name in scenario.variant_names:
         job = common or job_of(scenario.variant(name), Scale(), engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
-        algorithm = name if common else job.scenario.algorithms[0]
+        algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         step_s = predict(job, algorithm, calibration).step_time_s
         found[name] = Prediction(step_s, job.wan_bytes(algorithm), job.unmodelled)
     return found

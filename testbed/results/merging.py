@@ -109,7 +109,7 @@ def merge_variants(
             topology,
             scale,
             name=name,
-            algorithm=variant.algorithms[0],
+            algorithm=name if scenario.variants is None else next(iter(variant.named_algorithms)),
             policy=variant.policy.label,
             hosts=hosts,
             steps=steps,

@@ -80,18 +80,18 @@ def cut(scenario: Scenario) -> list[Shard]:
                 shards.append(Shard(len(shards), name, trial, 1, scenario.seed + trial * SEED_STEP))
         return shards
     most = scenario.trials if scenario.events else TRIALS
-    for algorithm in scenario.algorithms:
+    for name in scenario.variant_names:
         for block, first in enumerate(range(0, scenario.trials, most)):
             trials = min(most, scenario.trials - first)
-            shards.append(Shard(len(shards), algorithm, first, trials, scenario.seed + block * SEED_STEP))
+            shards.append(Shard(len(shards), name, first, trials, scenario.seed + block * SEED_STEP))
     return shards
 
 
 class ShardVariant(ResultModel):
     """What a shard says of one of its algorithms beside what its records hold.
 
-    step_time_s: the median of its measured steps, predicted_s: the model's, None where it says nothing; both in real
-    seconds. expected_wan_bytes: emulated.
+    algorithm: as results call it. step_time_s: the median of its measured steps, predicted_s: the model's, None where
+    it says nothing; both in real seconds. expected_wan_bytes: emulated.
     """
 
     algorithm: str

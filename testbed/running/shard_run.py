@@ -179,7 +179,7 @@ class ShardRun:
             dtype=scenario.workload.gradient_dtype,
             plan=self.workload.plan,
             steps=plan_steps(
-                tuple(scenario.algorithms), scenario.trials, scenario.warmup, in_turns=not scenario.events
+                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not scenario.events
             ),
             output=str(self.folder.resolve()),
             background_traffic=tuple(self._background_hosts(fabric)),
@@ -223,9 +223,9 @@ class ShardRun:
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
-        for algorithm in self.scenario.algorithms:
-            own = [step for step in steps if step.variant == algorithm]
-            variants.append(self._variant(algorithm, own, records, evidence))
+        for name, algorithm in self.scenario.named_algorithms.items():
+            own = [step for step in steps if step.variant == name]
+            variants.append(self._variant(name, algorithm, own, records, evidence))
         clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
         scale = asdict(self.scale)
         manifest = {
@@ -268,7 +268,7 @@ class ShardRun:
         )
 
     def _variant(
-        self, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
+        self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
     ) -> dict[str, Any]:
         """As `ShardVariant` has it."""
         expected = self.job.wan_bytes(algorithm)
@@ -276,7 +276,7 @@ class ShardRun:
         missing = missing_share(self.job, algorithm, self._calibration)
         observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in steps]
         entry = {
-            "algorithm": algorithm,
+            "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
             "expected_wan_bytes": expected,
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
@@ -287,7 +287,7 @@ class ShardRun:
             ),
         }
         if evidence.events:
-            entry["events"] = events_record(evidence.event_log, algorithm)
+            entry["events"] = events_record(evidence.event_log, name)
         return entry
 
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:

@@ -41,7 +41,7 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
             dscps={"head": 26},
             buildings=(0,),
         ),
-        steps=plan_steps(("ring",), 1, 0, in_turns=True),
+        steps=plan_steps({"ring": "ring"}, 1, 0, in_turns=True),
         output="/tmp",
     )
     line = job.to_json()
@@ -50,7 +50,7 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
 
 
 def test_variants_take_turns_in_going_first() -> None:
-    steps = plan_steps(("ring", "hierarchical"), trials=2, warmup=1, in_turns=True)
+    steps = plan_steps({"ring": "ring", "hierarchical": "mine.py:mine"}, trials=2, warmup=1, in_turns=True)
     assert [(step.variant, step.trial) for step in steps] == [
         ("hierarchical", -1),
         ("ring", -1),
@@ -59,10 +59,14 @@ def test_variants_take_turns_in_going_first() -> None:
         ("hierarchical", 1),
         ("ring", 1),
     ]
+    assert {(step.variant, step.algorithm) for step in steps} == {
+        ("ring", "ring"),
+        ("hierarchical", "mine.py:mine"),
+    }
 
 
 def test_variants_follow_each_other_where_events_happen_in_each() -> None:
-    steps = plan_steps(("ring", "hierarchical"), trials=1, warmup=1, in_turns=False)
+    steps = plan_steps({"ring": "ring", "hierarchical": "mine.py:mine"}, trials=1, warmup=1, in_turns=False)
     assert [(step.variant, step.trial) for step in steps] == [
         ("ring", -1),
         ("ring", 0),

@@ -9,7 +9,16 @@ import pytest
 
 from testbed.controller.policies import LinkPolicy, Policy
 from testbed.controller.policies.spreading import Ecmp
-from testbed.plugins import REGISTRIES, PluginError, Registry, derived_from, registry, rooted
+from testbed.plugins import (
+    REGISTRIES,
+    PluginError,
+    Registry,
+    derived_from,
+    registry,
+    rooted,
+    shortened,
+    told_apart,
+)
 
 MINE = """
 from testbed.controller import LinkPolicy
@@ -92,6 +101,21 @@ def test_installed_packages_bring_theirs(
 def test_a_name_is_given_once(policies: Registry[type[Policy]]) -> None:
     with pytest.raises(PluginError, match="policy: got last twice, expected each name once"):
         policies.register("last")(Ecmp)
+
+
+def test_things_of_files_have_short_names_that_differ() -> None:
+    names = ["ring", "/a/mine.py:tree", "/b/mine.py:tree", "/b/mine.py:trees", "/c/d/mine.py:tree"]
+    assert told_apart(names) == {
+        "ring": "ring",
+        "mine:tree": "/a/mine.py:tree",
+        "mine:tree-2": "/b/mine.py:tree",
+        "mine:trees": "/b/mine.py:trees",
+        "mine:tree-3": "/c/d/mine.py:tree",
+    }
+    assert shortened({"algorithms": ["ring", "/a/mine.py:tree"], "trials": 3}) == {
+        "algorithms": ["ring", "mine.py:tree"],
+        "trials": 3,
+    }
 
 
 def test_files_named_in_a_file_are_found_from_its_folder() -> None:

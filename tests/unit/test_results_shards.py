@@ -12,6 +12,9 @@ import pytest
 from testbed.config import Scenario
 from testbed.fabric.readback import FabricCounters, WanCounters
 from testbed.links.wire import DirectionAccount, EngineAccount
+from testbed.model.calibration import Calibration
+from testbed.model.dry_run import dry_runs
+from testbed.model.predictions import predict_all
 from testbed.results.merging import GAP_S, merge_records, merge_variants, merge_verdicts
 from testbed.results.result import Control, InvariantRecord, VerdictRecord
 from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
@@ -40,6 +43,38 @@ def scenario(trials: int, *algorithms: str) -> Scenario:
             "seed": 5,
         }
     )
+
+
+OWN = """
+from testbed.collectives import ALL_REDUCE, algorithm_of
+
+@ALL_REDUCE.algorithm()
+def mine(request):
+    return algorithm_of(ALL_REDUCE, "ring").make(request)
+"""
+
+
+def test_algorithms_of_files_are_called_by_file_and_name(tmp_path: Path) -> None:
+    """In shards, folders, merged figures and predictions; not by folders of this machine."""
+    files = [tmp_path / "a" / "own.py", tmp_path / "b" / "own.py"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(OWN)
+    asked = scenario(1, "ring", *(f"{file}:mine" for file in files))
+    assert asked.variant_names == ("ring", "own:mine", "own:mine-2")
+    shards = cut(asked)
+    assert [shard.variant for shard in shards] == list(asked.variant_names)
+    assert [shard.folder for shard in shards] == list(asked.variant_names)
+    assert shards[2].scenario(asked).algorithms == (f"{files[1]}:mine",)
+    results = [result(shard, [1.0]) for shard in shards]
+    merged = merge_variants(asked, Scale(), results, merge_records(results))
+    assert [(variant.name, variant.algorithm) for variant in merged] == [
+        (name, name) for name in asked.variant_names
+    ]
+    assert list(dry_runs(asked, Scale())) == list(asked.variant_names)
+    predicted = predict_all(asked, Calibration({}))
+    assert list(predicted) == list(asked.variant_names)
+    assert predicted["own:mine-2"].step_time_s > 0
 
 
 def verdict(status: Any, **held: bool | None) -> VerdictRecord:
