@@ -24,7 +24,7 @@ EXIT_DIFFERENT = 4
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A folder that `testbed run` made.")]
 
 
-def add_again_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(report)
     app.command()(compare)

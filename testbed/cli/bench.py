@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from testbed.cli.fabric import DatapathOption, EngineOption
 from testbed.cli.options import (
     AUTO_SCALE,
     RUN_CLOCK,
     SEED,
+    DatapathOption,
+    EngineOption,
     PolicyOption,
     SeedOption,
     SizeScaleOption,
@@ -51,7 +52,7 @@ HEADINGS = (
 WIDTHS = (1, 12, 12, 9, 8, 19, 11, 9, 9, 7, 9)
 
 
-def add_bench_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(bench)
 

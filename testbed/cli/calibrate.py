@@ -18,7 +18,7 @@ from testbed.report.figures import time_text
 from testbed.results.directory import default_path
 
 
-def add_calibrate_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(calibrate)
 

@@ -14,7 +14,7 @@ from testbed.config.shipped import shipped
 from testbed.errors import did_you_mean
 
 
-def add_example_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(init)
 

@@ -25,7 +25,7 @@ from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
 
 
-def add_explore_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(explore)
 

@@ -12,7 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import doctor
-from testbed.cli.options import AUTO_SCALE, JsonOption, PolicyOption, SizeScaleOption
+from testbed.cli.options import (
+    AUTO_SCALE,
+    DatapathOption,
+    EngineOption,
+    FabricOption,
+    JsonOption,
+    PolicyOption,
+    SizeScaleOption,
+)
 from testbed.config import LossBursts
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.config.units import format_duration, format_fraction, format_rate, format_size
@@ -24,20 +32,10 @@ from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
 from testbed.running.choosing import choose_network_without_ranks, command_given
 from testbed.scale import Scale
 
-FabricOption = Annotated[
-    str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")
-]
-EngineOption = Annotated[
-    str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")
-]
-DatapathOption = Annotated[
-    str | None,
-    typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
-]
 EVENTS = ("duplicate", "reorder", "corrupt")
 
 
-def add_fabric_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     for command in (up, inspect, down, clean):
         app.command()(command)

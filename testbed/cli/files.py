@@ -15,7 +15,7 @@ from testbed.report.graph import Form, drawn
 from testbed.results.result import Result
 
 
-def add_file_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(check)
     app.command()(schema)

@@ -8,14 +8,20 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.options import AUTO_SCALE, PolicyOption, SizeScaleOption, TopologyOption
+from testbed.cli.options import (
+    AUTO_SCALE,
+    DatapathOption,
+    EngineOption,
+    PolicyOption,
+    SizeScaleOption,
+    TopologyOption,
+)
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.running.choosing import choose_network
 from testbed.running.program_run import program_given, run_programs
 
 
-def add_launch_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(launch)
 

@@ -7,14 +7,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.fabric import FabricOption, direction_row
+from testbed.cli.fabric import direction_row
+from testbed.cli.options import FabricOption
 from testbed.config import ConfigError, Problem
 from testbed.fabric.changing import change_link, settings_asked
 from testbed.fabric.daemon import find
 from testbed.links.wire import direction_to_json
 
 
-def add_link_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     link = typer.Typer(no_args_is_help=True, help="WAN links of a network that is up.")
     link.command(name="set")(set_link)

@@ -12,46 +12,23 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from testbed.cli.again import add_again_commands
-from testbed.cli.bench import add_bench_command
-from testbed.cli.calibrate import add_calibrate_command
-from testbed.cli.example import add_example_command
-from testbed.cli.explore import add_explore_command
-from testbed.cli.fabric import add_fabric_commands
-from testbed.cli.files import add_file_commands
 from testbed.cli.interrupts import by_ctrl_c, raise_on_signals
-from testbed.cli.launch import add_launch_command
-from testbed.cli.link import add_link_commands
-from testbed.cli.plan import add_plan_command
-from testbed.cli.policy import add_policy_commands
-from testbed.cli.predict import add_predict_command
-from testbed.cli.probe import add_probe_command
-from testbed.cli.run import add_run_commands
-from testbed.cli.virtual import add_virtual_commands
+from testbed.cli.lazy import LazyGroup
 from testbed.errors import TestbedError
 
 app = typer.Typer(
     name="testbed",
+    cls=LazyGroup,
     help="Packet-level network emulation for training jobs that span several data-center buildings.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-add_run_commands(app)
-add_again_commands(app)
-add_bench_command(app)
-add_explore_command(app)
-add_calibrate_command(app)
-add_fabric_commands(app)
-add_launch_command(app)
-add_link_commands(app)
-add_plan_command(app)
-add_policy_commands(app)
-add_predict_command(app)
-add_probe_command(app)
-add_file_commands(app)
-add_example_command(app)
-add_virtual_commands(app)
+
+
+@app.callback()
+def _every_command() -> None:
+    """There is no option that all commands have; a typer app without commands of its own needs this to be a group."""
 
 
 def main() -> NoReturn:

@@ -26,6 +26,16 @@ TopologyOption = Annotated[
 SizeScaleOption = Annotated[
     str, typer.Option(help="Divide rates and sizes by this; auto: the smallest that this host carries.")
 ]
+FabricOption = Annotated[
+    str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")
+]
+EngineOption = Annotated[
+    str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")
+]
+DatapathOption = Annotated[
+    str | None,
+    typer.Option("--datapath", help="Open vSwitch's system or netdev [default: what the host has]."),
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 OutputOption = Annotated[
     Path | None,

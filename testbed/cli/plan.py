@@ -21,7 +21,7 @@ from testbed.scale import Scale
 from testbed.workload.schedules import write_csv
 
 
-def add_plan_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(plan)
 

@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from testbed.cli.fabric import FabricOption
-from testbed.cli.options import JsonOption
+from testbed.cli.options import FabricOption, JsonOption
 from testbed.directions import QueueClass
 from testbed.fabric.changing import change_policy, controller_of, policy_asked
 from testbed.fabric.daemon import find
@@ -25,7 +24,7 @@ NAME = Annotated[str, typer.Argument(metavar="POLICY", help="A policy, or one of
 SHOWN_RULES = 20
 
 
-def add_policy_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     policy = typer.Typer(no_args_is_help=True, help="The transport policy of a network that is up.")
     policy.command(name="show")(show)

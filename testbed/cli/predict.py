@@ -20,7 +20,7 @@ from testbed.model.predictions import predict_all
 from testbed.report.figures import size_text, time_text
 
 
-def add_predict_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(predict)
 

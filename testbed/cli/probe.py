@@ -9,14 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.fabric import FabricOption
-from testbed.cli.options import JsonOption
+from testbed.cli.options import FabricOption, JsonOption
 from testbed.config.units import format_duration
 from testbed.fabric.daemon import find
 from testbed.fabric.tracing import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
 
 
-def add_probe_command(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's command."""
     app.command()(probe)
 

@@ -9,8 +9,15 @@ import typer
 from rich.console import Console
 
 from testbed.cli.carrying import print_result, telling
-from testbed.cli.fabric import DatapathOption, EngineOption
-from testbed.cli.options import RUN_CLOCK, JobsOption, JsonOption, OutputOption, OverridesOption
+from testbed.cli.options import (
+    RUN_CLOCK,
+    DatapathOption,
+    EngineOption,
+    JobsOption,
+    JsonOption,
+    OutputOption,
+    OverridesOption,
+)
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.config import load_scenario
 from testbed.experiments import running as experiment
@@ -20,7 +27,7 @@ from testbed.running.request import Request
 EXIT_UNTRUSTED = 3
 
 
-def add_run_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     app.command()(run)
 

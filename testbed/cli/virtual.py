@@ -37,7 +37,7 @@ virtual_app = typer.Typer(
 )
 
 
-def add_virtual_commands(app: typer.Typer) -> None:
+def add_commands(app: typer.Typer) -> None:
     """Register this module's commands."""
     virtual_app.command()(build)
     virtual_app.command(

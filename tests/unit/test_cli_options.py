@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import typer.main
+from typer.testing import CliRunner
 
 import testbed.api
+from testbed.cli.lazy import COMMANDS, LazyCommand
 from testbed.cli.main import app
 from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK
 from testbed.config.policy import DEFAULT_POLICY
@@ -19,6 +25,8 @@ OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol")}
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """All of them, with their names."""
+    if isinstance(group, LazyCommand):
+        group = group.load()
     inner = getattr(group, "commands", None)
     if inner is None:
         yield name, group
@@ -57,3 +65,49 @@ def test_python_has_the_same_defaults() -> None:
         inspect.signature(testbed.api.run).parameters["clock"].default == MODEL_CLOCK
     )  # its docstring says why
     assert "which a notebook seldom has" in (testbed.api.run.__doc__ or "")
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    group = typer.main.get_command(app)
+    assert list(getattr(group, "commands")) == list(COMMANDS)  # noqa: B009 (typer's own types are private)
+    for name, entry in COMMANDS.items():
+        text = LazyCommand(name, entry).load().help
+        assert entry.help == " ".join(inspect.cleandoc(text).split("\n\n")[0].split()), name
+
+
+def test_every_command_of_a_module_is_in_the_list() -> None:
+    for module in {entry.module for entry in COMMANDS.values()}:
+        own = typer.Typer()
+        importlib.import_module(f"testbed.cli.{module}").add_commands(own)
+        names = set(typer.main.get_group(own).commands)
+        assert names == {name for name, entry in COMMANDS.items() if entry.module == module}
+
+
+def test_a_command_that_there_is_not_is_answered_with_the_nearest() -> None:
+    done = CliRunner().invoke(app, ["lanch"])
+    assert done.exit_code == 2
+    assert "Did you mean 'launch'" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_what_asks_for_no_command_imports_nothing_that_commands_need(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "testbed", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in done.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    assert "typer" in imported
+    heavy = {"numpy", "pydantic", "yaml", "pyroute2", "os_ken", "psutil", "jinja2"}
+    assert imported & heavy == set()
+    ours = {name for name in imported if name.startswith("testbed.")}
+    assert ours <= {f"testbed.cli.{name}" for name in ("main", "lazy", "interrupts")} | {
+        "testbed.cli",
+        "testbed.errors",
+        "testbed.version",
+    }
