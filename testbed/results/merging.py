@@ -122,10 +122,9 @@ def merge_variants(
         figures["control"] = own[0].control
         if own[0].events is not None:
             figures["events"] = own[0].events
-        if training := _training(own, steps, scale):
-            figures["training"] = training
-            if training.schedule is not None:
-                figures["limited_by"] = limited_words(training.measured.document())
+        figures["training"] = training = _training(own, steps, scale)
+        if training.schedule is not None:
+            figures["limited_by"] = limited_words(training.measured.document())
         variants.append(Variant.model_validate(figures))
     return variants
 
@@ -136,12 +135,9 @@ def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
     return statistics.median(found) if found else None
 
 
-def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training | None:
+def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training:
     """Of the shard whose step took the median; its prediction held against all steps."""
-    entries = [(part.step_time_s, number, part.training) for number, part in enumerate(own) if part.training]
-    if not entries:
-        return None
-    _, _, training = sorted(entries, key=lambda entry: entry[:2])[(len(entries) - 1) // 2]
+    training = sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2].training
     changes: dict[str, Any] = {"median_step": middle_step(steps).index}
     if training.predicted is not None:
         measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)

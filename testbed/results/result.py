@@ -169,11 +169,11 @@ class Training(ResultModel):
     schedule: str | None = None
     microbatches: int | None = None
     stages: int | None = None
-    mesh: dict[str, int] = Field({}, description="Ranks of each dimension that has several.")
+    mesh: dict[str, int] = Field(default={}, description="Ranks of each dimension that has several.")
     not_emulated: tuple[str, ...] = Field(
-        (), description="Dimensions within a rank, whose traffic no network carries."
+        default=(), description="Dimensions within a rank, whose traffic no network carries."
     )
-    peak_activation_bytes: tuple[int, ...] = Field((), description="By rank.")
+    peak_activation_bytes: tuple[int, ...] = Field(default=(), description="By rank.")
     predicted: PredictedSplit | None = Field(
         description="None where the model says nothing of such a scenario."
     )
@@ -209,7 +209,9 @@ class Variant(ResultModel):
     limited_by: str = Field(description="One sentence.")
     verdict: VerdictRecord
     control: Control
-    training: Training | None = None
+    training: Training | None = Field(
+        default=None, description="Not in plain data-parallel runs that earlier versions made."
+    )
     events: Events | None = None
 
 

@@ -100,7 +100,7 @@ class ShardVariant(ResultModel):
     predicted_s: float | None
     verdict: VerdictRecord
     control: Control
-    training: Training | None = None
+    training: Training
     events: Events | None = None
 
 

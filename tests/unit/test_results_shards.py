@@ -16,7 +16,7 @@ from testbed.model.calibration import Calibration
 from testbed.model.dry_run import dry_runs
 from testbed.model.predictions import predict_all
 from testbed.results.merging import GAP_S, merge_records, merge_variants, merge_verdicts
-from testbed.results.result import Control, InvariantRecord, VerdictRecord
+from testbed.results.result import Control, InvariantRecord, PredictedSplit, Split, Training, VerdictRecord
 from testbed.results.shards import Shard, ShardFigures, ShardRecord, ShardVariant, cut, whole
 from testbed.running.job_run import LinkSample
 from testbed.running.records import link_lines
@@ -85,6 +85,18 @@ def verdict(status: Any, **held: bool | None) -> VerdictRecord:
     return VerdictRecord(status=status, invariants=tuple(rows))
 
 
+def divided(step_s: float) -> Training:
+    """A step of which ranks compute for half, and wait for others for the rest; the model thought of a longer one."""
+    split = Split(compute_s=step_s / 2, bubble_s=step_s / 2, exposed=())
+    return Training(
+        predicted=PredictedSplit(step_time_s=1.1 * step_s, error=0.1, **split.document()),
+        measured=split,
+        critical_path=(),
+        bytes={},
+        median_step=1,
+    )
+
+
 def result(shard: Shard, step_times: list[float], status: str = "trusted") -> ShardRecord:
     """A shard whose steps begin every two seconds; the link carries 1000 bytes in each."""
     samples, links = [], [{"time_s": -0.5, "bytes": 0}]
@@ -114,6 +126,7 @@ def result(shard: Shard, step_times: list[float], status: str = "trusted") -> Sh
         predicted_s=1.1 * statistics.median(step_times),
         verdict=verdict(status, conservation=status == "trusted"),
         control=Control(carrier_down_s=0, carrier_up_s=0, reaction_s=0, rule_s=0),
+        training=divided(statistics.median(step_times)),
     )
     figures = ShardFigures.model_construct(variants=(variant,))
     return ShardRecord(shard, Path(), figures, samples, rows)
@@ -189,6 +202,13 @@ def test_the_summary_is_that_of_all_trials() -> None:
         "step_time_s": pytest.approx(1.375),
         "error": pytest.approx(1.375 / 1.2 - 1),
     }
+    assert variant.training is not None
+    assert variant.training.predicted is not None
+    # of the first shard, the shorter of two; held against the median of all steps
+    assert variant.training.measured.compute_s == pytest.approx(1.1 / 2)
+    assert variant.training.predicted.step_time_s == pytest.approx(1.1 * 1.1)
+    assert variant.training.predicted.error == pytest.approx(1.1 * 1.1 / 1.2 - 1)
+    assert variant.training.median_step == 2
     assert variant.verdict.status == "caution"
     assert 0 < variant.wan_links[0].bytes <= 10_000
 
