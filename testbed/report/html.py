@@ -128,6 +128,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
                 "schedule": None,  # of steps with `parallelism` alone
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
+                "tiers": [{"where": TIERS[tier], **sent} for tier, sent in training["bytes"].items()],
                 "peak_bytes": max(training.get("peak_activation_bytes", ()), default=0),
             }
         )
