@@ -9,7 +9,8 @@ from typing import Any, Literal
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.loading import Document, read_document
 from testbed.config.model import Strict, validate
-from testbed.config.scenario import Scenario, read_scenario
+from testbed.config.scenario import Scenario
+from testbed.config.scenario_files import read_scenario
 from testbed.config.shipped import located
 from testbed.config.topology import TopologySpec
 

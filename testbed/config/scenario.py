@@ -26,22 +26,19 @@ from testbed.config.forms import (
     Name,
 )
 from testbed.config.loading import (
-    OVERRIDES,
     Document,
     Origin,
-    parse_override,
-    read_document,
     show,
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
-from testbed.config.shipped import located
-from testbed.config.topology import Topology, TopologySpec, read_topology
+from testbed.config.scenario_files import read_scenario
+from testbed.config.topology import Topology, TopologySpec
 from testbed.config.transport import TransportSpec
 from testbed.config.units import format_duration, parse_duration
 from testbed.config.workload import WorkloadSpec
 from testbed.errors import did_you_mean
-from testbed.plugins import rooted, told_apart
+from testbed.plugins import told_apart
 from testbed.words import PLANNED
 
 VARIANT_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
@@ -338,63 +335,6 @@ def _host_count(data: Mapping[str, Any]) -> int | None:
         [look(building, "hosts") for building in buildings.values()] if isinstance(buildings, Mapping) else []
     )
     return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None
-
-
-def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Document:
-    """A scenario's document with its topology's file grafted in and overrides applied. ConfigError.
-
-    source: a file, or what one would hold; files that it names are then found from the current folder.
-    """
-    given = isinstance(source, Mapping)
-    path = Path() if isinstance(source, Mapping) else located(source)
-    document = Document.of(source) if isinstance(source, Mapping) else read_document(path)
-    folder = path.parent
-    if "buildings" in document.data and "topology" not in document.data:
-        raise ConfigError(
-            [document.problem(("buildings",), "a topology file", "a scenario file, with topology")]
-        )
-    parts = [override for override in overrides if parse_override(override)[0] != "topology"]
-    for override in overrides:
-        if override not in parts:
-            document.override(override)
-    _root_files(document.data, folder)
-    topology = document.data.get("topology")
-    if isinstance(topology, str):
-        from_command_line = not given and document.origins[("topology",)].file == OVERRIDES
-        file = located(topology, ("topologies",)) if from_command_line else folder / topology
-        if not file.is_file():
-            expected = f"a topology file; there is no {file}"
-            raise ConfigError([document.problem(("topology",), show(topology), expected)])
-        document.graft("topology", read_topology(file))
-    for override in parts:
-        document.override(override)
-    _root_files(document.data, Path())
-    return document
-
-
-def _root_files(data: dict[str, Any], folder: Path) -> None:
-    """Files that a scenario names are found from its folder; those named on a command line from this one."""
-    data.update(rooted(data, folder))
-    variants = data.get("variants")
-    changes = (
-        [change for change in variants.values() if isinstance(change, dict)]
-        if isinstance(variants, dict)
-        else []
-    )
-    for where in (data, *changes):
-        if not isinstance(where, dict):
-            continue
-        for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
-            _root(schedule, "file", folder)
-        _root(where, "workload.schedule.file", folder)
-        _root(where.get("workload"), "tuning", folder)
-        _root(where, "workload.tuning", folder)
-
-
-def _root(data: Any, key: str, folder: Path) -> None:
-    """Make a file's path absolute, in data that is not validated yet."""
-    if isinstance(data, dict) and isinstance(data.get(key), str):
-        data[key] = str((folder / data[key]).resolve())
 
 
 def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
