@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import ConfigError, Problem, load_scenario
-from testbed.model.dry_run import dry_runs
+from testbed.config import load_scenario
+from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated
 from testbed.results.training_summary import limited_words, prediction
 from testbed.scale import Scale
-from testbed.workload.schedules import write_csv
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -36,19 +35,12 @@ def plan(
 ) -> None:
     """Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
-    found: dict[str, dict[str, Any]] = {}
-    for name, tried in dry_runs(loaded, Scale()).items():
-        if as_csv == name:
-            training = tried.workload.training
-            if training is None:
-                expected = "a schedule: a step with workload.parallelism"
-                raise ConfigError([Problem("command line", None, "--csv", as_csv, expected)])
-            print(write_csv(training.schedule.orders), end="")
-        found[name] = prediction(tried, Scale())
+    tried = dry_runs(loaded, Scale())
     if as_csv is not None:
-        if as_csv not in found:
-            raise ConfigError([Problem("command line", None, "--csv", as_csv, f"one of {', '.join(found)}")])
-    elif as_json:
+        print(schedule_csv(tried, as_csv), end="")
+        return
+    found = {name: prediction(one, Scale()) for name, one in tried.items()}
+    if as_json:
         print(json.dumps(found, indent=1))
     else:
         _print(found)

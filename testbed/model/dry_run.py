@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ from testbed.model.memory import peak_alive
 from testbed.model.simulation import Stuck, Timeline, simulate
 from testbed.paths import network_of
 from testbed.scale import Scale
+from testbed.workload.schedules import write_csv
 
 _known: WeakKeyDictionary[Training, Timeline] = WeakKeyDictionary()
 
@@ -50,6 +51,20 @@ def _endless(what: str, name: str, source: tuple[str, int], error: Stuck) -> Con
     file, line = source
     expected = f"one that comes to its end; this one {error}"
     return ConfigError([Problem(file, line, what, name.rpartition(":")[2], expected)])
+
+
+def schedule_csv(tried: Mapping[str, DryRun], variant: str) -> str:
+    """The schedule of a variant as a CSV file, as `workload.schedule.file` takes it.
+
+    ConfigError where there is no such variant, or where its step has no schedule.
+    """
+    if variant not in tried:
+        raise ConfigError([Problem("command line", None, "--csv", variant, f"one of {', '.join(tried)}")])
+    training = tried[variant].workload.training
+    if training is None:
+        expected = "a schedule: a step with workload.parallelism"
+        raise ConfigError([Problem("command line", None, "--csv", variant, expected)])
+    return write_csv(training.schedule.orders)
 
 
 def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Scale) -> Timeline:

@@ -10,7 +10,11 @@ from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario, load_topology
+from testbed.config.examples import copy_example
 from testbed.config.shipped import located, shipped
+from testbed.model.dry_run import dry_runs, schedule_csv
+from testbed.scale import Scale
+from testbed.workload.schedules import read_csv
 
 
 def said(*arguments: str) -> str:
@@ -70,3 +74,30 @@ def test_an_example_is_copied_whole_and_over_nothing(tmp_path: Path) -> None:
     assert isinstance(again.exception, ConfigError)
     assert {path: path.read_text() for path in folder.iterdir()} == before
     assert "  controller/windows\n" in said("init")
+
+
+def test_examples_are_copied_from_python_and_names_that_are_none_refused(tmp_path: Path) -> None:
+    own, topology = copy_example("quickstart", tmp_path / "mine")
+    assert own == tmp_path / "mine/quickstart.yaml"
+    assert f"topology: {topology.name}" in own.read_text()
+    with pytest.raises(
+        ConfigError, match=r"--scenario: got quickstrat, expected .*did you mean quickstart\?"
+    ):
+        copy_example("quickstrat", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+    own.unlink()
+    with pytest.raises(ConfigError, match=f"FOLDER: .* expected one without {topology.name}"):
+        copy_example("quickstart", tmp_path / "mine")
+    assert not own.exists()
+
+
+def test_a_schedule_is_written_as_a_file_that_scenarios_take(tmp_path: Path) -> None:
+    (file := tmp_path / "mine.csv").write_text(said("plan", "crosspipe", "--csv", "1f1b"))
+    tried = dry_runs(load_scenario("crosspipe"), Scale())
+    training = tried["1f1b"].workload.training
+    assert training is not None
+    assert read_csv(file.read_text()) == training.schedule.orders
+    for variant, expected in (("1f1", "one of 1f1b, zbh1"), ("ring", "a schedule: a step with workload.par")):
+        scenario = "quickstart" if variant == "ring" else "crosspipe"
+        with pytest.raises(ConfigError, match=f"--csv: got {variant}, expected {expected}"):
+            schedule_csv(dry_runs(load_scenario(scenario), Scale()), variant)
