@@ -46,7 +46,7 @@ class Bridge:
 
 @dataclass(frozen=True)
 class Cable:
-    """Two ends that are plugged together; `direction` holds for both ways, None for one without any limit.
+    """Two ends that are plugged together; `direction` holds for both directions, None for one without any limit.
 
     cut_through_a, cut_through_b: the network to which the node at that end sends frames on while they come in; None for
     none.

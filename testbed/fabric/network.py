@@ -61,7 +61,7 @@ SETUPS_AT_ONCE = 4
 class Fabric:
     """One running network. Use as a context manager, or call `up` and `down`; `down` undoes whatever `up` reached.
 
-    `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other ways to a host.
+    `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other paths to a host.
     `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
     building is (testbed.fabric.machine_placement). `control`: how long switches and controller take once it is up.
     `progress` is called with one short line per phase; `events` gets what the controller tells. Mininet's own object
@@ -222,7 +222,7 @@ class Fabric:
             self.engine.change(self.asked(wan_only=True))
 
     def asked(self, wan_only: bool = False) -> dict[tuple[str, str], Direction]:
-        """What every direction of a link should be set to, by (link name, way), once `queue` was called."""
+        """What every direction of a link should be set to, by (link name, direction), once `queue` was called."""
         wan = asked_of(self.plan.wan_wires())
         queued = {key: replace(direction, classes=self._classes) for key, direction in wan.items()}
         return queued if wan_only else {**asked_of(self.plan.wires()), **queued}

@@ -45,7 +45,7 @@ class WanPort:
 
 @dataclass(frozen=True)
 class Multipath:
-    """MPTCP's other ways: each host is reached at these ports as well, by the hosts that come after it."""
+    """MPTCP's other paths: each host is reached at these ports as well, by the hosts that come after it."""
 
     ports: tuple[int, ...]
     hosts: tuple[str, ...]

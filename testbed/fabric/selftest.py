@@ -46,7 +46,7 @@ class _Transfer:
 
 
 def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
-    """Send TRANSFER_BYTES over every WAN link, each way, and between all buildings; FabricError names failures.
+    """Send TRANSFER_BYTES over every WAN link, both directions, and between all buildings; FabricError names failures.
 
     Between those buildings, at least, whose hosts are on this machine, as all probes are: what `pids` knows.
     """
@@ -68,7 +68,7 @@ def try_transfers(plan: Plan, pids: dict[str, int]) -> None:
 
 
 def path_excess(plan: Plan, pids: dict[str, int]) -> dict[tuple[str, str], float]:
-    """Seconds that small packets take on each idle WAN direction (link name, way) beyond its delay and their own time.
+    """Seconds that small packets take on each idle WAN direction (link, direction) beyond its delay and their own time.
 
     Lower quartiles over EXCESS_PACKETS, at most EXCESS_MAX_S: a machine that is busy while it is measured must not make
     its links too fast for as long as they are up. Send times by this process, arrival times by the receiving kernel.

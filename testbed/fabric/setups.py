@@ -47,7 +47,7 @@ def host_setup(plan: Plan, host: Host) -> Setup:
 
 
 def _multipath_commands(plan: Plan, multipath: Multipath, host: Host) -> list[str]:
-    """One address for all ways, another port for each: that is what edges tell them apart by.
+    """One address for all paths, another port for each: that is what edges tell them apart by.
 
     Both ends of a connection announce their ports, and the kernel would use both. Only the end that has dialled may:
     to the hosts after this one these ports are out of bounds.

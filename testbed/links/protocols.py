@@ -44,7 +44,7 @@ def parse_protocols(snmp: str, netstat: str, dev: str) -> ProtocolCounts:
     known = {**_tables(snmp), **_tables(netstat)}
     ip, more, tcp, udp, icmp = (known[name] for name in ("Ip", "IpExt", "Tcp", "Udp", "Icmp"))
     tcp_out = tcp["OutSegs"] + tcp["RetransSegs"]  # Linux keeps these apart
-    # what goes round over the loopback is counted both ways, and is not on the network
+    # what goes round over the loopback is counted in both directions, and is not on the network
     round_bytes, round_packets = next(
         ((int(words[0]), int(words[1])) for name, words in _interfaces(dev) if name == "lo"),
         (0, 0),

@@ -21,7 +21,7 @@ RATE_TOLERANCE = 1e-6
 
 
 def asked_of(wires: Iterable[LinkWire]) -> dict[tuple[str, str], Direction]:
-    """Every direction's settings, by (link name, way)."""
+    """Every direction's settings, by (link name, direction)."""
     return {(wire.name, which): getattr(wire, which) for wire in wires for which in ("a_to_b", "b_to_a")}
 
 

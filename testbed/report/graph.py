@@ -67,11 +67,11 @@ def _hosts(topology: Topology, building: str) -> list[str]:
 
 
 def _links(topology: Topology) -> list[tuple[str, str, str]]:
-    """(one end, other end, rate and delay); both ways where they differ."""
+    """(one end, other end, rate and delay); both directions where they differ."""
     found = []
     for link in topology.wan:
-        ways = [f"{rate_text(way.rate_bps)}, {time_text(way.delay_s)}" for way in (link.a_to_b, link.b_to_a)]
-        found.append((link.a, link.b, " / ".join(dict.fromkeys(ways))))
+        texts = [f"{rate_text(one.rate_bps)}, {time_text(one.delay_s)}" for one in (link.a_to_b, link.b_to_a)]
+        found.append((link.a, link.b, " / ".join(dict.fromkeys(texts))))
     return found
 
 

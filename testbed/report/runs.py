@@ -1,4 +1,4 @@
-"""Two runs held against each other: step times variant by variant, and all that was different where they were made."""
+"""Two runs compared: step times variant by variant, and all that was different where they were made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_LATE = 0.01  # of the same run again by the real clock, where no interval c
 
 
 @dataclass(frozen=True)
-class Held:
+class ComparedVariant:
     """One variant of both runs. ratio: the other's median over the one's; interval: of it, at 95 %, None for too few.
 
     exact: whether all samples are the same, to the nanosecond.
@@ -71,18 +71,18 @@ class Difference:
 class Comparison:
     """Of two runs. alone: variants that one of them has and the other has not."""
 
-    variants: tuple[Held, ...]
+    variants: tuple[ComparedVariant, ...]
     alone: tuple[str, ...]
     differences: tuple[Difference, ...]
 
     @property
     def agrees(self) -> bool:
         """Whether all that both have may well be the same, and both have the same."""
-        return not self.alone and all(held.agrees for held in self.variants)
+        return not self.alone and all(compared.agrees for compared in self.variants)
 
     def document(self) -> dict[str, Any]:
         """Ready for JSON."""
-        rows = [{**asdict(held), "agrees": held.agrees} for held in self.variants]
+        rows = [{**asdict(compared), "agrees": compared.agrees} for compared in self.variants]
         differences = [asdict(entry) for entry in self.differences]
         return {"schema": 1, "agrees": self.agrees, "variants": rows, "differences": differences}
 
@@ -92,17 +92,17 @@ def compare_runs(one: Path, other: Path) -> Comparison:
     here, there = Result.open(one), Result.open(other)
     names = [variant.name for variant in here.variants]
     others = [variant.name for variant in there.variants]
-    held = tuple(_held(here, there, name) for name in names if name in others)
+    compared = tuple(_compared(here, there, name) for name in names if name in others)
     alone = tuple(name for name in (*names, *others) if not (name in names and name in others))
     found = [*_differences(_scenario(one), _scenario(other), "scenario")]
     found += _differences(_surroundings(one), _surroundings(other), "")
-    return Comparison(held, alone, tuple(found))
+    return Comparison(compared, alone, tuple(found))
 
 
-def _held(here: Result, there: Result, name: str) -> Held:
+def _compared(here: Result, there: Result, name: str) -> ComparedVariant:
     one, other = here.variant(name), there.variant(name)
     times, others = one.step_time_s, other.step_time_s
-    return Held(
+    return ComparedVariant(
         name,
         times.median,
         others.median,

@@ -225,15 +225,15 @@ def nic_use(topology: Topology, steps: Sequence[StepResult], hosts: Sequence[str
     best = ("", 0.0)
     rates = {host.name: host.nic.rate_bps for host in topology.hosts}
     for rank, host in enumerate(hosts):
-        for way in (0, 1):
+        for end in (0, 1):
             shares = [
-                sum(count for ends, count in step.sent_bytes.items() if ends[way] == rank)
+                sum(count for ends, count in step.sent_bytes.items() if ends[end] == rank)
                 * 8
                 / (rates[host] * step.step_time_s)
                 for step in steps
             ]
             if (share := statistics.median(shares)) > best[1]:
-                best = (f"NIC of {host}, {'receiving' if way else 'sending'}", share)
+                best = (f"NIC of {host}, {'receiving' if end else 'sending'}", share)
     return best
 
 
@@ -265,7 +265,7 @@ def limited_by(
             f"{nic[0]}: busy {nic[1]:.0%} of the step, {min(1.0, nic[1] / window):.0%} of the communication"
         )
     most = "no WAN link" if busiest is None else f"the busiest WAN link only {wan_share:.0%}"
-    return f"latency and message turns: {most}, the busiest NIC {nic[1]:.0%} of the step"
+    return f"latency and rounds of messages: {most}, the busiest NIC {nic[1]:.0%} of the step"
 
 
 def held_against(predicted_s: float, measured_s: float) -> dict[str, float]:
