@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,14 +36,17 @@ from testbed.running.bench_request import (
     algorithms_named,
     check_words,
     collective_named,
+    congestion_control_for,
     guest_bytes,
+    guest_for,
     sizes_between,
     tuned,
+    wants_guest,
     write_rows,
 )
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
-from testbed.running.choosing import choose_network, guest_settings
-from testbed.virtual import Guest, clock_here, find_image
+from testbed.running.choosing import choose_network
+from testbed.virtual import Guest, GuestSettings, find_image
 
 HEADINGS = (
     ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
@@ -107,9 +110,9 @@ def bench(
     check_words(dtype, op, transport, protocol, clock)
     algorithms = algorithms_named(collective, algorithm, tune is not None)
     sizes = sizes_between(least, most, factor)
-    if clock == "virtual" and not clock_here():
+    if wants_guest(clock):
         needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
-        _in_guest(memory, needed, stall_timeout, seed, [path for path in (json_file, tune) if path])
+        _in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
     options = BenchOptions(
         collective,
         sizes,
@@ -119,8 +122,7 @@ def bench(
         iterations,
         warmup,
         transport=TransportSpec(kind=transport, protocol=protocol),
-        # an ordinary user may not choose any, and on loopback it does not matter
-        congestion_control=congestion_control or ("cubic" if topology else None),
+        congestion_control=congestion_control_for(congestion_control, topology),
         tuning=tuning_of(tuning, "command line", "--tuning"),
         seed=seed,
     )
@@ -153,14 +155,8 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
 
 
-def _in_guest(
-    memory: str | None, needed_bytes: int, stall_timeout: str, seed: int, files: list[Path]
-) -> None:
-    """The same command in a guest, where it finds the clock that it wants; does not return."""
-    folders = sorted({file.resolve().parent for file in files})
-    settings = guest_settings(
-        memory, "free", seed, stall_timeout, None, folders, default_memory_bytes=needed_bytes
-    )
+def _in_guest(settings: GuestSettings) -> NoReturn:
+    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
     guest = Guest(find_image(), settings)
     command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
     ended = guest.run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)

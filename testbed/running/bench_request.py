@@ -14,8 +14,9 @@ from testbed.errors import did_you_mean
 from testbed.job.tuning import tuning_of
 from testbed.plugins import OWN_FILE, Registry, rooted
 from testbed.running.bench_run import BenchRun, Row
-from testbed.running.choosing import LOOPBACK_RANKS, size_of
+from testbed.running.choosing import LOOPBACK_RANKS, guest_settings, size_of
 from testbed.transport import PROTOCOLS, TRANSPORTS
+from testbed.virtual import GuestSettings, clock_here
 from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 COMMAND_LINE = "command line"
@@ -77,6 +78,32 @@ def guest_bytes(size_bytes: int, ranks: int | None, topology: Path | None, size_
         ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
     factor = float(size_scale) if size_scale.replace(".", "", 1).isdigit() else 1.0
     return DEFAULT_MEMORY_BYTES + round(4 * ranks * size_bytes / max(1.0, factor)) + (ranks << 24)
+
+
+def wants_guest(clock: str) -> bool:
+    """Whether a benchmark by this clock has to go on in a guest: not where it is in one already."""
+    return clock == "virtual" and not clock_here()
+
+
+def guest_for(
+    needed_bytes: int, memory: str | None, seed: int, stall_timeout: str, written: Sequence[Path | None]
+) -> GuestSettings:
+    """The guest of a benchmark. needed_bytes: its memory unless `memory` says another; written: files that it makes.
+
+    ConfigError names the option that is wrong.
+    """
+    folders = sorted({file.resolve().parent for file in written if file is not None})
+    return guest_settings(
+        memory, "free", seed, stall_timeout, None, folders, default_memory_bytes=needed_bytes
+    )
+
+
+def congestion_control_for(asked: str | None, topology: Path | None) -> str | None:
+    """What was asked for; else cubic on a network, and on loopback, where it does not matter, the kernel's own (None).
+
+    An ordinary user may choose none.
+    """
+    return asked or ("cubic" if topology else None)
 
 
 def document_of(rows: Sequence[Row], run: BenchRun) -> Mapping[str, Any]:
