@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -163,29 +164,22 @@ class View:
         with fewer links wins, then the next building that stands first in the topology. Every hop brings a packet
         strictly closer to its destination, so there are no loops, whatever the delays (zero included).
         """
-        import networkx  # noqa: PLC0415 (a quarter of a second, which few commands need)
-
-        towards = networkx.DiGraph()  # edges turned round, since the trees grow from the destination
-        towards.add_nodes_from(self.buildings)
+        costs: dict[str, dict[str, int]] = {name: {} for name in self.buildings}  # [there][here]
         for here, ends in self._links.items():
             for end in ends:
                 cost = end.delay_ps * LINK_COUNT_BASE + 1
-                there = end.neighbour
-                if not towards.has_edge(there, here) or cost < towards.edges[there, here]["cost"]:
-                    towards.add_edge(there, here, cost=cost)
+                costs[end.neighbour][here] = min(cost, costs[end.neighbour].get(here, cost))
         order = {name: position for position, name in enumerate(self.buildings)}
         hops: dict[str, dict[str, str]] = {name: {} for name in order}
         for destination in order:
-            distance = networkx.single_source_dijkstra_path_length(towards, destination, weight="cost")
-            for here in order:
+            distance = _distances(costs, destination)
+            for here in order.keys() - {destination}:
                 closer = [
                     there
-                    for there in towards.predecessors(here)
-                    if there in distance
-                    and here in distance
-                    and distance[there] + towards.edges[there, here]["cost"] == distance[here]
+                    for there in distance
+                    if here in costs[there] and distance[there] + costs[there][here] == distance[here]
                 ]
-                if here != destination and closer:
+                if closer:
                     hops[here][destination] = min(closer, key=order.__getitem__)
         return hops
 
@@ -203,6 +197,22 @@ class View:
     def declaring(self, flows: Sequence[Flow]) -> View:
         """The same with other traffic."""
         return View(self.topology, flows, self.down, self.seed)
+
+
+def _distances(costs: Mapping[str, Mapping[str, int]], destination: str) -> dict[str, int]:
+    """What the cheapest path from each building costs that leads to `destination`, by Dijkstra's algorithm.
+
+    costs: of a link, `[there][here]`. networkx has it, too, but takes a second to import in a guest, in two programs.
+    """
+    distance: dict[str, int] = {}
+    near = [(0, destination)]
+    while near:
+        cost, there = heapq.heappop(near)
+        if there not in distance:
+            distance[there] = cost
+            for here, more in costs[there].items():
+                heapq.heappush(near, (cost + more, here))
+    return distance
 
 
 def building_network(building_index: int) -> str:

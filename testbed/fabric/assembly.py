@@ -63,7 +63,7 @@ def assemble(plan: Plan, placement: MachinePlacement, switched: Switched, folder
     for bridge in plan.bridges:
         where = {"namespace_pid": pids[bridge.name], "operations": operations[bridge.name]}
         kind = kinds.bridge if operations[bridge.name] is not here else KernelBridge
-        net.addSwitch(bridge.name, cls=kind, setup=setups.bridge_setup(plan, bridge), **where)
+        net.addSwitch(bridge.name, cls=kind, settings=setups.bridge_setup(plan, bridge), **where)
     for host in plan.topology.hosts:
         where = {"namespace_pid": pids[host.name], "operations": operations[host.name]}
         kind = kinds.host if operations[host.name] is not here else QuietHost

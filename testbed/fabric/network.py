@@ -243,9 +243,13 @@ class Fabric:
         for name, setup in hosts:
             if (operations := self._operations(name)) is not here:
                 operations.apply(setup, pids[name])
+        nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
+        if os.cpu_count() == 1:  # as in a guest, where threads only get in each other's way
+            for name, setup in nearby:
+                setup.apply(pids[name])
+            return
         # a thread each: network namespaces are a thread's own, and most of the time goes by in other programs
         with ThreadPoolExecutor(SETUPS_AT_ONCE) as pool:
-            nearby = [(name, setup) for name, setup in (*probes, *hosts) if self._operations(name) is here]
             for done in [pool.submit(setup.apply, pids[name]) for name, setup in nearby]:
                 done.result()
 
