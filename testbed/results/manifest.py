@@ -49,20 +49,22 @@ class ClockRecord(ResultModel):
 
 
 class Manifest(ResultModel):
-    """Where and with what a run was made."""
+    """Where and with what a run was made, as its `manifest.json` has it; figures are emulated, as they were set up."""
 
     schema_version: Literal[1] = Field(alias="schema")
     testbed_version: str
-    created: str
-    command: tuple[str, ...]
+    created: str = Field(description="When, as ISO 8601 has it.")
+    command: tuple[str, ...] = Field(description="Which made the run, word by word.")
     host: Machine
-    versions: dict[str, str | None]
-    sysctls: dict[str, str]
-    seed: int
+    versions: dict[str, str | None] = Field(
+        description="Of Python, libraries and programs; null where there is none."
+    )
+    sysctls: dict[str, str] = Field(description="The kernel's settings that a step may depend on.")
+    seed: int = Field(description="The scenario's.")
     clock: ClockRecord
     scale: ScaleRecord
-    link_engine: str
-    datapath: str
+    link_engine: str = Field(description="What carried the WAN links.")
+    datapath: str = Field(description="Open vSwitch's.")
     congestion_control: tuple[str, ...] = Field(description="That sockets had.")
     sockets: tuple[Entry, ...] = Field(description="Options of ranks' sockets, as read back.")
     bootstrap: Entry = Field(description="How ranks found each other, and what it took.")
@@ -70,7 +72,7 @@ class Manifest(ResultModel):
     calibration: dict[str, str] = Field(description="Of the model: with what it was fitted, and when.")
     policy: Entry = Field(description="The transport policy in force, as the controller had it.")
     control: dict[str, Entry] = Field(description="By variant, how long switches and controller take.")
-    captures: tuple[Entry, ...]
+    captures: tuple[Entry, ...] = Field(description="Files of frames that were captured.")
     background_traffic: tuple[Entry, ...] = Field(description="What each of its flows has received.")
     tunnels: tuple[Entry, ...] = Field(description="Between machines.")
     origin_epoch_s: float = Field(description="The records' time 0, in seconds since 1970.")

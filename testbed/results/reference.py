@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from testbed.results.frames import OPERATIONS, READINGS, STEPS
+from testbed.results.manifest import Entry, Manifest
 from testbed.results.result import Result
 
 HEAD = """# Results
@@ -26,9 +27,9 @@ A run's folder holds `summary.json`: the figures and the verdicts. From Python:
 `testbed schema result` prints its JSON Schema. Times are real seconds, sizes real bytes, rates real bits per second,
 whatever the scale. A file that holds something else is refused, with file, field and value.
 
-Beside it: `scenario.yaml`, fully expanded; `manifest.json`, where and with what it was made; `samples.jsonl`, each
-rank's every operation; `links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run;
-`trace.json` for Perfetto.
+Beside it: `scenario.yaml`, fully expanded; [`manifest.json`](#manifest), where and with what it was made, which
+`testbed.results.manifest.Manifest.open(folder)` reads; `samples.jsonl`, each rank's every operation;
+`links.jsonl`, `sockets.jsonl`, `controller.jsonl`, `rules.jsonl`, readings along the run; `trace.json` for Perfetto.
 
 As pandas frames: `result.steps()`, `result.operations()`, `result.links()`; their columns are at the end of this page.
 Of a frame pandas makes CSV, and Parquet where pyarrow is installed (the extra `parquet`):
@@ -49,7 +50,7 @@ FRAMES = (
 def page() -> str:
     """In Markdown."""
     sections = [HEAD]
-    for model in models(Result):
+    for model in dict.fromkeys((*models(Result), *models(Manifest))):
         rows = [_row(name, field) for name, field in model.model_fields.items()]
         words = re.sub(r"\s*\n\s*", " ", model.__doc__ or "").strip()
         table = "\n".join(("| field | type | |", "|---|---|---|", *rows))
@@ -83,21 +84,30 @@ def _row(name: str, field: FieldInfo) -> str:
     return f"| `{field.alias or name}` | {_type(field.annotation)} | {field.description or ''} |"
 
 
+_WORDS: dict[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Entry: "record",
+}
+
+
 def _type(annotation: Any) -> str:
     """A field's type, in words."""
+    if annotation in _WORDS:
+        return _WORDS[annotation]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return f"[{annotation.__name__}](#{annotation.__name__.lower()})"
     parts = get_args(annotation)
     if get_origin(annotation) is tuple:
         return f"list of {_type(parts[0])}"
     if get_origin(annotation) is dict:
-        return f"{_type(parts[1])} by name"
+        values = _type(parts[1])
+        return f"{values}, by name" if "," in values else f"{values} by name"
     if type(None) in parts:
         return f"{_type(next(part for part in parts if part is not type(None)))}, or null"
-    if parts:
-        return ", ".join(f"`{part}`" for part in parts)
-    words = {int: "whole number", float: "number", str: "text", bool: "true or false"}
-    return words.get(annotation, str(annotation))
+    return ", ".join(f"`{part}`" for part in parts) if parts else str(annotation)
 
 
 if __name__ == "__main__":

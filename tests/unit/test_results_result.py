@@ -14,6 +14,7 @@ import testbed
 from testbed.errors import BadInput
 from testbed.results.errors import BadResult
 from testbed.results.frames import OPERATIONS, READINGS, STEPS
+from testbed.results.manifest import Manifest
 from testbed.results.reference import models, page
 from testbed.results.result import Result
 from tests.unit.report_run import GRADIENT_BYTES, SyntheticRun
@@ -164,7 +165,20 @@ def test_the_page_on_results_is_current() -> None:
     assert document.read_text(encoding="utf-8") == page(), said
 
 
+def test_the_page_on_results_has_the_manifest_once() -> None:
+    tables = page().split("\n## ")
+    (manifest,) = (table for table in tables if table.startswith("Manifest\n"))
+    for name, field in Manifest.model_fields.items():
+        assert f"| `{field.alias or name}` |" in manifest
+    assert "[ScaleRecord](#scalerecord)" in manifest
+    assert "| `versions` | text, or null, by name |" in manifest
+    assert "typing." not in page()
+    headings = [table.splitlines()[0] for table in tables]
+    assert len(set(headings)) == len(headings)
+    assert "ClockRecord" in headings
+
+
 def test_every_model_says_what_it_is() -> None:
-    for model in models(Result):
+    for model in (*models(Result), *models(Manifest)):
         assert model.__doc__
         assert len(model.__doc__) > 20
