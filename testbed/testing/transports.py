@@ -95,34 +95,42 @@ def over_loopback(kind: TransportKind) -> Mesh:
 
 
 def runner(mesh: Mesh) -> Runner:
-    """Ranks as threads; the first error of any is raised."""
+    """Ranks as threads, on transports of a mesh; the first error of any is raised."""
 
     def run(size: int, program: Program) -> list[Any]:
-        results: list[Any] = [None] * size
-        errors: list[BaseException] = []
-
-        def act(rank: int, make: Callable[[int], Transport]) -> None:
-            try:
-                transport = make(rank)
-                try:
-                    results[rank] = program(transport)
-                finally:
-                    transport.close()
-            except BaseException as error:
-                errors.append(error)
-
         with mesh(size) as make:
-            threads = [threading.Thread(target=act, args=(rank, make), daemon=True) for rank in range(size)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(30)
-            if errors:
-                raise errors[0]
-            assert not any(thread.is_alive() for thread in threads), "a rank hangs"
-        return results
+            return in_threads(size, make, program)
 
     return run
+
+
+def in_threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
+    """What a program returns on each rank, a thread each, with the transport that `make` gives it, closed at the end.
+
+    The first error of any is raised; AssertionError where a rank hangs.
+    """
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def act(rank: int) -> None:
+        try:
+            transport = make(rank)
+            try:
+                results[rank] = program(transport)
+            finally:
+                transport.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=act, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
+    return results
 
 
 class raises:

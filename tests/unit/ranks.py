@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from testbed.testing.transports import in_threads
 from testbed.transport import (
     CostedTransport,
     MemoryNetwork,
@@ -72,13 +72,13 @@ class Places:
 
 def in_memory(size: int, program: Program) -> list[Any]:
     """What the program returns on each rank; the first error of any is raised."""
-    return _threads(size, MemoryNetwork(size).transports.__getitem__, program)
+    return in_threads(size, MemoryNetwork(size).transports.__getitem__, program)
 
 
 def with_cost(size: int, program: Program) -> list[Any]:
     """Like `in_memory`, where each message costs its ranks a little."""
     transports = MemoryNetwork(size).transports
-    return _threads(size, lambda rank: CostedTransport(transports[rank], 1e-4, 1e-9), program)
+    return in_threads(size, lambda rank: CostedTransport(transports[rank], 1e-4, 1e-9), program)
 
 
 def in_place(size: int, program: Program) -> list[Any]:
@@ -102,7 +102,7 @@ def over_tcp(size: int, program: Program, **options: Any) -> list[Any]:
     """Like `in_memory`, each rank with a TcpTransport."""
     places = Places(size, IPPROTO_MPTCP if options.get("multipath") else socket.IPPROTO_TCP)
     try:
-        return _threads(size, lambda rank: places.transport(rank, **options), program)
+        return in_threads(size, lambda rank: places.transport(rank, **options), program)
     finally:
         places.close()
 
@@ -112,7 +112,7 @@ def over_channels(size: int, program: Program, **options: Any) -> list[Any]:
     places = Places(size)
     options = {"connections": 3, "segment_bytes": 5000, "outstanding": 2, "fast_bytes": 1000, **options}
     try:
-        return _threads(size, lambda rank: places.striped(rank, **options), program)
+        return in_threads(size, lambda rank: places.striped(rank, **options), program)
     finally:
         places.close()
 
@@ -120,31 +120,6 @@ def over_channels(size: int, program: Program, **options: Any) -> list[Any]:
 def over_spray(size: int, program: Program, **options: Any) -> list[Any]:
     """Like `over_channels`, in the mode without sequence numbers."""
     return over_channels(size, program, mode="spray", **options)
-
-
-def _threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            transport = make(rank)
-            try:
-                results[rank] = program(transport)
-            finally:
-                transport.close()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
-    return results
 
 
 class Forked:

@@ -13,10 +13,10 @@ from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint, join
 from testbed.plugins import PluginError
 from testbed.scale import Scale
 from testbed.testing import check_transport
+from testbed.testing.transports import in_threads
 from testbed.transport import Transport, wait_all
 from testbed.transport.kinds import transport_kind
 from testbed.transport.observing import Unobserved
-from tests.unit.ranks import _threads
 
 REPOSITORY = Path(__file__).parents[2]
 OPTIONS = {"small_bytes": 1000, "wait_s": 0.05}
@@ -51,7 +51,7 @@ def test_small_messages_overtake_large_ones(kind: str) -> None:
         assert not isinstance(joined.sockets, Unobserved), "the TCP connections below are seen"
         return joined.transport
 
-    _threads(2, make, program)
+    in_threads(2, make, program)
     assert come == [2, 1]
 
 

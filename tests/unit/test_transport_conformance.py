@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from testbed.testing import check_transport, transport_checks
-from testbed.transport import TRANSPORTS, CostedTransport, MemoryNetwork, PeerCounters, Transport
+from testbed.testing.transports import in_threads
+from testbed.transport import TRANSPORTS, CostedTransport, MemoryNetwork, PeerCounters, PeerLost, Transport
 from tests.unit.ranks import (
     in_memory,
     in_place,
@@ -74,3 +75,18 @@ def test_one_thread_can_drive_both_ends_of_the_memory_network() -> None:
     ends[1].progress(0.0)
     assert receive.done
     assert buffer == b"hello"
+
+
+def test_ranks_in_threads_raise_the_first_error_and_leave_no_transport_open() -> None:
+    transports = MemoryNetwork(3).transports
+
+    def program(transport: Transport) -> int:
+        if transport.rank == 1:
+            raise ZeroDivisionError("rank 1")
+        return transport.rank
+
+    with pytest.raises(ZeroDivisionError, match="rank 1"):
+        in_threads(3, transports.__getitem__, program)
+    for transport in transports:
+        assert isinstance(transport.isend((transport.rank + 1) % 3, 1, memoryview(b"x")).error, PeerLost)
+    assert in_threads(2, MemoryNetwork(2).transports.__getitem__, lambda transport: transport.rank) == [0, 1]
