@@ -11,8 +11,8 @@ from typing import Any
 from testbed.collectives import between_groups
 from testbed.config import Host, Topology
 from testbed.scale import Scale
+from testbed.workload.plan import COMPUTING
 
-COMPUTING = ("compute", "forward", "backward", "full_backward", "backward_input", "backward_weight")
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
 COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
 

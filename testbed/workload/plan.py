@@ -15,6 +15,9 @@ from testbed.collectives.late_counts import sent_rows
 from testbed.collectives.tuning import TuningTable
 
 COMPUTE = "compute"
+COMPUTING = (COMPUTE, "forward", "backward", "full_backward", "backward_input", "backward_weight")
+"""Kinds of Computing that count as a rank's computing in figures and drawings."""
+
 EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traffic, which need not be made
 
 

@@ -119,6 +119,11 @@ def test_a_plan_stands_alone(tmp_path: Path) -> None:
             "missing a required argument: 'size'), expected options: size",
         ),
         (
+            "def mine(request):\n    c = Computing('a', 's', 'optimiser', (), 1.0)\n"
+            "    return JobPlan(((c,), (), (), ()))\n",
+            "got rank 0, a: computing of kind optimiser, expected one of: compute, forward, backward, full_",
+        ),
+        (
             "def mine(request):\n    return JobPlan(((),))\n",
             "FILE:5: workload mine: got plans of 1 ranks, expected",
         ),

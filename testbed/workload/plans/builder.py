@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict
 from testbed.errors import did_you_mean
 from testbed.workload.plan import (
     COMPUTE,
+    COMPUTING,
     EVERYBODY,
     Computing,
     GroupCollective,
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from testbed.workload.plans.base import WorkloadRequest
-
-
-COMPUTING = ("compute", "forward", "backward")
 
 
 class Mark(NamedTuple):

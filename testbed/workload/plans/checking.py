@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from testbed.errors import BadInput, TestbedError
-from testbed.workload.plan import EVERYBODY, GroupCollective, JobPlan, Message
+from testbed.workload.plan import COMPUTING, EVERYBODY, Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_traffic import group_traffic
 
 
@@ -15,7 +15,10 @@ class PlanProblem(BadInput, ValueError):
 
 
 def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
-    """PlanProblem unless each rank has a plan, what one sends another receives, and groups do the same in one order."""
+    """PlanProblem unless each rank has a plan, what one sends another receives, and groups do the same in one order.
+
+    What computes is of a kind that figures count as computing.
+    """
     if len(plan.ranks) != ranks:
         raise PlanProblem(got=f"plans of {len(plan.ranks)} ranks", expected=f"one for each of {ranks}")
     if not any(plan.ranks):
@@ -27,6 +30,12 @@ def check_plan(plan: JobPlan, ranks: int, itemsize: int) -> None:
                     where=f"rank {rank}, {operation.name}",
                     got=f"after {wrong[0]}",
                     expected=f"an index of the rank's {len(operations)} operations",
+                )
+            if isinstance(operation, Computing) and operation.kind not in COMPUTING:
+                raise PlanProblem(
+                    where=f"rank {rank}, {operation.name}",
+                    got=f"computing of kind {operation.kind}",
+                    expected=f"one of: {', '.join(COMPUTING)}",
                 )
     _check_messages(plan, ranks)
     _check_groups(plan, ranks)
