@@ -10,7 +10,7 @@ from testbed.experiments.running import Listener, run
 from testbed.job.errors import RunError
 from testbed.model.calibrating import Fit, MeasuredProbe, fit, probes
 from testbed.model.calibration import LINK_ENGINE, keep_calibration
-from testbed.results.directory import hand_over
+from testbed.results.directory import hand_over, make_folder
 from testbed.results.manifest import Manifest
 from testbed.results.result import Result
 from testbed.running.request import Request
@@ -34,7 +34,7 @@ def calibrate(
 
     RunError where too few figures are to be trusted, and all that a run raises; a folder with a run in it then stays.
     """
-    folder.mkdir(parents=True)
+    make_folder(folder)
     try:
         scenario = probes()
         file = folder / SCENARIO

@@ -9,6 +9,7 @@ from pathlib import Path
 from testbed.config import Scenario
 from testbed.errors import BadInput
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible
+from testbed.results.directory import make_folder
 
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
@@ -23,7 +24,7 @@ class Keeper:
     def __init__(self, folder: Path, scenario: Scenario) -> None:
         self.folder = folder
         text = scenario.to_yaml()
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, there=True)
         file = folder / SCENARIO
         if file.exists() and file.read_text() != text:
             raise OtherSearch(f"{folder} holds the search of another scenario")

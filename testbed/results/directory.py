@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from testbed.results.errors import RunExists
+from testbed.results.errors import NotWritable, RunExists
 from testbed.version import VERSION
 
 PACKAGES = ("mininet", "numpy", "os-ken", "pydantic", "pyroute2", "scapy", "psutil")
@@ -41,7 +41,7 @@ class RunDirectory:
         if path.exists():
             raise RunExists(f"{path}: exists already; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(parents=True)
+        make_folder(self.partial, path)
 
     def finish(self) -> None:
         """All is written: give the directory its name."""
@@ -50,6 +50,17 @@ class RunDirectory:
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def make_folder(folder: Path, meant: Path | None = None, there: bool = False) -> None:
+    """A folder for results, with those above it; `there`: it may be there already. NotWritable, which names `meant`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=there)
+    except OSError as error:
+        place = (meant or folder).absolute()
+        raise NotWritable(
+            f"{place}: nothing can be written there ({error.strerror}); choose another place with --output"
+        ) from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

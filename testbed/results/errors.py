@@ -11,3 +11,7 @@ class BadResult(BadInput, ValueError):
 
 class RunExists(TestbedError, FileExistsError):
     """A run was to be made where something is already; nothing was touched."""
+
+
+class NotWritable(BadInput, PermissionError):
+    """A folder cannot be made or written here; says where, why, and which option names another place."""

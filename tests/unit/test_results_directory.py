@@ -1,0 +1,32 @@
+"""A run's folder: whole or not at all, and one line where there cannot be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.results.directory import RunDirectory
+from testbed.results.errors import NotWritable, RunExists
+
+
+def test_a_folder_has_its_name_when_all_is_written(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "deep/run")
+    (directory.partial / "file").write_text("written")
+    assert not (tmp_path / "deep/run").exists()
+    directory.finish()
+    assert (tmp_path / "deep/run/file").read_text() == "written"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["run"]
+    with pytest.raises(RunExists, match="exists already; choose another --output"):
+        RunDirectory(tmp_path / "deep/run")
+
+
+def test_where_nothing_can_be_written_the_line_names_the_folder_and_the_option(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    wanted = tmp_path / "file/run"
+    with pytest.raises(NotWritable) as caught:
+        RunDirectory(wanted)
+    assert str(caught.value) == (
+        f"{wanted}: nothing can be written there (Not a directory); choose another place with --output"
+    )
+    assert caught.value.status == 2
