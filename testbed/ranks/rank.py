@@ -27,9 +27,10 @@ from testbed.virtual.memory import private_memory
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
-# Of a guest's clock. A step begins on a beat, ten of the kernel's ticks; who waits for it hears nobody at the end.
+# Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
+# less than what counts as a stall.
 BEAT_NS = 10_000_000
-EXACT_S = 0.002
+EXACT_S = 20e-6
 
 
 class Rank:

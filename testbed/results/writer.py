@@ -18,8 +18,6 @@ from testbed.results.result import SUMMARY, Result, Variant
 from testbed.results.shards import CAPTURES, CONTROLLER, MONITORS, RULES, SOCKETS, Record, ShardRecord
 from testbed.scale import Scale
 
-SHARDS = "shards"  # below the partial run directory: a folder for each, until the run is written
-
 
 @dataclass(frozen=True)
 class ShardTimes:
@@ -44,7 +42,7 @@ class Carried:
 
 
 def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
-    """All files of a run, from its shards' records, whose folders go; returns what `summary.json` holds."""
+    """All files of a run, from its shards' records; returns what `summary.json` holds."""
     shards, folder = carried.records, directory.partial
     records = merge_records(shards)
     variants = merge_variants(scenario, scale, shards, records)
@@ -71,7 +69,6 @@ def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried
         write_lines(folder / EVENTS, records.events)
     for shard in shards:
         _keep_files(shard, folder)
-    shutil.rmtree(folder / SHARDS)
     return result
 
 

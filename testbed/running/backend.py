@@ -9,6 +9,7 @@ from typing import Protocol
 
 from testbed.config import Scenario
 from testbed.fidelity.capacity import NetworkBackend
+from testbed.results.parts import Parts
 from testbed.results.shards import Shard, ShardRecord, cut, whole
 from testbed.results.writer import Carried
 from testbed.running.progress import Progress
@@ -26,10 +27,13 @@ class Backend(Protocol):
     def shards(self, scenario: Scenario) -> list[Shard]:
         """How a run is cut."""
 
+    def identity(self, scenario: Scenario, scale: Scale) -> str | None:
+        """Names all that a shard's record depends on; None where it would not be the same again."""
+
     def carry_out(
-        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, folder: Path, progress: Progress
+        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
     ) -> Carried:
-        """Measure them all, each in `folder`/NUMBER. RunError, FabricError, VirtualClockError.
+        """Measure all that are not finished, each in `parts.folder`/NUMBER. RunError, FabricError, VirtualClockError.
 
         When one fails, or the user stops it, nothing of it runs on; records of those that are done stay where they are.
         """
@@ -51,8 +55,12 @@ class ThisMachine:
         """Variants have networks of their own; algorithms alternate in one, which building it anew would cost time."""
         return whole(scenario) if scenario.variants is None else cut(scenario)
 
+    def identity(self, scenario: Scenario, scale: Scale) -> str | None:
+        """None: what this machine measures is never quite the same again."""
+        return None
+
     def carry_out(
-        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, folder: Path, progress: Progress
+        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
     ) -> Carried:
         """See `Backend`."""
         began_s = time.monotonic()
@@ -61,7 +69,7 @@ class ThisMachine:
             own = shard.scenario(scenario)
             if len(shards) > 1:
                 progress.phase(f"{shard.variant}, trial {shard.first_trial + 1} of {scenario.trials}")
-            target = folder / str(shard.number)
+            target = parts.folder / str(shard.number)
             target.mkdir(parents=True)
             records.append(self._measured(shard, own, scale, target, _among(shards, shard, own, progress)))
         return Carried(records, time.monotonic() - began_s)

@@ -18,8 +18,10 @@ from testbed.config import Scenario
 from testbed.config.units import format_size
 from testbed.job.errors import RunError
 from testbed.model import calibration
+from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
 from testbed.results.writer import Carried, ShardTimes
+from testbed.running.identity import identity_of
 from testbed.running.progress import Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
@@ -56,14 +58,19 @@ class Guests:
         """Algorithms side by side in networks of their own: under the virtual clock all see the same anyway."""
         return cut(scenario)
 
+    def identity(self, scenario: Scenario, scale: Scale) -> str:
+        """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
+        kernel = [self.image.version, self.image.recipe, self.settings.cpu_time]
+        return identity_of(scenario.to_yaml(), [asdict(scale), kernel])
+
     def carry_out(
-        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, folder: Path, progress: Progress
+        self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
     ) -> Carried:
         """See `Backend`."""
         if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=_search_path()) is None]:
             raise RunError(f"not installed here, and a guest needs them: {', '.join(missing)} (make setup)")
         began_s = time.monotonic()
-        carrying = _Carrying(self, scenario, shards, scale, folder, progress)
+        carrying = _Carrying(self, scenario, shards, scale, parts, progress)
         ended = carrying.run()
         records = [ShardRecord.read(carrying.target(shard)) for shard in shards]
         times = [ShardTimes(end.uptime_s, end.wall_s) for end in ended]
@@ -80,14 +87,14 @@ class _Carrying:
         scenario: Scenario,
         shards: Sequence[Shard],
         scale: Scale,
-        folder: Path,
+        parts: Parts,
         progress: Progress,
     ) -> None:
         self.image, self.settings = guests.image, guests.settings
         self.scenario = scenario
         self.shards = shards
         self.scale = scale
-        self.folder = folder
+        self.folder, self.finished = parts.folder, parts.finished
         self.progress = progress
         idle = idlest_cores()
         self.cores = [idle[job % len(idle)] for job in range(min(guests.jobs, len(shards)))]
@@ -130,6 +137,10 @@ class _Carrying:
 
     def _run_shard(self, shard: Shard) -> Ended:
         folder = self.target(shard)
+        if shard.number in self.finished:
+            state = self._state[shard.number]
+            state.done = state.total = shard.trials + self.scenario.warmup
+            return Ended(**json.loads((folder / FINISHED).read_text()))
         folder.mkdir(parents=True)
         own = folder / "scenario.yaml"
         own.write_text(shard.scenario(self.scenario).to_yaml())
@@ -145,10 +156,14 @@ class _Carrying:
         with self._lock:
             core = self._free.pop(0)
         try:
-            return self._boot(shard, folder, core)
+            ended = self._boot(shard, folder, core)
         finally:
             with self._lock:
                 self._free.append(core)
+        written = folder / f".{FINISHED}"
+        written.write_text(json.dumps(asdict(ended)))
+        written.rename(folder / FINISHED)
+        return ended
 
     def _boot(self, shard: Shard, folder: Path, core: int) -> Ended:
         settings = replace(self.settings, core=core, seed=shard.seed, writable=(folder,))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from testbed.config import Scenario
 from testbed.results.directory import RunDirectory
+from testbed.results.parts import Parts
 from testbed.results.result import Result
-from testbed.results.writer import SHARDS, write_run
+from testbed.results.writer import write_run
 from testbed.running.backend import Backend
 from testbed.running.progress import Progress
 from testbed.scale import Scale
@@ -16,17 +17,25 @@ from testbed.scale import Scale
 def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, progress: Progress) -> Result:
     """Do everything; returns what stands in the run directory `output`, which is there only when all went well.
 
-    RunExists, FabricError, RunError, VirtualClockError: nothing is left behind.
+    RunExists, FabricError, RunError, VirtualClockError: nothing is left behind, but for finished parts under the
+    virtual clock, with which the same run goes on.
     """
     directory = RunDirectory(output)
+    shards = backend.shards(scenario)
+    parts = None
     try:
-        shards = backend.shards(scenario)
-        carried = backend.carry_out(scenario, shards, scale, directory.partial / SHARDS, progress)
+        parts = Parts(directory, backend.identity(scenario, scale))
+        if there := len(parts.finished):
+            progress.phase(f"{there} of {len(shards)} parts are there from before")
+        carried = backend.carry_out(scenario, shards, scale, parts, progress)
         if len(shards) > 1:
             progress.phase("putting the parts together")
         result = write_run(directory, scenario, scale, carried)
+        parts.remove()
         directory.finish()
     except BaseException:
+        if parts is not None and (kept := parts.stop()):
+            progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command goes on")
         directory.discard()
         raise
     return result.at(output)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.virtual.conftest import REPOSITORY, SOON_S, Person, ordinary_user
+from tests.virtual.conftest import REPOSITORY, SOON_S, WALL_S, Person, ordinary_user
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
@@ -171,6 +171,30 @@ def test_an_interrupted_run_leaves_nothing(person: Person) -> None:
     running.communicate(timeout=SOON_S)
     assert running.returncode == 130
     assert list(person.home.iterdir()) == []
+
+
+def test_finished_parts_of_an_interrupted_run_are_taken_up_by_the_same_command(
+    folder: Path, person: Person
+) -> None:
+    command = ("run", str(SCENARIO), "-o", str(person.home / "again"), *OPTIONS, "--jobs", "1")
+    running = person.start(*command)
+    deadline = time.monotonic() + WALL_S
+    while not list(person.home.glob(".parts/*/0/finished.json")):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=SOON_S)
+    assert running.returncode == 130
+    assert "1 of 2 parts kept in" in said
+    assert [path.name for path in person.home.iterdir()] == [".parts"]
+    (kept,) = person.home.glob(".parts/*")
+    assert sorted(path.name for path in kept.iterdir()) == ["0", "lock"]
+    done = person.call(*command)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 2 parts are there from before" in done.stderr
+    assert [path.name for path in person.home.iterdir()] == ["again"]
+    assert (person.home / "again/samples.jsonl").read_bytes() == (folder / "samples.jsonl").read_bytes()
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")

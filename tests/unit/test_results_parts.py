@@ -1,0 +1,96 @@
+"""Parts of a run that outlive an interruption, and what their name depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.results.directory import RunDirectory
+from testbed.results.parts import FINISHED, LOCK, Parts
+from testbed.running import identity
+from testbed.running.identity import identity_of
+
+
+def shard(parts: Parts, number: int, finished: bool) -> None:
+    folder = parts.folder / str(number)
+    folder.mkdir()
+    (folder / "samples.jsonl").write_text("measured\n")
+    if finished:
+        (folder / FINISHED).write_text("{}")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_finished_parts_are_kept_beside_the_run_and_found_again_whatever_it_is_called(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    parts = Parts(directory, "abc")
+    shard(parts, 0, finished=True)
+    shard(parts, 1, finished=False)
+    assert parts.stop() == 1
+    directory.discard()
+    assert names(tmp_path) == [".parts"]
+    assert names(tmp_path / ".parts/abc") == ["0", LOCK]
+
+    assert Parts(RunDirectory(tmp_path / "other"), "def").finished == set()
+    again = Parts(RunDirectory(tmp_path / "again"), "abc")
+    assert again.finished == {0}
+    shard(again, 1, finished=True)
+    again.remove()
+    assert names(tmp_path / ".parts") == ["def"]
+
+
+def test_what_a_killed_run_left_unfinished_is_measured_anew(tmp_path: Path) -> None:
+    killed = Parts(RunDirectory(tmp_path / "run"), "abc")
+    shard(killed, 0, finished=False)
+    shard(killed, 1, finished=True)
+    killed._unlock()  # as the kernel does
+    parts = Parts(RunDirectory(tmp_path / "run"), "abc")
+    assert parts.finished == {1}
+    assert not (parts.folder / "0").exists()
+
+
+def test_nothing_is_kept_where_nothing_is_finished_or_would_not_be_the_same(tmp_path: Path) -> None:
+    parts = Parts(RunDirectory(tmp_path / "run"), "abc")
+    shard(parts, 0, finished=False)
+    assert parts.stop() == 0
+    assert names(tmp_path) == ["run.partial"]
+    real = Parts(RunDirectory(tmp_path / "real"), None)
+    shard(real, 0, finished=True)
+    assert real.stop() == 0
+    assert not real.folder.exists()
+
+
+def test_the_same_command_beside_it_keeps_its_own_parts_apart(tmp_path: Path) -> None:
+    first = Parts(RunDirectory(tmp_path / "first"), "abc")
+    second = Parts(RunDirectory(tmp_path / "second"), "abc")
+    assert first.outlive
+    assert not second.outlive
+    assert second.folder == tmp_path / "second.partial/shards"
+    shard(second, 0, finished=True)
+    assert second.stop() == 0
+    assert first.folder.exists()
+
+
+def test_the_name_changes_with_all_that_a_record_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text("one")
+    scenario = f"workload:\n  plan: {own}:job\n"
+    known = identity_of(scenario, ["6.1"])
+    assert identity_of(scenario, ["6.1"]) == known
+    assert identity_of(scenario + "seed: 2\n", ["6.1"]) != known
+    assert identity_of(scenario, ["7.3"]) != known
+    own.write_text("two")
+    assert identity_of(scenario, ["6.1"]) != known
+    own.write_text("one")
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "module.py").write_text("pass")
+    monkeypatch.setattr(identity, "CODE", code)
+    other = identity_of(scenario, ["6.1"])
+    (code / "module.py").write_text("pass  # changed")
+    assert identity_of(scenario, ["6.1"]) != other
