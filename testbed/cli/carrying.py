@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,15 +14,16 @@ from testbed.cli.bars import bar_on
 from testbed.experiments.running import Listener
 from testbed.report import print_refusal, print_summary
 from testbed.results.result import Result
-from testbed.running.progress import Progress
+from testbed.running.progress import PartProgress, Progress, words_left, words_on
 from testbed.running.request import PreparedRun
 
 
 @contextlib.contextmanager
 def telling(console: Console) -> Iterator[Listener]:
     """Tells of runs within the block: what begins, its phases, its steps."""
+    began_s = time.monotonic()
     with bar_on(console) as bar:
-        task = bar.add_task("checking", total=None)
+        task = bar.add_task("checking", total=None, more="")
 
         def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
             scenario = prepared.request.scenario
@@ -36,12 +38,17 @@ def telling(console: Console) -> Iterator[Listener]:
             bar.update(task, description=line)
             console.print(f"  {line}")
 
+        def parts(of: Sequence[PartProgress]) -> None:
+            bar.update(
+                task, more="; ".join(filter(None, (words_left(time.monotonic() - began_s, of), words_on(of))))
+            )
+
         def step(done: int, total: int) -> None:
             bar.update(task, description=f"step {done + 1} of {total}", completed=done, total=total)
             if not console.is_terminal and done % max(1, total // 4) == 0:
                 console.print(f"  step {done + 1} of {total}")
 
-        yield Listener(Progress(phase, step), begins)
+        yield Listener(Progress(phase, step, parts), begins)
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:

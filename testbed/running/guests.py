@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
 from testbed.results.writer import Carried, ShardTimes
 from testbed.running.identity import identity_of
-from testbed.running.progress import Progress
+from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
@@ -30,15 +30,6 @@ from testbed.virtual.guest import idlest_cores
 LINK_ENGINE, DATAPATH = "netem", "system"
 CHECKOUT = Path(__file__).parents[2]
 POLL_S = 0.1
-
-
-@dataclass
-class _Progress:
-    """How far one shard is."""
-
-    done: int = 0
-    total: int = 0
-    clock_s: float = 0.0
 
 
 class Guests:
@@ -99,7 +90,7 @@ class _Carrying:
         idle = idlest_cores()
         self.cores = [idle[job % len(idle)] for job in range(min(guests.jobs, len(shards)))]
         self._stop = threading.Event()
-        self._state = {shard.number: _Progress() for shard in shards}
+        self._state = {shard.number: PartProgress(shard.name) for shard in shards}
         self._free = list(self.cores)
         self._lock = threading.Lock()
 
@@ -132,6 +123,7 @@ class _Carrying:
             if known and steps != told:
                 told = steps
                 self.progress.step(steps, max(total, known[0] * len(states)))
+            self.progress.parts(states)
             if not waiting:
                 return
 
@@ -140,6 +132,7 @@ class _Carrying:
         if shard.number in self.finished:
             state = self._state[shard.number]
             state.done = state.total = shard.trials + self.scenario.warmup
+            state.finished = True
             return Ended(**json.loads((folder / FINISHED).read_text()))
         folder.mkdir(parents=True)
         own = folder / "scenario.yaml"
@@ -163,6 +156,7 @@ class _Carrying:
         written = folder / f".{FINISHED}"
         written.write_text(json.dumps(asdict(ended)))
         written.rename(folder / FINISHED)
+        self._state[shard.number].finished = True
         return ended
 
     def _boot(self, shard: Shard, folder: Path, core: int) -> Ended:

@@ -203,7 +203,9 @@ def test_unknown_destinations_are_dropped(two: Site, target: str) -> None:
         assert host.seen() == probe.seen() == near_probe.seen() == {"eth0": []}
     # an unknown host of a known building is sent there and dropped there; an unknown network goes nowhere
     expected = {target} if target.startswith("10.1.") else set()
-    assert {packet.target for packets in on_wan.values() for packet in packets} == expected
+    seen = [packet for packets in on_wan.values() for packet in packets]
+    # probes' late answers may still be on their way
+    assert {packet.target for packet in seen if packet.source == east} == expected
 
 
 @pytest.mark.by_any_datapath
