@@ -1,7 +1,8 @@
 """The little drawing kit the report's charts share: an SVG document, linear axes, round tick values.
 
 Charts are plain inline SVG styled by the page's style sheet: no script, light and dark scheme and print come
-for free, and a report is a small file. Elements are built as a tree, so text is always escaped.
+for free, and a report is a small file. Elements are built as a tree, so text is always escaped. Plotting libraries bake
+colours and fonts into what they draw, or bring a script of megabytes into each page.
 """
 
 from __future__ import annotations
