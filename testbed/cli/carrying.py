@@ -23,7 +23,7 @@ def telling(console: Console) -> Iterator[Listener]:
     """Tells of runs within the block: what begins, its phases, its steps."""
     began_s = time.monotonic()
     with bar_on(console) as bar:
-        task = bar.add_task("checking", total=None, more="")
+        task = bar.add_task("checking", total=None)
 
         def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
             scenario = prepared.request.scenario

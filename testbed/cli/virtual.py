@@ -56,7 +56,7 @@ def build(
     """Build the virtual clock's kernel, try every feature of it, and keep it. About four minutes on two cores."""
     console = Console(stderr=True, highlight=False)
     with bar_on(console) as bar:
-        task = bar.add_task("looking for a kernel source", total=None, more="")
+        task = bar.add_task("looking for a kernel source", total=None)
         told = -1
 
         def progress(line: str, share: float | None) -> None:

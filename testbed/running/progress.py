@@ -42,8 +42,9 @@ def words_on(parts: Sequence[PartProgress]) -> str:
 
 def words_left(elapsed_s: float, parts: Sequence[PartProgress]) -> str:
     """For people: "about 40 s left", as if steps went on as quickly; empty until a step is done and all are known."""
-    done = sum(part.total if part.finished else part.done for part in parts)
-    total = max((part.total for part in parts), default=0) * len(parts)
+    here = [part for part in parts if part.clock_s > 0 or not part.finished]  # others were there from before
+    done = sum(part.total if part.finished else part.done for part in here)
+    total = max((part.total for part in here), default=0) * len(here)
     if not done or done >= total:
         return ""
     left_s = elapsed_s / done * (total - done)

@@ -21,8 +21,13 @@ def test_of_one_part_nothing_is_said_beside_its_steps() -> None:
 
 
 def test_the_time_that_is_left_goes_by_the_steps_of_all_parts() -> None:
-    parts = [PartProgress("ring", 6, 6, finished=True), PartProgress("leaders")]
+    parts = [PartProgress("ring", 6, 6, 31.0, finished=True), PartProgress("leaders")]
     assert words_left(30.0, parts) == "about 30 s left"
     assert words_left(300.0, parts) == "about 5 min left"
     assert words_left(30.0, [PartProgress("ring"), PartProgress("leaders")]) == ""
-    assert words_left(30.0, [PartProgress("ring", 6, 6, finished=True)]) == ""
+    assert words_left(30.0, [PartProgress("ring", 6, 6, 31.0, finished=True)]) == ""
+
+
+def test_parts_that_were_there_from_before_say_nothing_of_the_time_that_others_take() -> None:
+    parts = [PartProgress("ring", 6, 6, finished=True), PartProgress("leaders", 2, 6, 12.3)]
+    assert words_left(30.0, parts) == "about 60 s left"
