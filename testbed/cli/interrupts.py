@@ -30,7 +30,7 @@ def raise_on_signals() -> None:
         last[:] = [number]
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + number)
+        raise _Ended(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -38,12 +38,28 @@ def raise_on_signals() -> None:
     sys.unraisablehook = _again(last, sys.unraisablehook)
 
 
-def by_ctrl_c(leave: BaseException) -> bool:
-    """Whether a command ended because of SIGINT: typer makes an exit of the KeyboardInterrupt."""
-    cause: BaseException | None = leave
-    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+def signal_behind(error: BaseException) -> int | None:
+    """The signal that an error came of, None for another's.
+
+    typer makes an exit of the KeyboardInterrupt, and what it broke off may fail while it is put away: an event loop
+    that was left halfway says so by a RuntimeError of its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return signal.SIGINT
+        if isinstance(cause, _Ended):
+            return cause.number
         cause = cause.__cause__ or cause.__context__
-    return cause is not None
+    return None
+
+
+class _Ended(SystemExit):
+    """The end that a signal asks for."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
 
 
 def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) -> Callable[..., None]:

@@ -6,13 +6,14 @@ Exit status: 0 done (and a run not untrusted), 1 failure, 2 bad input, 3 a run w
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 
-from testbed.cli.interrupts import by_ctrl_c, raise_on_signals
+from testbed.cli.interrupts import raise_on_signals, signal_behind
 from testbed.cli.lazy import LazyGroup
 from testbed.errors import TestbedError
 
@@ -38,12 +39,24 @@ def main() -> NoReturn:
     status = 0
     try:
         app(standalone_mode=True)
-    except (SystemExit, KeyboardInterrupt) as leave:
-        code = leave.code if isinstance(leave, SystemExit) else 130
-        status = code if isinstance(code, int) else int(bool(code))
-        if by_ctrl_c(leave):
-            console.print("interrupted; no network, process or unfinished run is left behind", markup=False)
-    except TestbedError as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        status = error.status
+    except BaseException as error:
+        known = _status_of(error, console)
+        if known is None:
+            raise
+        status = known
     sys.exit(status)
+
+
+def _status_of(error: BaseException, console: Console) -> int | None:
+    """Say what a command ended with; its exit status, None for an error that nobody expected."""
+    number = signal_behind(error)
+    if number is not None:
+        if number == signal.SIGINT:
+            console.print("interrupted; no network, process or unfinished run is left behind", markup=False)
+        return 128 + number
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(bool(error.code))
+    if isinstance(error, TestbedError):
+        console.print(f"error: {error}", style="red", markup=False)
+        return error.status
+    return None

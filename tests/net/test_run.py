@@ -187,7 +187,7 @@ def test_an_interrupted_run_takes_everything_down(moment: str, number: int, tmp_
         fabric_id = next((state.id for state in load_all() if state.owner_pid == run.pid), "none")
         time.sleep(0.15)
         run.send_signal(number)
-        assert status_at_end(run, said) == 128 + number
+        assert status_at_end(run, said) == 128 + number, "".join(said)
         assert_nothing_left(run, tmp_path, fabric_id)
         assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
     finally:

@@ -82,3 +82,25 @@ def test_ctrl_c_is_told_and_other_ends_are_not() -> None:
     for number, status in ((int(signal.SIGTERM), 143), (0, 130)):
         done = ended(code.format(number=number))
         assert (done.returncode, done.stderr) == (status, "")
+
+
+@pytest.mark.parametrize("error", ["RuntimeError('half done')", "TestbedError('half done')"])
+def test_what_fails_because_of_a_signal_is_the_signals_end(error: str) -> None:
+    code = (
+        "import signal, sys, typer\nfrom testbed.cli import main as command\n"
+        "from testbed.errors import TestbedError\n"
+        "app = sys.modules['testbed.cli.main'].app\n"
+        "@app.command()\ndef nap(number: int):\n"
+        "    try: number and signal.raise_signal(number)\n"
+        f"    finally: raise {error}\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.argv[1:] = ['nap', '{number}']\ncommand()"
+    )
+    for number, said in ((signal.SIGINT, "interrupted; no network"), (signal.SIGTERM, "")):
+        done = ended(code.replace("{number}", str(int(number))))
+        assert done.returncode == 128 + number
+        assert done.stderr.startswith(said)
+        assert "half done" not in done.stderr
+    done = ended(code.replace("{number}", "0"))
+    assert done.returncode == 1
+    assert "half done" in done.stderr
