@@ -83,8 +83,13 @@ class Wiring:
         return [endpoint.building for endpoint in self.ranks]
 
     def source_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
-        """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections."""
+        """The local port of a connection that `rank` dials to a peer, another for each of a pair's connections.
+
+        0, for any, where all are at one address: there is no path to hash, and others use its ports as well.
+        """
         size = len(self.ranks)
+        if self.ranks[rank].ip == self.ranks[peer].ip:
+            return 0
         offset = random.Random(f"{self.seed}/ports").randrange(1000)
         number = key.traffic.dscp * MOST_CHANNELS + key.channel
         # a prime, so that two numbers of one pair never come to the same

@@ -9,7 +9,7 @@ import pytest
 from testbed.config import Scenario, TransportSpec, WorkloadSpec, load_topology
 from testbed.controller import PolicyChoice, View, compute
 from testbed.job.declared import flows_of, total
-from testbed.job.resolving import endpoints_on, wiring_of
+from testbed.job.resolving import endpoints_on, loopback_endpoints, wiring_of
 from testbed.job.wiring import LISTEN_PORT, THIS_NAMESPACE
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.results.shards import cut
@@ -41,6 +41,13 @@ def test_a_flow_goes_between_the_port_that_is_dialled_from_and_the_one_that_is_l
     assert (there.source_port, there.destination_port) == (LISTEN_PORT, dialled)
     assert (back.source_port, back.destination_port, back.size_bytes) == (dialled, LISTEN_PORT, 300)
     assert there.connection == back.connection
+
+
+def test_ranks_at_one_address_leave_their_ports_to_the_kernel() -> None:
+    with loopback_endpoints(4) as places:
+        here = wiring_of(TransportSpec(), UNSCALED, None, places, seed=3)
+    assert here.source_port(1, 0, ConnectionKey()) == 0
+    assert len({place.port for place in places}) == 4
 
 
 def test_a_striped_pair_has_a_flow_for_each_lane_and_no_two_connections_share_a_port() -> None:
