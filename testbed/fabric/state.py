@@ -28,7 +28,8 @@ from testbed.fabric.buffers import restore_after_kill
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
 CONTROLLER_FILE = "controller.json"  # in a fabric's folder: where its controller listens, and the token
-KILL_WAIT_S = GONE_WAIT_S = 5.0
+KILL_WAIT_S = 5.0
+GONE_WAIT_S = 20.0  # a busy machine's Open vSwitch takes its time
 
 
 @dataclasses.dataclass
@@ -74,12 +75,15 @@ def write_private(path: Path, text: str) -> None:
 
 
 def process_started(pid: int) -> float | None:
-    """Start time of a process, which with its id names it for good; None when there is none or only its corpse."""
+    """Start of a process in clock ticks since boot, which with its id names it for good; None when it has ended.
+
+    Not psutil's time of day, which moves when the machine's clock is set: an owner would look like somebody else.
+    """
     try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
-    except psutil.NoSuchProcess:
+        state, *figures = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return None
+    return None if state == "Z" else float(figures[18])
 
 
 def register(topology: str) -> FabricState:
@@ -137,6 +141,15 @@ def clean_abandoned(everything: bool = False) -> dict[str, list[str]]:
 
 
 def _kill_processes(state: FabricState) -> list[str]:
+    """End them, and those that they started meanwhile."""
+    removed: list[str] = []
+    deadline_s = time.monotonic() + KILL_WAIT_S
+    while (ours := _processes_of(state)) and time.monotonic() < deadline_s:
+        removed += _stop_processes(ours)
+    return removed
+
+
+def _processes_of(state: FabricState) -> list[psutil.Process]:
     namespaces = set(state.namespaces)
     root = os.stat("/proc/self/ns/net").st_ino
     ours = []
@@ -150,7 +163,7 @@ def _kill_processes(state: FabricState) -> list[str]:
             continue
         if marked or (inode in namespaces and inode != root):
             ours.append(process)
-    return _stop_processes(ours)
+    return ours
 
 
 def _stop_processes(processes: list[psutil.Process]) -> list[str]:

@@ -203,7 +203,8 @@ def test_what_a_killed_run_leaves_is_cleaned_and_only_that(tmp_path: Path) -> No
     run.wait()
     bystander = subprocess.Popen(["sleep", "60"])
     try:
-        assert fabric_id in clean_abandoned()
+        removed = clean_abandoned()
+        assert fabric_id in removed, "".join(said)
         assert_nothing_left(run, tmp_path, fabric_id)
         assert bystander.poll() is None
     finally:
