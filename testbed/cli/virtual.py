@@ -49,9 +49,12 @@ def add_commands(app: typer.Typer) -> None:
 def build(
     source: Annotated[
         Path | None,
-        typer.Option(help="A kernel source tree or archive [default: the distribution's, in /usr/src]."),
+        typer.Option(help="A kernel source tree or archive [default: the distribution's newest]."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Build even when there is one.")] = False,
+    fetch: Annotated[
+        bool, typer.Option(help="Look in the distribution's archive for a newer source than /usr/src has.")
+    ] = True,
 ) -> None:
     """Build the virtual clock's kernel, try every feature of it, and keep it. About four minutes on two cores."""
     console = Console(stderr=True, highlight=False)
@@ -67,7 +70,7 @@ def build(
                 console.print(f"  {line}" + (f" {quarter * 25} %" if share is not None else ""))
             told = quarter
 
-        image, built = build_kernel(source, again, progress)
+        image, built = build_kernel(source, again, progress, fetch)
     console.print(
         f"{'built' if built else 'there already'}: Linux {image.version} in {image.folder}, "
         f"{len(image.checked)} features tried",

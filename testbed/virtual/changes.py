@@ -55,7 +55,7 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
 CHANGES: Changes = {
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},
     Path("net/sched/sch_netem.c"): {
-        r"\n\tu64 rate;\n": "\n\tu64 rate;\n\tu64 rounded_off;\n",
+        r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",
         r"packet_time_ns\(u64 len, const struct": "packet_time_ns(u64 len, struct",
         r"return div64_u64\(len \* NSEC_PER_SEC, q->rate\);": (
             "return div64_u64_rem(len * NSEC_PER_SEC + q->rounded_off, q->rate, &q->rounded_off);"

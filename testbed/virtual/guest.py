@@ -22,6 +22,7 @@ from pathlib import Path
 from testbed.virtual.clock import CLOCK_VARIABLE, CpuTime
 from testbed.virtual.errors import VirtualClockError
 from testbed.virtual.image import KernelImage
+from testbed.virtual.isolation import seccomp_argument
 
 BOOT, INIT = (Path(__file__).with_name(name) for name in ("boot.py", "guest_init.py"))
 # The guest's calendar: the same in every run, for what depends on the date would differ otherwise.
@@ -159,6 +160,7 @@ class Guest:
             "norandmaps random.trust_cpu=on random.trust_bootloader=on",
             "printk.devkmsg=on loglevel=4 panic=-1 oops=panic",
             "uml_dir=uml",
+            *seccomp_argument(self.image.version),
             f"init={sys.executable}",
             "--",
             "-S",

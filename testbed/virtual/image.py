@@ -12,6 +12,7 @@ from pathlib import Path
 
 from testbed.virtual.changes import CHANGES, CHANGES_BEFORE
 from testbed.virtual.errors import NoKernelError
+from testbed.virtual.versions import numbers
 
 CACHE_VARIABLE = "TESTBED_KERNELS"
 SYSTEM_CACHE = Path("/var/cache/scale-across-testbed/kernels")
@@ -98,7 +99,7 @@ def find_image(folders: Iterable[Path] | None = None) -> KernelImage:
     ]
     if not found:
         raise NoKernelError(", ".join(map(str, looked)))
-    return max(found, key=lambda image: _numbers(image.version))
+    return max(found, key=lambda image: numbers(image.version))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -106,7 +107,3 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:  # not there, or not ours to look into
         return []
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("-", maxsplit=1)[0].split(".") if part.isdigit())

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, Changes
 from testbed.virtual.errors import VirtualClockError
+from testbed.virtual.versions import OLDEST, dotted, numbers
 
 PACKAGED = Path("/usr/src")
-OLDEST = (6, 1)  # time travel is older, but nothing older was tried
 # What building needs: a program, and the package of Debian and Ubuntu that has it.
 TOOLS = {
     "make": "make",
@@ -27,9 +26,7 @@ TOOLS = {
     "xz": "xz-utils",
     "bzip2": "bzip2",
 }
-GET_SOURCE = (
-    "apt install linux-source, or give a kernel source tree or archive: testbed virtual build --source PATH"
-)
+GET_SOURCE = "give a kernel source tree or archive: testbed virtual build --source PATH"
 
 
 @dataclass(frozen=True)
@@ -57,18 +54,18 @@ def find_source(given: Path | None, packaged: Path = PACKAGED) -> Source:
         if not given.exists():
             raise VirtualClockError(f"{given}: no such kernel source tree or archive")
         return Source(given.resolve())
-    found = [path for path in packaged.glob("linux-source-*.tar.*") if _numbers(path.name) >= OLDEST]
+    found = [path for path in packaged.glob("linux-source-*.tar.*") if numbers(path.name) >= OLDEST]
     if not found:
         raise VirtualClockError(
-            f"no kernel source of Linux {_dotted(OLDEST)} or newer in {packaged}: {GET_SOURCE}"
+            f"no kernel source of Linux {dotted(OLDEST)} or newer in {packaged}: {GET_SOURCE}"
         )
-    return Source(max(found, key=lambda path: _numbers(path.name)).resolve())
+    return Source(max(found, key=lambda path: numbers(path.name)).resolve())
 
 
 def unpack(source: Source, folder: Path) -> Path:
     """The tree, unpacked or copied into `folder`, with the changes that the virtual clock needs."""
     tree = _copy(source.path, folder / "source") if source.is_tree else _unpack(source, folder)
-    version = _numbers(version_of(tree))
+    version = numbers(version_of(tree))
     for name, changes in changes_of(version).items():
         file = tree / name
         text = file.read_text() if file.exists() else ""
@@ -123,16 +120,5 @@ def version_of(tree: Path) -> str:
     }
     version = f"{parts['VERSION']}.{parts['PATCHLEVEL']}.{parts.get('SUBLEVEL') or 0}{parts.get('EXTRAVERSION', '')}"
     if (int(parts["VERSION"]), int(parts["PATCHLEVEL"])) < OLDEST:
-        raise VirtualClockError(
-            f"{tree}: Linux {version}; the virtual clock needs {_dotted(OLDEST)} or newer"
-        )
+        raise VirtualClockError(f"{tree}: Linux {version}; the virtual clock needs {dotted(OLDEST)} or newer")
     return version
-
-
-def _numbers(name: str) -> tuple[int, ...]:
-    found = re.search(r"(\d+(?:\.\d+)+)", name)
-    return tuple(map(int, found.group(1).split("."))) if found else ()
-
-
-def _dotted(numbers: Sequence[int]) -> str:
-    return ".".join(map(str, numbers))
