@@ -19,6 +19,10 @@ A processor with AMX keeps 11 kB of registers for a program; as it comes, a kern
 most, and sets them with a size that such a host refuses: the first program ends with a panic. Here it asks the host how
 many there are, and has room for 12 kB (on its stacks, too: `CONFIG_KERNEL_STACK_ORDER`).
 
+From 6.12 on a system call that fails takes a microsecond as it comes, lest a program try again for ever; Python tries
+some names for each module that it imports, and a rank reads its sockets until there is nothing left. Here it counts as
+a look at the time.
+
 Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
 hours.
@@ -33,6 +37,9 @@ Changes = dict[Path, dict[str, str]]
 
 FIXED_REGISTERS = (6, 13)
 """From this version on the kernel asks its host how large the registers are."""
+
+DEAR_ERRORS = (6, 12)
+"""The oldest version tried in which a system call that fails takes time."""
 
 _USED, _SIZE = r"(\n\t\tif \(ptrace\(PTRACE_", r"iov_len = FP_SIZE \* sizeof\(unsigned long\);"
 CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
@@ -51,6 +58,16 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
     }
 }
 """Only where the source is older than this."""
+
+CHANGES_FROM: dict[tuple[int, int], Changes] = {
+    DEAR_ERRORS: {
+        Path("arch/um/kernel/skas/syscall.c"): {
+            r"#include <asm/delay\.h>\n": "#include <linux/timekeeping.h>\n",
+            r"\bum_udelay\(1\);": "ktime_get();",
+        }
+    }
+}
+"""Only where the source is of this version or newer."""
 
 CHANGES: Changes = {
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},

@@ -48,6 +48,9 @@ DEFAULT_MEMORY_BYTES = 2 << 30
 STALL_TIMEOUT_S = 180.0
 SHARED_MEMORY = Path("/dev/shm")
 CONTROL_PREFIX = "testbed-guest-"
+MOST_PIECES = Path("/proc/sys/vm/max_map_count")
+# A clock that stands still for so long is looked into.
+PIECES_AFTER_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -196,7 +199,7 @@ class Guest:
         meanwhile: Callable[[], None],
     ) -> None:
         settings = self.settings
-        began_s = moved_s = time.monotonic()
+        began_s = moved_s = looked_s = time.monotonic()
         while process.poll() is None:
             time.sleep(POLL_S)
             for output in outputs:
@@ -206,6 +209,12 @@ class Guest:
             if clock_s != self.clock_s:
                 self.clock_s, moved_s = clock_s, now_s
             meanwhile()
+            if now_s - max(moved_s, looked_s) > PIECES_AFTER_S:
+                looked_s = now_s
+                if _too_many_pieces(process.pid):
+                    raise VirtualClockError(
+                        f"{_pieces_reason()}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+                    )
             if now_s - moved_s > settings.stall_timeout_s:
                 raise VirtualClockError(
                     f"the virtual clock has stood still at {self.clock_s:.9f} s for {now_s - moved_s:.0f} s of wall "
@@ -249,11 +258,7 @@ class Guest:
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
         if "max_map_count" in console:
-            pieces = Path("/proc/sys/vm/max_map_count").read_text().strip()
-            reason = (
-                f"a process of the guest has its memory in more pieces than this machine lets it ({pieces}): "
-                "raise that with `sysctl vm.max_map_count=1000000`"
-            )
+            reason = _pieces_reason()
         elif "ut of memory" in console or "Unable to allocate" in console:
             size = self.settings.memory_bytes >> 20
             reason = f"the guest ran out of memory ({size} MiB): give it more with --memory"
@@ -307,6 +312,23 @@ def _memory_folder(size_bytes: int) -> Path:
     raise VirtualClockError(
         f"no room for the guest's {size_bytes >> 20} MiB of memory in {SHARED_MEMORY} or {tempfile.gettempdir()}: "
         "give it less with --memory"
+    )
+
+
+def _too_many_pieces(session: int) -> bool:
+    """Whether one of a guest's programs has as many as this machine allows: a newer kernel does not say so."""
+    most = int(MOST_PIECES.read_text())
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            if os.getsid(int(folder.name)) == session and (folder / "maps").read_bytes().count(b"\n") >= most:
+                return True
+    return False
+
+
+def _pieces_reason() -> str:
+    return (
+        "a process of the guest has its memory in more pieces than this machine lets it "
+        f"({MOST_PIECES.read_text().strip()}): raise that with `sysctl vm.max_map_count=1000000`"
     )
 
 

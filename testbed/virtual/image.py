@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
-from testbed.virtual.changes import CHANGES, CHANGES_BEFORE
+from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, CHANGES_FROM
 from testbed.virtual.errors import NoKernelError
 from testbed.virtual.versions import numbers
 
@@ -69,7 +69,7 @@ def recipe_text(name: str) -> str:
 
 def recipe() -> str:
     """What identifies the recipe: a kernel of another one does not fit."""
-    sets = [((), CHANGES), *CHANGES_BEFORE.items()]
+    sets = [((), CHANGES), *CHANGES_BEFORE.items(), *CHANGES_FROM.items()]
     changes = [[before, str(file), lines] for before, of_files in sets for file, lines in of_files.items()]
     parts = (recipe_text("kernel.config"), recipe_text("seeded_random.c"), json.dumps(changes))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

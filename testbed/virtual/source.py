@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, Changes
+from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, CHANGES_FROM, Changes
 from testbed.virtual.errors import VirtualClockError
 from testbed.virtual.versions import OLDEST, dotted, numbers
 
@@ -83,7 +83,8 @@ def unpack(source: Source, folder: Path) -> Path:
 def changes_of(version: tuple[int, ...]) -> Changes:
     """What is changed in a source of this version."""
     older = [changes for before, changes in CHANGES_BEFORE.items() if version < before]
-    return {name: lines for changes in (CHANGES, *older) for name, lines in changes.items()}
+    newer = [changes for since, changes in CHANGES_FROM.items() if version >= since]
+    return {name: lines for changes in (CHANGES, *older, *newer) for name, lines in changes.items()}
 
 
 def _copy(tree: Path, target: Path) -> Path:

@@ -104,6 +104,16 @@ def test_a_kernel_that_asks_its_host_how_large_registers_are_is_left_as_it_is() 
     assert registers not in changes_of((6, 13, 0))
 
 
+def test_a_call_that_fails_costs_nothing_where_it_would_take_time() -> None:
+    calls = Path("arch/um/kernel/skas/syscall.c")
+    assert calls not in changes_of((6, 1, 176))
+    assert changes_of((6, 12, 0))[calls] == changes_of((7, 3, 4))[calls]
+    code = "#include <asm/delay.h>\n\t\tif (error) {\n\t\t\tum_udelay(1);\n\t\t\tschedule();\n"
+    for pattern, line in changes_of((7, 3))[calls].items():
+        code = re.sub(pattern, line, code)
+    assert code == "#include <linux/timekeeping.h>\n\t\tif (error) {\n\t\t\tktime_get();\n\t\t\tschedule();\n"
+
+
 def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path) -> None:
     original = tree(tmp_path)
     (original / "arch/um/kernel/time.c").write_text("nothing\n")

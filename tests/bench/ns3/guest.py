@@ -45,7 +45,9 @@ from tests.bench.ns3.theory import fifo_sojourns
 PR_SET_TIMERSLACK = 29
 BUFFER_BYTES = 32 << 20
 BLOCK_BYTES = 1 << 20
-WAKE_BYTES = 1 << 16  # the receiver wakes for so much; that does not hold acknowledgements back
+# The receiver wakes for so much: that does not hold acknowledgements back, nor the window, against whose growth newer
+# kernels (7.3, not 6.1) count what is not read yet.
+WAKE_BYTES = 1 << 15
 PORT = 5000
 SAMPLE_S = 0.005
 PROBE = struct.Struct("=q24x")
