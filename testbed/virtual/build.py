@@ -155,6 +155,8 @@ def _compile(tree: Path, objects: Path, progress: Progress) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        # another folder each time, which is nothing to a compiler
+        env={**os.environ, "CCACHE_BASEDIR": str(objects.parent), "CCACHE_NOHASHDIR": "1"},
     ) as process:
         assert process.stdout is not None
         try:

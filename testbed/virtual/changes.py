@@ -48,7 +48,9 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
             r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\);": "DEFINE_LONGS(HOST_FP_SIZE, 12288);"
         },
         Path("arch/x86/um/os-Linux/registers.c"): {
-            r"(?m)^int have_xstate_support;\n": "int have_xstate_support;\nstatic unsigned long host_fp_bytes;\n",
+            r"(?m)^(static )?int have_xstate_support;\n": (
+                r"\1int have_xstate_support;" "\nstatic unsigned long host_fp_bytes;\n"
+            ),
             rf"{_SIZE}{_USED}GETREGSET\b)": r"iov_len = host_fp_bytes;\1",
             rf"{_SIZE}{_USED}SETREGSET\b)": r"iov_len = host_fp_bytes;\1",
             r" == 0\)\n\t\thave_xstate_support = 1;": (
