@@ -1,4 +1,4 @@
-"""What it costs to get a run going under the virtual clock: CPU and wall seconds from boot to the end of the first step.
+"""What it costs to get a run going under the virtual clock: CPU and wall seconds from boot to its first step.
 
     .venv/bin/python benchmarks/virtual_start.py [RANKS...]           default: 8 32 128
     .venv/bin/python benchmarks/virtual_start.py --profile RANKS      where the time goes, function by function
@@ -35,7 +35,7 @@ PHASES = {
     "links measured": "measuring",
     "ranks": "starting",
 }
-PROFILE = '''
+PROFILE = """
 import cProfile, ctypes, mmap, pstats, sys, time
 code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
 code.write(bytes.fromhex("0f3148c1e2204809d0c3"))  # rdtsc; shl rdx, 32; or rax, rdx; ret
@@ -52,7 +52,7 @@ print(f"{(ticks() - began) / frequency:.2f} s in all", file=sys.stderr)
 for key in ("cumulative", "tottime"):
     pstats.Stats(profile, stream=sys.stderr).strip_dirs().sort_stats(key).print_stats(90)
 sys.exit(status)
-'''
+"""
 
 
 def scenario(ranks: int) -> dict[str, object]:
@@ -68,7 +68,14 @@ def scenario(ranks: int) -> dict[str, object]:
             "wan": [{"a": "east", "b": "west", "rate": "800 Gbit/s", "delay": "2.5 ms"}],
         },
         "workload": {
-            "model": {"dim": 1, "n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "ffn_dim": 1, "vocab_size": 500},
+            "model": {
+                "dim": 1,
+                "n_layers": 1,
+                "n_heads": 1,
+                "n_kv_heads": 1,
+                "ffn_dim": 1,
+                "vocab_size": 500,
+            },
             "peak_flops": "989 Tflop/s",
         },
         "policy": "shortest",
@@ -103,7 +110,7 @@ def run(ranks: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "scenario.json")
         file.write_text(json.dumps(scenario(ranks)))
-        command = [TESTBED, "run", file, "--clock", "virtual", "-o", Path(folder, "run")]
+        command = [str(TESTBED), "run", str(file), "--clock", "virtual", "-o", f"{folder}/run"]
         marks, said = [(time.monotonic(), 0.0, "")], []
         with subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
@@ -182,7 +189,9 @@ def main() -> None:
         print(f"{name:18}" + "".join(f"{cpu:7.2f} ({wall:5.2f})" for wall, cpu in row))
     if len(counts) > 1:
         cpu = [rows["all"][at][1] for at in (0, -1)]
-        print(f"grows with ranks to the power of {math.log(cpu[1] / cpu[0]) / math.log(counts[-1] / counts[0]):.2f}")
+        print(
+            f"grows with ranks to the power of {math.log(cpu[1] / cpu[0]) / math.log(counts[-1] / counts[0]):.2f}"
+        )
 
 
 if __name__ == "__main__":
