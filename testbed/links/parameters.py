@@ -24,6 +24,7 @@ CONFIGURED = ("ipv4/conf", "ipv4/neigh", "ipv6/conf")
 # Made when first asked for; written to so that something is done; raised for a moment by whoever builds a fabric
 LEFT_OUT = ("tcp_fastopen_key", "flush", "rmem_default")
 SPARE_FILES = 256
+FILES_PER_NAMESPACE = 4  # that others have open for each: netlink, twice, of filters too, and of a link's end
 _MODIFIED = 0x2
 _EVENT = struct.Struct("=iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -79,7 +80,7 @@ class Parameters:
     def add(self, namespace: str, pid: int | None, interfaces: Iterable[str] | None) -> None:
         """Watch the namespace of process `pid` from now on."""
         wanted = folders(interfaces)
-        _make_room(len(self._open) + len(wanted))
+        _make_room(len(self._open) + len(wanted) + FILES_PER_NAMESPACE * (len(self._pids) + 1))
         self._pids[namespace], self._folders[namespace] = pid, []
         with network_namespace(pid):
             for folder in wanted:

@@ -11,6 +11,7 @@ import ctypes.util
 import fcntl
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -24,7 +25,7 @@ MNT_DETACH = 2
 PR_SET_TIMERSLACK = 29
 POWER_OFF = 0x4321FEDC
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
-RLIMIT_FILES = 65_536
+MOST_FILES = 65_536  # that a process may have open: a network of 512 hosts is watched by 8,000
 WORK = "/mnt"  # a folder that every root file system has, hidden under memory for the moment
 OVS_SCHEMA = "/usr/share/openvswitch/vswitch.ovsschema"
 SETTINGS = {
@@ -120,6 +121,7 @@ def start_open_vswitch() -> None:
 def prepare(task: dict[str, Any]) -> None:
     """All that must be there before the command starts."""
     check(libc.prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0), "timer slack")  # sleeps end when they should
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
     loopback_up()
     socket.sethostname("guest")
     for setting, value in SETTINGS.items():

@@ -1,0 +1,118 @@
+"""Commands that go to the kernel as netlink messages leave there what the programs leave, byte by byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from testbed.links import LinkError, network_namespace
+from testbed.links.command import run_script
+from testbed.links.commands import translate
+from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays
+from testbed.links.rtnetlink import FORMS, LINK, OFFLOADS, QDISC, ROOT, State
+from testbed.links.rtnetlink import Namespace as Kernel
+from testbed.links.setup import Setup, batch
+from testbed.links.shaping import Shape, shape_commands
+from tests.net.conftest import skip_without
+from tests.net.namespaces import Namespace, namespaces
+
+RATES_BPS = (1e6, 1e9, 25e9, 400e9)
+MTU = 9000
+
+
+def of_hosts(rate_bps: float) -> Setup:
+    """As a host of a fabric has it, with two interfaces, one of whose queues counts packets."""
+    setup = Setup(ip=["link set dev lo up", "address add 10.1.0.2/8 dev eth0"])
+    for interface in ("eth0", "eth1"):
+        setup.add_interface(interface, MTU)
+    setup.ip += [
+        f"neigh replace 10.1.0.{number} lladdr 02:00:00:00:00:{number:02x} dev eth0 nud permanent"
+        for number in range(3, 200)
+    ]
+    setup.tc += shape_commands("eth0", Shape(rate_bps, 1 << 20), MTU)
+    setup.tc += shape_commands("eth1", Shape(rate_bps, 0, queue_packets=77), MTU)
+    return setup
+
+
+def by_programs(setup: Setup, pid: int) -> None:
+    """What `apply` sets by messages."""
+    with network_namespace(pid):
+        batch("ip", setup.ip)
+        batch("tc", setup.tc)
+
+
+def interfaces(place: Namespace) -> None:
+    """Those that are set up, with the same addresses in every namespace."""
+    pairs = [
+        f"ip link add eth{n} address 02:00:00:00:01:0{n} type veth peer name peer{n} address 02:00:00:00:02:0{n}"
+        for n in range(2)
+    ]
+    quiet = [f"sysctl -qw net.ipv6.conf.{which}.disable_ipv6=1" for which in ("all", "default")]
+    run_script(place.pid, [*quiet, *pairs, "ip link set peer0 up", "ip link set peer1 up"])
+
+
+def held(place: Namespace) -> State:
+    """Everything that the kernel holds, but for the addresses that it draws for devices by itself."""
+    kernel = Kernel(place.pid)
+    try:
+        drawn = {LINK, OFFLOADS}
+        return {
+            key: _numbered_alike(left) if key[0] == QDISC else left
+            for key, left in kernel.state().items()
+            if key[0] not in drawn or not kernel.names[key[1]].startswith(PREFIX)
+        }
+    finally:
+        kernel.close()
+
+
+def _numbered_alike(left: bytes) -> bytes:
+    """Without the number of a queueing discipline where the kernel has drawn it, which it does for all namespaces."""
+    family, index, handle, parent, info = FORMS[QDISC].unpack_from(left)
+    handle = 0x80000000 if handle >= 0x80000000 and parent == ROOT else handle
+    return FORMS[QDISC].pack(family, index, handle, parent, info) + left[FORMS[QDISC].size :]
+
+
+@pytest.mark.parametrize("rate_bps", RATES_BPS)
+@pytest.mark.parametrize("delayed", [False, True])
+def test_the_kernel_holds_the_same(rate_bps: float, delayed: bool) -> None:
+    setup = of_hosts(rate_bps)
+    if delayed:
+        skip_without("netem")
+        add_ingress_delays(setup, {name: IngressDelay(rate_bps) for name in ("eth0", "eth1")})
+    known = {"lo": 1}
+    for program, commands in (("ip", setup.ip), ("tc", setup.tc)):
+        assert all(translate(program, command, lambda name: known.get(name, 2)) for command in commands)
+    with namespaces(2) as (ours, theirs):
+        for place in (ours, theirs):
+            interfaces(place)
+        setup.plain.clear()  # offloads are not these programs' business
+        setup.apply(ours.pid)
+        by_programs(setup, theirs.pid)
+        found, expected = held(ours), held(theirs)
+    assert len(found) > 200
+    assert found == expected
+
+
+def test_an_error_has_the_kernels_words_and_the_command() -> None:
+    with namespaces(1) as (place,):
+        interfaces(place)
+        with pytest.raises(
+            LinkError, match=r"(?s)File exists.*while running: ip address add 10.0.0.1/8 dev eth0"
+        ):
+            Setup(ip=["address add 10.0.0.1/8 dev eth0"] * 2 + ["link set dev eth0 up"]).apply(place.pid)
+        with pytest.raises(LinkError, match="tc qdisc add dev nowhere root"):
+            Setup(tc=["qdisc add dev nowhere root handle 1: htb default 10"]).apply(place.pid)
+
+
+def test_programs_and_messages_keep_their_order() -> None:
+    with namespaces(1) as (place,):
+        ip = [
+            "link add one type veth peer name two",
+            "link set dev one mtu 1234 up",
+            "link set dev one down",
+            "link set dev one name three",
+        ]
+        Setup(ip=[*ip, "address add 10.0.0.1/8 dev three", "link set dev two mtu 1300"]).apply(place.pid)
+        shown = run_script(place.pid, ["ip address show dev three", "ip link show dev two"])
+    assert "mtu 1234" in shown
+    assert "inet 10.0.0.1/8" in shown
+    assert "mtu 1300" in shown
