@@ -123,6 +123,7 @@ def _link_info(payload: bytes) -> bytes:
     return cut(payload, rules)
 
 
+_RUNNING = 0x40  # IFF_RUNNING: comes up to a second late, and follows from IFF_LOWER_UP, which is compared
 # IFLA_ STATS, WIRELESS, OPERSTATE (which comes late, and follows from flags), STATS64, EXT_MASK, PROMISCUITY (it counts
 # who listens), CARRIER_CHANGES, EVENT, CARRIER_UP_COUNT, CARRIER_DOWN_COUNT, ALLMULTI
 _LINK_RULES: Rules = {
@@ -152,7 +153,7 @@ def parse(kind: int, body: bytes) -> tuple[Key, bytes] | None:
     head, rest = form.unpack_from(body), body[form.size :]
     if kind == LINK:
         family, hardware, index, flags, _ = head
-        left = form.pack(family, hardware, index, flags, 0) + cut(rest, _LINK_RULES)
+        left = form.pack(family, hardware, index, flags & ~_RUNNING, 0) + cut(rest, _LINK_RULES)
         return ((PORT if family == _AF_BRIDGE else LINK), index), left
     if kind in (QDISC, CLASS, FILTER):
         return _traffic_control(kind, head, rest)
