@@ -25,6 +25,8 @@ _STAGE_BYTES = 16 * 1024
 _LOW_WATER_SHARE = 16
 _LOW_WATER_MOST_BYTES = 256 * 1024
 _LOW_WATER_LEAST_BYTES = 16 * 1024
+# payloads for which the receive buffer is taken to be as large as it was
+_ROOM_KNOWN_FOR = 16
 # after so much from one peer others have their turn
 _TURN_BYTES = 1024 * 1024
 
@@ -61,6 +63,7 @@ class Stream:
         self._stage_end = 0
         self._target: memoryview | None = None
         self._low_water = 1
+        self._room = self._room_known_for = 0
         self._paused = False
 
     # ---- for those who derive
@@ -314,8 +317,11 @@ class Stream:
             return
         wanted = 1
         if target is not None and len(target) >= _LOW_WATER_LEAST_BYTES:
-            room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _LOW_WATER_SHARE
-            wanted = min(len(target), room, _LOW_WATER_MOST_BYTES)
+            if not self._room_known_for:
+                self._room_known_for = _ROOM_KNOWN_FOR
+                self._room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // _LOW_WATER_SHARE
+            self._room_known_for -= 1
+            wanted = min(len(target), self._room, _LOW_WATER_MOST_BYTES)
         if wanted < self._low_water or wanted >= max(self._low_water + 1, _LOW_WATER_LEAST_BYTES):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             self._low_water = wanted
