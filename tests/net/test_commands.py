@@ -8,7 +8,8 @@ from testbed.links import LinkError, network_namespace
 from testbed.links.command import run_script
 from testbed.links.commands import translate
 from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays
-from testbed.links.rtnetlink import FORMS, LINK, OFFLOADS, QDISC, ROOT, State
+from testbed.links.netlink import FORMS, LINK, QDISC
+from testbed.links.rtnetlink import OFFLOADS, ROOT, State
 from testbed.links.rtnetlink import Namespace as Kernel
 from testbed.links.setup import Setup, batch
 from testbed.links.shaping import Shape, shape_commands
