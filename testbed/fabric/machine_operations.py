@@ -13,6 +13,8 @@ from testbed.fabric.fingerprint import Fingerprint, WatchedNamespace
 from testbed.fabric.namespaces import Namespaces
 from testbed.fabric.verify import NamespaceSettings, verify, verify_offloads
 from testbed.links.counts import NodeCounts, read_node
+from testbed.links.dumps import interfaces
+from testbed.links.netlink import Netlink
 from testbed.links.netns import empty_network_namespace, network_namespace
 from testbed.links.setup import Setup
 
@@ -70,10 +72,9 @@ class MachineOperations:
 
     def frames(self, interface: str, pid: int | None) -> tuple[int, int]:
         """(came in, went out) so far, of an interface in the namespaces of process `pid`."""
-        with network_namespace(pid), IPRoute() as ipr:
-            (link,) = ipr.get_links(ifname=interface)
-            stats = link.get_attr("IFLA_STATS64")
-        return int(stats["rx_packets"]), int(stats["tx_packets"])
+        with network_namespace(pid), Netlink() as netlink:
+            (link,) = (found for found in interfaces(netlink, statistics=True) if found.name == interface)
+        return link.rx_packets, link.tx_packets
 
     def counts(self, pid: int | None, protocols: bool = False) -> NodeCounts:
         """Of all interfaces in the namespace of process `pid`, and of its protocols."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyroute2 import IPRoute
-
 from testbed.config import Direction
 from testbed.fabric.plan import WAN_NODE, Plan
 from testbed.fabric.state import FabricState
+from testbed.links.dumps import interfaces
 from testbed.links.netem import NetemEngine
+from testbed.links.netlink import Netlink
 from testbed.links.userspace import UserspaceEngine
 from testbed.links.wire import LinkEngine, direction_to_json, wire_from_json, wire_to_json
 
@@ -116,7 +116,7 @@ class CounterReader:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._root = IPRoute()
+        self._root = Netlink()
         self._ends = {(port.link_index, port.side): port for port in plan.wan_ports}
 
     def __enter__(self) -> CounterReader:
@@ -129,9 +129,9 @@ class CounterReader:
         """All counters now. LinkError or KeyError when a part is gone."""
         plan = self._plan
         stats = {
-            link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64")
-            for link in self._root.get_links()
-            if link.get_attr("IFLA_IFNAME").startswith(plan.prefix)
+            link.name: link
+            for link in interfaces(self._root, statistics=True)
+            if link.name.startswith(plan.prefix)
         }
         wan = []
         for index, link in enumerate(plan.topology.wan):
@@ -143,14 +143,14 @@ class CounterReader:
                         link.b,
                         link.plane,
                         direction,
-                        entered_packets=int(stats[start.edge_interface]["tx_packets"]),
-                        arrived_packets=int(stats[end.edge_interface]["rx_packets"]),
+                        entered_packets=stats[start.edge_interface].tx_packets,
+                        arrived_packets=stats[end.edge_interface].rx_packets,
                     )
                 )
         edges = {
             edge.building: (
-                sum(int(stats[name]["rx_packets"]) for name in edge.interfaces),
-                sum(int(stats[name]["tx_packets"]) for name in edge.interfaces),
+                sum(stats[name].rx_packets for name in edge.interfaces),
+                sum(stats[name].tx_packets for name in edge.interfaces),
             )
             for edge in plan.edges
         }

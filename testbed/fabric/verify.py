@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
-
-from pyroute2 import IPRoute
 
 from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
 from testbed.links import SettingMismatch, network_namespace
+from testbed.links.dumps import Discipline, Interface, disciplines, interfaces, shortest_timeouts_ms
 from testbed.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, device, verify_ingress_delays
+from testbed.links.netlink import Netlink
 from testbed.links.offload import switched_on
 from testbed.links.setup import SEGMENTS, known_sysctls, read_sysctl
 from testbed.links.shaped import verify_shapes
@@ -24,6 +22,7 @@ from testbed.links.shaping import Shape, kinds
 ROOT_NAME = "the root namespace"
 # what the kernel gives an interface by itself, where none was asked for
 _NONE = {"noqueue", "noop"}
+_MUST_BE_OFF = {"IFLA_BRPORT_LEARNING": 8, "IFLA_BRPORT_UNICAST_FLOOD": 9, "IFLA_BRPORT_MCAST_FLOOD": 27}
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,9 @@ def _carried(plan: Plan) -> dict[str | None, dict[str, list[str]]]:
     return found
 
 
-def _verify_disciplines(ipr: IPRoute, settings: NamespaceSettings, names: Mapping[int, str]) -> None:
+def _verify_disciplines(
+    settings: NamespaceSettings, names: Mapping[int, str], present: Iterable[Discipline]
+) -> None:
     """Interfaces have the queueing disciplines that were asked for, and no others."""
     asked = {name: list(found) for name, found in settings.carried.items()}
     for interface, shape in settings.shapes.items():
@@ -117,8 +118,8 @@ def _verify_disciplines(ipr: IPRoute, settings: NamespaceSettings, names: Mappin
         asked.setdefault(interface, []).append("ingress")
         asked |= {device(interface): ["netem"], CUT_THROUGH_DEVICE: ["netem"]}
     found: dict[str, set[str]] = {}
-    for message in ipr.get_qdiscs():
-        found.setdefault(names.get(message["index"], ""), set()).add(str(message.get_attr("TCA_KIND")))
+    for discipline in present:
+        found.setdefault(names.get(discipline.index, ""), set()).add(discipline.kind)
     for name in names.values():
         if settings.pid is None and name not in settings.interfaces:
             continue  # the machine's own
@@ -145,41 +146,36 @@ def verify(settings: NamespaceSettings) -> None:
 
     What WAN links are set to, the link engine reads back itself.
     """
-    with network_namespace(settings.pid), IPRoute() as ipr:
-        if settings.shapes:
-            verify_shapes(ipr, settings.shapes, settings.mtu)
-        verify_ingress_delays(ipr, settings.ingress_delays)
-        links = {link.get_attr("IFLA_IFNAME"): link for link in ipr.get_links()}
-        _verify_disciplines(ipr, settings, {int(link["index"]): name for name, link in links.items()})
-        if settings.rto_min_ms is not None:
-            _verify_rto(ipr, settings.name, settings.rto_min_ms)
+    with network_namespace(settings.pid), Netlink() as netlink:
+        links = {link.name: link for link in interfaces(netlink)}
+        names = {link.index: name for name, link in links.items()}
+        present = disciplines(netlink)
+        on: dict[str, tuple[int, list[Discipline]]] = {name: (link.index, []) for name, link in links.items()}
+        for discipline in present:
+            if discipline.index in names:
+                on[names[discipline.index]][1].append(discipline)
+        verify_shapes(netlink, settings.shapes, settings.mtu, on)
+        verify_ingress_delays(netlink, settings.ingress_delays, names, present)
+        _verify_disciplines(settings, names, present)
+        if settings.rto_min_ms is not None and settings.rto_min_ms not in shortest_timeouts_ms(netlink):
+            raise SettingMismatch(settings.name, "rto_min in ms", settings.rto_min_ms, "none such")
         for key, value in known_sysctls(settings.sysctls).items():
             if (found := read_sysctl(key)) != value:
                 raise SettingMismatch(settings.name, key, value, found)
     for interface in settings.interfaces:
-        mtu = links[interface].get_attr("IFLA_MTU") if interface in links else None
-        if mtu != settings.mtu:
-            raise SettingMismatch(f"{settings.name}: {interface}", "mtu", settings.mtu, mtu)
-        if (segments := links[interface].get_attr("IFLA_GSO_MAX_SEGS")) != SEGMENTS:
-            raise SettingMismatch(f"{settings.name}: {interface}", "gso_max_segs", SEGMENTS, segments)
+        link = links.get(interface)
+        where = f"{settings.name}: {interface}"
+        if link is None or link.mtu != settings.mtu:
+            raise SettingMismatch(where, "mtu", settings.mtu, link and link.mtu)
+        if link.gso_max_segs != SEGMENTS:
+            raise SettingMismatch(where, "gso_max_segs", SEGMENTS, link.gso_max_segs)
         if settings.bridge:
-            _verify_bridge_port(f"{settings.name}: {interface}", links[interface])
+            _verify_bridge_port(where, link)
 
 
-def _verify_rto(ipr: IPRoute, where: str, asked_ms: int) -> None:
-    """The route to the other hosts has the shortest retransmission timeout that was asked for."""
-    for route in ipr.get_routes(family=socket.AF_INET):
-        metrics = route.get_attr("RTA_METRICS")
-        if metrics is not None and route.get_attr("RTA_PREFSRC") is not None:
-            found_ms = metrics.get_attr("RTAX_RTO_MIN")
-            if found_ms == asked_ms:
-                return
-    raise SettingMismatch(where, "rto_min in ms", asked_ms, "none such")
-
-
-def _verify_bridge_port(where: str, link: Any) -> None:
+def _verify_bridge_port(where: str, link: Interface) -> None:
     """A bridge's port neither learns nor floods."""
-    data = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
-    for flag in ("IFLA_BRPORT_LEARNING", "IFLA_BRPORT_UNICAST_FLOOD", "IFLA_BRPORT_MCAST_FLOOD"):
-        if data.get_attr(flag) != 0:
-            raise SettingMismatch(where, flag, 0, data.get_attr(flag))
+    for flag, number in _MUST_BE_OFF.items():
+        found = link.bridge_port.get(number)
+        if found != b"\0":
+            raise SettingMismatch(where, flag, 0, found and found[0])

@@ -12,6 +12,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
+from testbed.links.htb import HtbClass
 from testbed.links.netlink import (
     ADDRESS,
     CLASS,
@@ -30,7 +31,6 @@ from testbed.links.netlink import (
     put,
     text,
 )
-from testbed.links.shaped import HtbClass
 
 _ADD = CREATE | EXCLUSIVE
 _UP = 1  # IFF_UP

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyroute2 import IPRoute
-
+from testbed.links.dumps import Discipline, disciplines, interfaces
+from testbed.links.netlink import Netlink
 from testbed.links.netns import network_namespace
 from testbed.links.protocols import ProtocolCounts, read_protocols
 
@@ -54,30 +54,28 @@ class NodeCounts:
 
 def read_node(pid: int | None, protocols: bool = False) -> NodeCounts:
     """Of the network namespace of process `pid` (None: here)."""
-    with network_namespace(pid), IPRoute() as ipr:
-        ports = read_ports(ipr)
+    with network_namespace(pid), Netlink() as netlink:
+        ports = read_ports(netlink)
     return NodeCounts(ports, read_protocols(pid) if protocols else None)
 
 
-def read_ports(ipr: IPRoute) -> dict[str, PortCounts]:
+def read_ports(netlink: Netlink) -> dict[str, PortCounts]:
     """All interfaces: one dump of them and one of the queueing disciplines, whatever their number."""
-    shapers: dict[int, Any] = {}
+    shapers: dict[int, Discipline] = {}
     otherwise: Counter[int] = Counter()
-    for message in ipr.get_qdiscs():
-        index, queue = message["index"], message.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")
+    for found in disciplines(netlink):
         # HTB counts what its queues drop as its own, too
-        if message["parent"] == _ROOT and message.get_attr("TCA_KIND") == "htb":
-            shapers[index] = queue
-        elif message["parent"] >> 16 != _SHAPER_MAJOR:
-            otherwise[index] += int(queue["drops"])
-    found = {}
-    for link in ipr.get_links():
-        stats, queue = link.get_attr("IFLA_STATS64"), shapers.get(link["index"], {})
-        counted = {name: int(stats[name]) for name in ("rx_packets", "rx_bytes", "tx_packets", "tx_bytes")}
-        found[link.get_attr("IFLA_IFNAME")] = PortCounts(
-            **counted,
-            dropped=int(queue.get("drops", 0)),
-            waiting=int(queue.get("qlen", 0)),
-            dropped_otherwise=otherwise[link["index"]],
+        if found.parent == _ROOT and found.kind == "htb":
+            shapers[found.index] = found
+        elif found.parent >> 16 != _SHAPER_MAJOR:
+            otherwise[found.index] += found.dropped_packets
+    ports = {}
+    for link in interfaces(netlink, statistics=True):
+        shaper = shapers.get(link.index)
+        ports[link.name] = PortCounts(
+            *(link.rx_packets, link.rx_bytes, link.tx_packets, link.tx_bytes),
+            dropped=shaper.dropped_packets if shaper else 0,
+            waiting=shaper.waiting_packets if shaper else 0,
+            dropped_otherwise=otherwise[link.index],
         )
-    return found
+    return ports

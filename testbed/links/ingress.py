@@ -10,15 +10,12 @@ Set with `tc`, read back over netlink.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pyroute2 import IPRoute
-from pyroute2.netlink import nlmsg_base
-
+from testbed.links.dumps import Discipline, netem_rate, redirected
 from testbed.links.errors import SettingMismatch
+from testbed.links.netlink import Netlink
 from testbed.links.setup import Setup
 
 PREFIX = "in-"
@@ -29,9 +26,6 @@ CUT_THROUGH_S = 1e-6
 MOST_PACKETS = 1_000_000
 CUT_THROUGH_PREFERENCE, PREFERENCE = 10, 20
 INGRESS = 0xFFFF0000
-_RATE_UNKNOWN, _RATE64 = 0xFFFFFFFF, 8  # TCA_NETEM_RATE64: where the rate has no room in 32 bits
-_WIDE = struct.Struct("=Q")
-_ATTRIBUTE_HEADER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -91,60 +85,24 @@ def _redirect(interface: str, match: str, to: str) -> str:
     return f"filter add dev {interface} parent ffff: {match} action mirred egress redirect dev {to}"
 
 
-def verify_ingress_delays(ipr: IPRoute, asked: Mapping[str, IngressDelay]) -> None:
-    """Read back from the namespace of `ipr`: every frame in goes to its device, which has the rate. SettingMismatch."""
+def verify_ingress_delays(
+    netlink: Netlink,
+    asked: Mapping[str, IngressDelay],
+    names: Mapping[int, str],
+    found: Iterable[Discipline],
+) -> None:
+    """Read back: every frame in goes to its device, which has the rate. SettingMismatch.
+
+    names, found: the interfaces of the namespace behind `netlink` by number, and their queueing disciplines.
+    """
     if not asked:
         return
-    indexes = {link.get_attr("IFLA_IFNAME"): int(link["index"]) for link in ipr.get_links()}
-    names = {index: name for name, index in indexes.items()}
-    rates = ingress_rates(ipr, names)
+    indexes = {name: index for index, name in names.items()}
+    rates = {names[one.index]: netem_rate(one.options) for one in found if one.kind == "netem"}
     for interface, delay in asked.items():
-        found = rates.get(device(interface))
-        if found != delay.bytes_per_second:
-            raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, found)
-        leads = [names.get(index, "nowhere") for index in _redirected(ipr, indexes[interface])]
+        if (rate := rates.get(device(interface))) != delay.bytes_per_second:
+            raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, rate)
+        leads = [names.get(to, "nowhere") for to in redirected(netlink, indexes[interface], INGRESS)]
         wanted = [*([CUT_THROUGH_DEVICE] if delay.cut_through_to else []), device(interface)]
         if leads != wanted:
             raise SettingMismatch(interface, "frames in go to", wanted, leads)
-
-
-def ingress_rates(ipr: IPRoute, names: Mapping[int, str]) -> dict[str, int]:
-    """Bytes per second of every netem with a rate, by the name of its interface."""
-    return {
-        names[message["index"]]: rate
-        for message in ipr.get_qdiscs()
-        if message.get_attr("TCA_KIND") == "netem" and (rate := _rate(message.get_attr("TCA_OPTIONS")))
-    }
-
-
-def _rate(options: Any) -> int:
-    found = options.get_attr("TCA_NETEM_RATE")
-    if found is None:
-        return 0
-    if found["rate"] != _RATE_UNKNOWN:
-        return int(found["rate"])
-    for name, value in options["attrs"]:
-        # pyroute2 has no name for it, but leaves it where it was in the message
-        if name == "UNKNOWN" and value["header"]["type"] == _RATE64:
-            (wide,) = _WIDE.unpack_from(value.data, value.offset + _ATTRIBUTE_HEADER_BYTES)
-            return int(wide)
-    return 0
-
-
-def _redirected(ipr: IPRoute, index: int) -> list[int]:
-    """The devices that an interface's filters lead to, in their order."""
-    found = []
-    for message in sorted(ipr.get_filters(index=index, parent=INGRESS), key=lambda entry: entry["info"]):
-        for action in _attributes(message, "TCA_MIRRED_PARMS"):
-            found.append(int(action["ifindex"]))
-    return found
-
-
-def _attributes(message: Any, name: str) -> Iterator[Any]:
-    """All attributes of this name, however deep."""
-    attributes: Iterable[Any] = message.get("attrs", ()) if isinstance(message, nlmsg_base) else ()
-    for key, value in attributes:
-        if key == name:
-            yield value
-        else:
-            yield from _attributes(value, name)

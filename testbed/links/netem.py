@@ -20,10 +20,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyroute2 import IPRoute
-
 from testbed.directions import Direction, LossBursts
 from testbed.links.command import run_script
+from testbed.links.dumps import Discipline, Interface, disciplines, interfaces
 from testbed.links.errors import LinkError
 from testbed.links.ingress import (
     IngressDelay,
@@ -32,6 +31,7 @@ from testbed.links.ingress import (
     device,
     verify_ingress_delays,
 )
+from testbed.links.netlink import FORMS, QDISC, Netlink, Request
 from testbed.links.netns import network_namespace
 from testbed.links.ports import isolate, set_up
 from testbed.links.settings import asked_of, compare_settings
@@ -88,8 +88,8 @@ class NetemEngine:
         self._doubled = {key for key, direction in self._asked.items() if direction.duplicate}
         self._dark: set[str] = set()  # links that `darken` has cut
         self._counted: dict[tuple[str, str], _Counts] = {}  # by netems that are gone
-        self._wan: IPRoute | None = None
-        self._ends: dict[str | None, IPRoute] = {}
+        self._wan: Netlink | None = None
+        self._ends: dict[str | None, Netlink] = {}
 
     def _directions(self) -> Iterator[_DirectionPorts]:
         for wire in self._wires:
@@ -194,21 +194,23 @@ class NetemEngine:
             )
             if asked.queue_packets:  # the kernel keeps no bytes then
                 found[ports.key] = replace(found[ports.key], queue_bytes=asked.queue_bytes)
-        verify_ingress_delays(self._wan_netlink(), self._ingress_delays(found))
+        wan = self._wan_netlink()
+        names = {link.index: link.name for link in interfaces(wan)}
+        verify_ingress_delays(wan, self._ingress_delays(found), names, disciplines(wan))
         return found
 
-    def _wan_netlink(self) -> IPRoute:
+    def _wan_netlink(self) -> Netlink:
         """Netlink where the fibres are."""
         if self._wan is None:
             with network_namespace(self._pid):
-                self._wan = IPRoute()
+                self._wan = Netlink()
         return self._wan
 
-    def _end(self, node: str | None) -> IPRoute:
+    def _end(self, node: str | None) -> Netlink:
         """Netlink where a link's end is."""
         if node not in self._ends:
             with network_namespace(self._pid_of(node)):
-                self._ends[node] = IPRoute()
+                self._ends[node] = Netlink()
         return self._ends[node]
 
     def darken(self, links: Collection[str]) -> None:
@@ -218,15 +220,16 @@ class NetemEngine:
         starting a program takes its time by the real clock, and waiting for its end a millisecond by the virtual one.
         """
         netlink = self._wan_netlink()
-        interfaces = netlink.get_links()
-        qdiscs = self._netems(interfaces)
+        links_there = interfaces(netlink)
+        qdiscs = self._netems(links_there)
         for link in links:
             isolate(netlink, carrying(self._wires, link), True)
         self._dark |= set(links)
-        indices = {found.get_attr("IFLA_IFNAME"): found["index"] for found in interfaces}
+        indexes = {found.name: found.index for found in links_there}
         setup = Setup()
         for ports in (ports for ports in self._directions() if ports.key[0] in links):
-            netlink.tc("delete", index=indices[ports.exit], parent=TC_H_ROOT)
+            body = FORMS[QDISC].pack(0, indexes[ports.exit], 0, TC_H_ROOT, 0)
+            netlink.carry_out([Request(QDISC + 1, 0, body, f"delete netem of {ports.exit}")])
             self._counted[ports.key] = self._counts(ports, qdiscs).emptied()
             setup.tc.append(
                 f"qdisc add dev {ports.exit} root {self._netem(ports.key, self._asked[ports.key])}"
@@ -250,8 +253,8 @@ class NetemEngine:
 
     def account(self) -> EngineAccount:
         """The kernel's counters; netem drops on purpose and for want of room alike: all its drops count as `lost`."""
-        links = self._wan_netlink().get_links()
-        received = {link.get_attr("IFLA_IFNAME"): link.get_attr("IFLA_STATS64") for link in links}
+        links = interfaces(self._wan_netlink(), statistics=True)
+        received = {link.name: link.rx_packets for link in links}
         qdiscs = self._netems(links)
         shapers = defaultdict[str | None, list[str]](list)
         for ports in self._directions():
@@ -263,8 +266,8 @@ class NetemEngine:
             if (coming := qdiscs.get(device(ports.entry))) is None:
                 raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {device(ports.entry)}")
             out, lost = netem.out, netem.lost
-            held = netem.held + int(coming.get_attr("TCA_STATS_QUEUE")["qlen"])
-            came = int(received[ports.entry]["rx_packets"])
+            held = netem.held + coming.waiting_packets
+            came = received[ports.entry]
             twice = max(0, out + lost + held - came) if ports.key in self._doubled else 0
             directions[ports.key] = DirectionAccount(
                 in_packets=came + shaper.dropped_packets + shaper.waiting_packets,
@@ -283,27 +286,23 @@ class NetemEngine:
             )
         return EngineAccount(time_s=time.monotonic(), directions=directions)
 
-    def _netems(self, links: Iterable[Any]) -> dict[str, Any]:
-        """The kernel's counts of each netem in the WAN namespace, by its interface; links: as netlink has them."""
-        names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in links}
-        return {
-            names[message["index"]]: message.get_attr("TCA_STATS2")
-            for message in self._wan_netlink().get_qdiscs()
-            if message.get_attr("TCA_KIND") == "netem"
-        }
+    def _netems(self, links: Iterable[Interface]) -> dict[str, Discipline]:
+        """Each netem in the WAN namespace, which has these links, by its interface."""
+        names = {link.index: link.name for link in links}
+        found = disciplines(self._wan_netlink())
+        return {names[one.index]: one for one in found if one.kind == "netem"}
 
-    def _counts(self, ports: _DirectionPorts, qdiscs: Mapping[str, Any]) -> _Counts:
+    def _counts(self, ports: _DirectionPorts, netems: Mapping[str, Discipline]) -> _Counts:
         """What a direction's netems have counted so far, also those that are gone. LinkError where there is none."""
-        stats = qdiscs.get(ports.exit)
-        if stats is None:
+        netem = netems.get(ports.exit)
+        if netem is None:
             raise LinkError(f"link {' '.join(ports.key)}: netem is gone from {ports.exit}")
-        basic, queue = stats.get_attr("TCA_STATS_BASIC"), stats.get_attr("TCA_STATS_QUEUE")
         before = self._counted.get(ports.key, _Counts())
         return _Counts(
-            before.out + int(basic["packets"]),
-            before.out_bytes + int(basic["bytes"]),
-            before.lost + int(queue["drops"]),
-            int(queue["qlen"]),
+            before.out + netem.sent_packets,
+            before.out_bytes + netem.sent_bytes,
+            before.lost + netem.dropped_packets,
+            netem.waiting_packets,
         )
 
     def failure(self) -> str | None:

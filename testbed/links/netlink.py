@@ -105,6 +105,10 @@ class Netlink:
         """Close the socket."""
         self._socket.close()
 
+    def fileno(self) -> int:
+        """Of the socket, for ioctl."""
+        return self._socket.fileno()
+
     def _receive(self) -> bytes:
         size = self._socket.recv_into(self._buffer)
         return bytes(memoryview(self._buffer)[:size])

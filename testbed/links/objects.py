@@ -14,25 +14,22 @@ from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
-from testbed.links import rtnetlink
-from testbed.links.offload import feature_names
-from testbed.links.rtnetlink import (
+from testbed.links.htb import TICKS_PER_US
+from testbed.links.netlink import (
     ADDRESS,
     CLASS,
-    FDB,
     FILTER,
+    FORMS,
+    HEADER,
     LINK,
     NEIGHBOUR,
-    OFFLOADS,
-    PACKET_FILTER,
-    PORT,
     QDISC,
     ROUTE,
     RULE,
-    Key,
     attributes,
 )
-from testbed.links.shaped import TICKS_PER_US
+from testbed.links.offload import feature_names
+from testbed.links.rtnetlink import FDB, KIND, OFFLOADS, PACKET_FILTER, PORT, ROOT, Key
 
 _FORMS = {
     **dict.fromkeys((LINK, PORT), ifinfmsg),
@@ -111,18 +108,18 @@ def _which(key: Key, left: bytes) -> str:
 
 
 def _which_of_queues(kind: int, left: bytes) -> str:
-    _, _, handle, parent, info = rtnetlink.FORMS[kind].unpack_from(left)
+    _, _, handle, parent, info = FORMS[kind].unpack_from(left)
     if kind == FILTER:
         return f"of preference {info >> 16} at {_handle(parent)}"
     shown = _handle(handle)
     if kind == QDISC:
-        found = next((part for number, part in attributes(left, 20) if number == rtnetlink.KIND), b"")
+        found = next((part for number, part in attributes(left, 20) if number == KIND), b"")
         shown = f"{found.rstrip(bytes(1)).decode()} {shown}" if handle else found.rstrip(bytes(1)).decode()
     return shown
 
 
 def _handle(handle: int) -> str:
-    if handle == rtnetlink.ROOT:
+    if handle == ROOT:
         return "root"
     return f"{handle >> 16:x}:" + (f"{handle & 0xFFFF:x}" if handle & 0xFFFF else "")
 
@@ -162,7 +159,7 @@ def difference(key: Key, old: bytes | None, new: bytes | None) -> str:
         return "gone" if new is None else "added"
     before, after = _fields(key[0], old), _fields(key[0], new)
     if before == after:  # something that pyroute2 has no name for
-        size = rtnetlink.FORMS[abs(key[0])].size if key[0] not in (OFFLOADS, PACKET_FILTER) else 0
+        size = FORMS[abs(key[0])].size if key[0] not in (OFFLOADS, PACKET_FILTER) else 0
         before, after = dict(_unnamed(old, size)), dict(_unnamed(new, size))
     words = [
         f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}{_UNITS.get(name, '')}"
@@ -180,12 +177,12 @@ def _fields(kind: int, left: bytes) -> dict[str, str]:
         return {name: "on" if bits >> bit & 1 else "off" for bit, name in enumerate(feature_names()) if name}
     if kind == PACKET_FILTER:
         return {"generation": str(int.from_bytes(left, "big"))}
-    message = _FORMS[kind](rtnetlink.HEADER.pack(16 + len(left), abs(kind), 0, 0, 0) + left)
+    message = _FORMS[kind](HEADER.pack(16 + len(left), abs(kind), 0, 0, 0) + left)
     try:
         message.decode()
         found = dict(_flat(message.dump()))
     except Exception:  # whatever a library thinks of bytes that it does not know
-        size = rtnetlink.FORMS[abs(kind)].size
+        size = FORMS[abs(kind)].size
         return dict(_unnamed(left, size))
     if found.get("kind") == "htb" and kind == CLASS:
         _bursts(found)

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
+from typing import Protocol
 
 from testbed.links.errors import LinkError
 
@@ -28,6 +29,13 @@ OFFLOADS = {
 }
 
 
+class Asker(Protocol):
+    """A socket of any family, or what has one."""
+
+    def fileno(self) -> int:
+        """Its number."""
+
+
 def switch_off(interfaces: Iterable[str]) -> None:
     """All of them, on interfaces of the present network namespace. LinkError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
@@ -42,7 +50,7 @@ def switched_on(interface: str) -> list[str]:
         return [name for name, (getter, _) in OFFLOADS.items() if _call(asker, interface, name, getter, 0)]
 
 
-def features(asker: socket.socket, interface: str) -> bytes:
+def features(asker: Asker, interface: str) -> bytes:
     """Which of all the kernel's offloads are on, a bit each, on an interface of the socket's namespace. OSError."""
     answer = ctypes.create_string_buffer(
         struct.pack("=II", GET_FEATURES, FEATURE_WORDS).ljust(8 + 16 * FEATURE_WORDS, b"\0"),
@@ -67,7 +75,7 @@ def feature_names() -> tuple[str, ...]:
     return tuple(name.rstrip(b"\0").decode() for name in names)
 
 
-def _ioctl(asker: socket.socket, interface: str, answer: ctypes.Array[ctypes.c_char]) -> None:
+def _ioctl(asker: Asker, interface: str, answer: ctypes.Array[ctypes.c_char]) -> None:
     request = struct.pack("16sP", interface.encode(), ctypes.addressof(answer)).ljust(40, b"\0")
     fcntl.ioctl(asker, SIOCETHTOOL, request)
 

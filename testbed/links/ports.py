@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP
-
+from testbed.links.dumps import Interface, interfaces
 from testbed.links.errors import LinkError, SettingMismatch
+from testbed.links.netlink import FORMS, LINK, Netlink, Request, nest, put
 from testbed.links.netns import network_namespace
 
+_SET_LINK = 19  # RTM_SETLINK
+_UP = 1  # IFF_UP
+_AF_BRIDGE, _PORT, _ISOLATED = 7, 12, 33  # IFLA_PROTINFO, IFLA_BRPORT_ISOLATED
 
-def set_up(pid: int | None, interfaces: Iterable[str], up: bool) -> None:
+
+def set_up(pid: int | None, names: Iterable[str], up: bool) -> None:
     """Set interfaces up or down in the network namespace of process `pid` (None: here), and read it back.
 
     LinkError, SettingMismatch.
     """
-    with network_namespace(pid), IPRoute() as ipr:
-        for name in interfaces:
-            found = ipr.link_lookup(ifname=name)
-            if not found:
-                raise LinkError(f"{name}: no such interface")
-            ipr.link("set", index=found[0], state="up" if up else "down")
-            (link,) = ipr.get_links(found[0])
-            if bool(link["flags"] & IFF_UP) != up:
-                raise SettingMismatch(name, "state", "up" if up else "down", "the other")
+    asked = list(names)
+    state = "up" if up else "down"
+    with network_namespace(pid), Netlink() as netlink:
+        netlink.carry_out(
+            [
+                Request(LINK, 0, FORMS[LINK].pack(0, 0, link.index, _UP * up, _UP), f"{link.name} {state}")
+                for link in _of(netlink, asked)
+            ]
+        )
+        for link in _of(netlink, asked):
+            if link.up != up:
+                raise SettingMismatch(link.name, "state", state, "the other")
 
 
-def isolate(netlink: IPRoute, interfaces: Iterable[str], isolated: bool) -> None:
+def isolate(netlink: Netlink, names: Iterable[str], isolated: bool) -> None:
     """Whether ports of a bridge exchange no frames with those that are isolated as well; read back.
 
     LinkError, SettingMismatch.
     """
-    for name in interfaces:
-        found = netlink.link_lookup(ifname=name)
-        if not found:
+    asked = list(names)
+    flag = nest(_PORT, put(_ISOLATED, struct.pack("=B", isolated)))
+    netlink.carry_out(
+        [
+            Request(
+                *(_SET_LINK, 0, FORMS[LINK].pack(_AF_BRIDGE, 0, link.index, 0, 0) + flag),
+                f"{link.name} isolated: {isolated}",
+            )
+            for link in _of(netlink, asked)
+        ]
+    )
+    for link in _of(netlink, asked):
+        found = link.bridge_port.get(_ISOLATED)
+        if found is None or bool(found[0]) != isolated:
+            raise SettingMismatch(link.name, "isolated", str(isolated), str(not isolated))
+
+
+def _of(netlink: Netlink, names: Iterable[str]) -> list[Interface]:
+    known = {link.name: link for link in interfaces(netlink)}
+    for name in names:
+        if name not in known:
             raise LinkError(f"{name}: no such interface")
-        netlink.brport("set", index=found[0], isolated=int(isolated))
-        (link,) = netlink.get_links(found[0])
-        port = link.get_attr("IFLA_LINKINFO").get_attr("IFLA_INFO_SLAVE_DATA")
-        if port is None or bool(port.get_attr("IFLA_BRPORT_ISOLATED")) != isolated:
-            raise SettingMismatch(name, "isolated", str(isolated), str(not isolated))
+    return [known[name] for name in names]

@@ -10,15 +10,29 @@ import contextlib
 import errno
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from testbed.links.netlink import (
+    ADDRESS,
+    CLASS,
+    FILTER,
+    FORMS,
+    HEADER,
+    LINK,
+    NEIGHBOUR,
+    QDISC,
+    ROUTE,
+    RULE,
+    Netlink,
+    attributes,
+    messages,
+    put,
+)
 from testbed.links.netns import network_namespace
 from testbed.links.offload import features
 
-# linux/rtnetlink.h: what a new one of each kind is told by; to be deleted is one more, to ask for all two more
-LINK, ADDRESS, ROUTE, NEIGHBOUR, RULE, QDISC, CLASS, FILTER = 16, 20, 24, 28, 32, 36, 40, 44
 FDB, PORT = -NEIGHBOUR, -LINK  # the same messages, of the address family of bridges
 OFFLOADS, PACKET_FILTER = 1, 2  # not of rtnetlink, but of a namespace like the rest
 # RTNLGRP_ of linux/rtnetlink.h: LINK, NEIGH, TC, IPV4_IFADDR, IPV4_ROUTE, IPV4_RULE, IPV6_IFADDR, IPV6_ROUTE, IPV6_RULE
@@ -26,27 +40,13 @@ GROUPS = (1, 3, 4, 5, 7, 8, 9, 11, 19)
 EVENT_BUFFER_BYTES = 8 << 20
 ROOT, INGRESS, CLSACT = 0xFFFFFFFF, 0xFFFF0000, (0xFFFFFFF2, 0xFFFFFFF3)
 _AF_BRIDGE = 7
-_DUMP = 0x301  # NLM_F_REQUEST, NLM_F_DUMP
-_ERROR, _DONE, _INTERRUPTED = 2, 3, 0x10
+_ERROR = 2
 _SKIP_STATISTICS = struct.pack("=HHI", 8, 29, 1 << 3)  # IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS
 _CLONED = 0x200
 _PERMANENT, _WHOSE = 0x80, 6  # NUD_PERMANENT; NTF_SELF, NTF_MASTER
 _SOL_NETLINK, _ADD_MEMBERSHIP, _NETLINK_NETFILTER = 270, 1, 12
 _GET_GENERATION = 10 << 8 | 16  # NFNL_SUBSYS_NFTABLES, NFT_MSG_GETGEN
 _ACTION_TIMES_BYTES = 32  # struct tcf_t: when an action was made and used
-HEADER = struct.Struct("=IHHII")
-_ATTRIBUTE = struct.Struct("=HH")
-FORMS = {
-    LINK: struct.Struct("=BxHiII"),
-    ADDRESS: struct.Struct("=BBBBI"),
-    ROUTE: struct.Struct("=BBBBBBBBI"),
-    NEIGHBOUR: struct.Struct("=BxxxiHBB"),
-    RULE: struct.Struct("=BBBBBBBBI"),
-    QDISC: struct.Struct("=BxxxiIII"),
-    CLASS: struct.Struct("=BxxxiIII"),
-    FILTER: struct.Struct("=BxxxiIII"),
-}
-
 Key = tuple[Any, ...]  # the kind, the interface's number (0: none), what else tells it from its like
 State = dict[Key, bytes]
 Rules = Mapping[
@@ -64,21 +64,6 @@ _PORT_TIMERS = dict.fromkeys((*range(19, 24), 38, 41, _PORT_PAD))
 _INET6 = dict.fromkeys((3, 5, 6))  # statistics, ages
 
 
-def attributes(data: bytes, at: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(type, payload) of each."""
-    end = len(data)
-    while at + 4 <= end:
-        length, number = _ATTRIBUTE.unpack_from(data, at)
-        if length < 4:
-            return
-        yield number & 0x3FFF, data[at + 4 : at + length]
-        at += (length + 3) & ~3
-
-
-def _put(number: int, payload: bytes) -> bytes:
-    return _ATTRIBUTE.pack(len(payload) + 4, number) + payload + bytes(-len(payload) % 4)
-
-
 def cut(data: bytes, rules: Rules) -> bytes:
     """Attributes without those that the rules leave out."""
     left = []
@@ -88,7 +73,7 @@ def cut(data: bytes, rules: Rules) -> bytes:
             continue
         if rule is not payload:
             payload = cut(payload, rule) if isinstance(rule, Mapping) else rule(payload)  # noqa: PLW2901
-        left.append(_put(number, payload))
+        left.append(put(number, payload))
     return b"".join(left)
 
 
@@ -103,14 +88,12 @@ def _netem(payload: bytes) -> bytes:
 
 def _actions(payload: bytes) -> bytes:
     """A filter's actions without statistics (TCA_ACT_STATS) and without when they were used."""
-    return b"".join(
-        _put(number, cut(action, {4: None, 2: _action})) for number, action in attributes(payload)
-    )
+    return b"".join(put(number, cut(action, {4: None, 2: _action})) for number, action in attributes(payload))
 
 
 def _action(payload: bytes) -> bytes:
     found = attributes(payload)
-    return b"".join(_put(number, part) for number, part in found if len(part) != _ACTION_TIMES_BYTES)
+    return b"".join(put(number, part) for number, part in found if len(part) != _ACTION_TIMES_BYTES)
 
 
 def _link_info(payload: bytes) -> bytes:
@@ -223,13 +206,12 @@ class Namespace:
         self.names: dict[int, str] = {}
         self.bridged = False
         with network_namespace(pid), contextlib.ExitStack() as stack:
-            self._asker = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+            self._asker = stack.enter_context(Netlink())
             self.events = stack.enter_context(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
             self._filters = None
             with contextlib.suppress(OSError):
                 self._filters = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER)
                 stack.enter_context(self._filters)
-            self._asker.bind((0, 0))
             self.events.bind((0, 0))
             with contextlib.suppress(OSError):
                 self.events.setsockopt(socket.SOL_SOCKET, 33, EVENT_BUFFER_BYTES)  # SO_RCVBUFFORCE
@@ -245,41 +227,12 @@ class Namespace:
             if part is not None:
                 part.close()
 
-    def _messages(self, data: bytes) -> Iterator[tuple[int, int, bytes]]:
-        at = 0
-        while at + 16 <= len(data):
-            length, kind, flags, _, _ = HEADER.unpack_from(data, at)
-            if length < 16:
-                return
-            yield kind, flags, data[at + 16 : at + length]
-            at += (length + 3) & ~3
-
     def _receive(self, source: socket.socket) -> bytes:
         size = source.recv_into(self._buffer)
         return bytes(memoryview(self._buffer)[:size])
 
-    def _dump(self, kind: int, body: bytes) -> list[bytes]:
-        while True:
-            self._asker.send(HEADER.pack(16 + len(body), kind + 2, _DUMP, 0, 0) + body)
-            found: list[bytes] = []
-            done = interrupted = False
-            while not done:
-                for number, flags, message in self._messages(self._receive(self._asker)):
-                    interrupted |= bool(flags & _INTERRUPTED)
-                    if number == _ERROR:
-                        code = -int.from_bytes(message[:4], "little", signed=True)
-                        if code in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOENT, errno.ENODEV):
-                            return []
-                        raise OSError(code, "netlink")
-                    if number == _DONE:
-                        done = True
-                    elif number == kind:
-                        found.append(message)
-            if not interrupted:
-                return found
-
     def _of(self, kind: int, body: bytes, into: State) -> None:
-        for message in self._dump(kind, body):
+        for message in self._asker.dump(kind, body):
             parsed = parse(kind, message)
             if parsed is None or not self._counts(parsed[0]) or not lasting(parsed[0][0], parsed[1]):
                 continue
@@ -293,7 +246,7 @@ class Namespace:
         """All objects as they are now."""
         found: State = {}
         family = FORMS[LINK].pack(0, 0, 0, 0, 0)
-        for message in self._dump(LINK, family + _SKIP_STATISTICS):
+        for message in self._asker.dump(LINK, family + _SKIP_STATISTICS):
             key, left = parse(LINK, message) or ((), b"")
             named = dict(attributes(left, 16))
             self.names[key[1]] = named[IFNAME].rstrip(b"\0").decode()
@@ -322,7 +275,7 @@ class Namespace:
         if self._mine is None and self._filters is not None:
             with contextlib.suppress(OSError):
                 self._filters.send(HEADER.pack(20, _GET_GENERATION, 1, 0, 0) + bytes(4))
-                for number, _, message in self._messages(self._receive(self._filters)):
+                for number, _, _, message in messages(self._receive(self._filters)):
                     generation = dict(attributes(message, 4)) if number != _ERROR else {}
                     found[PACKET_FILTER, 0] = generation.get(1, b"")
 
@@ -372,7 +325,7 @@ class Namespace:
                 data = self._receive(self.events)
             except BlockingIOError:
                 return found
-            for number, _, body in self._messages(data):
+            for number, _, _, body in messages(data):
                 kind, deleted = number & ~3, number & 3 == 1
                 if kind not in FORMS or number & 2:
                     continue

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from testbed.links import LinkError, network_namespace
 from testbed.links.command import run_script
 from testbed.links.commands import translate
 from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays
-from testbed.links.rtnetlink import FORMS, LINK, OFFLOADS, QDISC, ROOT, State
+from testbed.links.netlink import FORMS, LINK, QDISC
+from testbed.links.rtnetlink import OFFLOADS, ROOT, State
 from testbed.links.rtnetlink import Namespace as Kernel
 from testbed.links.setup import Setup, batch
 from testbed.links.shaping import Shape, shape_commands
@@ -17,6 +20,7 @@ from tests.net.namespaces import Namespace, namespaces
 
 RATES_BPS = (1e6, 1e9, 25e9, 400e9)
 MTU = 9000
+_SEED = re.compile(rb"\x0c\x00\x0e\x00.{8}", re.DOTALL)  # TCA_NETEM_PRNG_SEED, of newer kernels
 
 
 def of_hosts(rate_bps: float) -> Setup:
@@ -65,10 +69,10 @@ def held(place: Namespace) -> State:
 
 
 def _numbered_alike(left: bytes) -> bytes:
-    """Without the number of a queueing discipline where the kernel has drawn it, which it does for all namespaces."""
+    """Without what the kernel draws: a queueing discipline's number, of all namespaces', and the seed of a netem."""
     family, index, handle, parent, info = FORMS[QDISC].unpack_from(left)
     handle = 0x80000000 if handle >= 0x80000000 and parent == ROOT else handle
-    return FORMS[QDISC].pack(family, index, handle, parent, info) + left[FORMS[QDISC].size :]
+    return FORMS[QDISC].pack(family, index, handle, parent, info) + _SEED.sub(b"", left[FORMS[QDISC].size :])
 
 
 @pytest.mark.parametrize("rate_bps", RATES_BPS)

@@ -13,7 +13,8 @@ from testbed.fabric.plan import make_plan
 from testbed.fabric.verify import ROOT_NAME, namespace_settings
 from testbed.fabric.watching import left_out
 from testbed.links import SettingMismatch
-from testbed.links.shaped import HtbClass, compare_classes
+from testbed.links.htb import HtbClass
+from testbed.links.shaped import compare_classes
 from testbed.links.shaping import Shape, shape_commands
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"

@@ -66,11 +66,17 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     made = Kernel()
     monkeypatch.setattr(netem, "run_script", lambda pid, script: json.dumps([*made.answers.values()]))
-    monkeypatch.setattr(netem, "read_shape", lambda ipr, interface, filters: made.shapes[interface])
+    monkeypatch.setattr(netem, "read_shape", lambda netlink, interface, filters: made.shapes[interface])
     monkeypatch.setattr(netem, "tc_takes_seeds", lambda: False)
-    monkeypatch.setattr(netem, "verify_ingress_delays", lambda ipr, holds: made.held.update(holds))
+    for dump in ("interfaces", "disciplines"):
+        monkeypatch.setattr(netem, dump, lambda netlink: [])
     monkeypatch.setattr(
-        netem, "verify_classes", lambda ipr, interface, shape, mtu: made.classes.update({interface: shape})
+        netem, "verify_ingress_delays", lambda netlink, holds, names, found: made.held.update(holds)
+    )
+    monkeypatch.setattr(
+        netem,
+        "verify_classes",
+        lambda netlink, interface, shape, mtu: made.classes.update({interface: shape}),
     )
     monkeypatch.setattr(NetemEngine, "_wan_netlink", lambda engine: None)
     monkeypatch.setattr(Setup, "apply", lambda setup, pid: made.commands.extend(setup.tc))

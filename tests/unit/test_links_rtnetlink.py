@@ -8,24 +8,8 @@ import struct
 import pytest
 
 from testbed.links import objects
-from testbed.links.rtnetlink import (
-    ADDRESS,
-    CLASS,
-    FDB,
-    FILTER,
-    FORMS,
-    LINK,
-    NEIGHBOUR,
-    OFFLOADS,
-    PORT,
-    QDISC,
-    ROOT,
-    ROUTE,
-    attributes,
-    cut,
-    lasting,
-    parse,
-)
+from testbed.links.netlink import ADDRESS, CLASS, FILTER, FORMS, LINK, NEIGHBOUR, QDISC, ROUTE, attributes
+from testbed.links.rtnetlink import FDB, OFFLOADS, PORT, ROOT, cut, lasting, parse
 
 NAMES = {3: "p3", 4: "eth0"}
 TICKS_PER_S = 1e9 / 64
