@@ -4,9 +4,9 @@ Reading the clock advances it by one count of its counter, so that a program tha
 wait for ever; as it comes, the counter counts 256 ns. All ranks share one clock: 64 of them, each reading it some
 hundred times in a step, made the step ten milliseconds longer. And Python reads it whenever a lock is taken, ten times
 for each module that is imported: whatever was imported, or compiled first, moved all that came after. So here a look
-costs nothing. But who spins until something comes (iperf3 at the end of a test: 15 ms) would spin for ever; so looks
-that one task takes at one instant, while no time passes otherwise, cost a microsecond each from the 65,537th on: more
-than any program takes to start. The counter counts nanoseconds.
+costs nothing. But who spins until something comes (iperf3 does) would spin for ever; so looks that one task takes
+without once having slept cost a microsecond each from the 65,537th on: more than any program takes to start. The
+counter counts nanoseconds.
 
 As it comes, no timer ends sooner than 500 ns from now. A frame of 9000 bytes takes 180 ns at 400 Gbit/s: here the
 least is one nanosecond. netem rounds a frame's time off to whole nanoseconds, of 180.28 at 400 Gbit/s; here what it
@@ -23,6 +23,10 @@ From 6.12 on a system call that fails takes a microsecond as it comes, lest a pr
 some names for each module that it imports, and a rank reads its sockets until there is nothing left. Here it counts as
 a look at the time.
 
+From 6.16 on every ten-thousandth stop of a program moves the scheduler's clock ahead by a tick, lest a program keep
+others from running for ever; and then that clock stands still until time has caught up, as it comes. A program that
+spins met meanwhile kept its processor for seconds. Here the scheduler's clock stays ahead.
+
 Where computing is counted, reading the clock advances it by what has passed on the host since it was read last (at most
 a second, for a host may sleep): by itself that mode notices computing only by its ticks, and who spins would wait for
 hours.
@@ -37,6 +41,9 @@ Changes = dict[Path, dict[str, str]]
 
 FIXED_REGISTERS = (6, 13)
 """From this version on the kernel asks its host how large the registers are."""
+
+AHEAD_OF_TIME = (6, 16)
+"""The oldest version in which this is expected of a scheduler whose clock runs ahead, and then stands still."""
 
 DEAR_ERRORS = (6, 12)
 """The oldest version tried in which a system call that fails takes time."""
@@ -61,13 +68,20 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
 }
 """Only where the source is older than this."""
 
+_CONSTANT = r"\n\tif \(tt_extra_sched_jiffies > 0\)\n\t\ttt_extra_sched_jiffies -= 1;\n"
 CHANGES_FROM: dict[tuple[int, int], Changes] = {
+    AHEAD_OF_TIME: {
+        Path("arch/um/kernel/time.c"): {
+            rf"(time_travel_{kind}_timer\(struct time_travel_event \*e\)\n\{{[^}}]*?){_CONSTANT}": r"\1\n"
+            for kind in ("periodic", "oneshot")
+        }
+    },
     DEAR_ERRORS: {
         Path("arch/um/kernel/skas/syscall.c"): {
             r"#include <asm/delay\.h>\n": "#include <linux/timekeeping.h>\n",
             r"\bum_udelay\(1\);": "ktime_get();",
         }
-    }
+    },
 }
 """Only where the source is of this version or newer."""
 
@@ -91,23 +105,19 @@ CHANGES: Changes = {
         r"(?m)^static u64 timer_read\(": (
             "static u64 time_since_read(void)\n"
             "{\n"
-            "\tstatic struct { pid_t pid; unsigned int looks; u64 instant; } readers[1024], *own;\n"
-            "\tstatic u64 last, after, instant;\n"
+            "\tstatic struct { pid_t pid; unsigned int looks; unsigned long slept; } readers[1024], *own;\n"
+            "\tstatic u64 last;\n"
             "\tstruct time_travel_event *next;\n"
             "\tu64 now, gone;\n"
             "\n"
             "\tif (time_travel_mode != TT_MODE_BASIC) {\n"
-            "\t\tif (time_travel_time != after)\n"
-            "\t\t\tinstant++;\n"
             "\t\town = &readers[current->pid % ARRAY_SIZE(readers)];\n"
-            "\t\tif (own->pid != current->pid || own->instant != instant) {\n"
+            "\t\tif (own->pid != current->pid || own->slept != current->nvcsw) {\n"
             "\t\t\town->pid = current->pid;\n"
-            "\t\t\town->instant = instant;\n"
+            "\t\t\town->slept = current->nvcsw;\n"
             "\t\t\town->looks = 0;\n"
             "\t\t}\n"
-            "\t\tgone = own->looks++ < 65536 ? 0 : NSEC_PER_USEC;\n"
-            "\t\tafter = time_travel_time + gone;\n"
-            "\t\treturn gone;\n"
+            "\t\treturn own->looks++ < 65536 ? 0 : NSEC_PER_USEC;\n"
             "\t}\n"
             "\tnow = os_nsecs();\n"
             "\tgone = min_t(u64, now - last, NSEC_PER_SEC);\n"

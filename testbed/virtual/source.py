@@ -84,7 +84,11 @@ def changes_of(version: tuple[int, ...]) -> Changes:
     """What is changed in a source of this version."""
     older = [changes for before, changes in CHANGES_BEFORE.items() if version < before]
     newer = [changes for since, changes in CHANGES_FROM.items() if version >= since]
-    return {name: lines for changes in (CHANGES, *older, *newer) for name, lines in changes.items()}
+    found: Changes = {}
+    for changes in (CHANGES, *older, *newer):
+        for name, lines in changes.items():
+            found[name] = {**found.get(name, {}), **lines}
+    return found
 
 
 def _copy(tree: Path, target: Path) -> Path:

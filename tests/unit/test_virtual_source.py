@@ -114,6 +114,19 @@ def test_a_call_that_fails_costs_nothing_where_it_would_take_time() -> None:
     assert code == "#include <linux/timekeeping.h>\n\t\tif (error) {\n\t\t\tktime_get();\n\t\t\tschedule();\n"
 
 
+def test_a_schedulers_clock_that_runs_ahead_does_not_stand_still_later() -> None:
+    time = Path("arch/um/kernel/time.c")
+    assert len(changes_of((7, 3))[time]) == len(changes_of((6, 12))[time]) + 2
+    extra = "\n\t/* clock tick */\n\tif (tt_extra_sched_jiffies > 0)\n\t\ttt_extra_sched_jiffies -= 1;\n\n\tdeliver_alarm();\n}\n"
+    head = "static void time_travel_{}_timer(struct time_travel_event *e)\n{{"
+    code = "".join(head.format(kind) + extra for kind in ("periodic", "oneshot"))
+    for pattern, line in [*changes_of((7, 3))[time].items()][-2:]:
+        code, count = re.subn(pattern, line, code)
+        assert count == 1
+    assert "extra" not in code
+    assert code.count("deliver_alarm") == 2
+
+
 def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path) -> None:
     original = tree(tmp_path)
     (original / "arch/um/kernel/time.c").write_text("nothing\n")
