@@ -49,7 +49,7 @@ setup: ## install what is missing: system packages, Open vSwitch started, .venv
 environment: ## .venv alone; needs no root
 	@tools/bootstrap environment
 
-virtual: environment ## the virtual clock's kernel, built once (about four minutes); as root it serves all users
+virtual: environment ## the virtual clock's kernel, built once (about five minutes); as root it serves all users
 	@tools/bootstrap system kernel
 	$(AS_ROOT) $(BIN)/testbed virtual build
 

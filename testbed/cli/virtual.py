@@ -56,7 +56,7 @@ def build(
         bool, typer.Option(help="Look in the distribution's archive for a newer source than /usr/src has.")
     ] = True,
 ) -> None:
-    """Build the virtual clock's kernel, try every feature of it, and keep it. About four minutes on two cores."""
+    """Build the virtual clock's kernel, try every feature of it, and keep it. About five minutes on two cores."""
     console = Console(stderr=True, highlight=False)
     with bar_on(console) as bar:
         task = bar.add_task("looking for a kernel source", total=None)

@@ -205,7 +205,7 @@ def virtual_clock(
     if machine != "x86_64":
         return Capability(name, False, f"its kernel runs on x86-64 only, this is {machine}")
     if image is None:
-        return Capability(name, False, why_none, "make virtual builds it, once, in about four minutes")
+        return Capability(name, False, why_none, "make virtual builds it, once, in about five minutes")
     if missing:
         return Capability(name, False, f"its guests need {', '.join(missing)}", "make setup installs them")
     return Capability(

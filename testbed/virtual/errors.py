@@ -15,5 +15,5 @@ class NoKernelError(VirtualClockError):
     def __init__(self, looked: str) -> None:
         super().__init__(
             f"the virtual clock needs its kernel, which is not built yet (looked in {looked})",
-            hint="build it once, in about four minutes: make virtual",
+            hint="build it once, in about five minutes: make virtual",
         )

@@ -117,7 +117,8 @@ def test_a_call_that_fails_costs_nothing_where_it_would_take_time() -> None:
 def test_a_schedulers_clock_that_runs_ahead_does_not_stand_still_later() -> None:
     time = Path("arch/um/kernel/time.c")
     assert len(changes_of((7, 3))[time]) == len(changes_of((6, 12))[time]) + 2
-    extra = "\n\t/* clock tick */\n\tif (tt_extra_sched_jiffies > 0)\n\t\ttt_extra_sched_jiffies -= 1;\n\n\tdeliver_alarm();\n}\n"
+    extra = "\n\t/* clock tick */\n\tif (tt_extra_sched_jiffies > 0)\n\t\ttt_extra_sched_jiffies -= 1;\n"
+    extra += "\n\tdeliver_alarm();\n}\n"
     head = "static void time_travel_{}_timer(struct time_travel_event *e)\n{{"
     code = "".join(head.format(kind) + extra for kind in ("periodic", "oneshot"))
     for pattern, line in [*changes_of((7, 3))[time].items()][-2:]:
