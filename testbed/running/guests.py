@@ -26,6 +26,7 @@ from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
+from testbed.virtual.isolation import seccomp_argument
 
 LINK_ENGINE, DATAPATH = "netem", "system"
 CHECKOUT = Path(__file__).parents[2]
@@ -51,7 +52,8 @@ class Guests:
 
     def identity(self, scenario: Scenario, scale: Scale) -> str:
         """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
-        kernel = [self.image.version, self.image.recipe, self.settings.cpu_time]
+        image = self.image
+        kernel = [image.version, image.recipe, *seccomp_argument(image.version), self.settings.cpu_time]
         return identity_of(scenario.to_yaml(), [asdict(scale), kernel])
 
     def carry_out(
