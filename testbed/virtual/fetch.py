@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -44,14 +45,16 @@ def sources_lines() -> list[str]:
         )
     release = platform.freedesktop_os_release()
     codename = release.get("VERSION_CODENAME", "")
-    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    told = _run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"])
-    archives = sorted({line for line in told.splitlines() if line.endswith(" main")})
+    archives = _archives([])
+    if not archives:  # lists of packages are often thrown away, in containers
+        with tempfile.TemporaryDirectory() as lists:
+            Path(lists, "partial").mkdir()
+            options = ["-o", f"Dir::State::lists={lists}", "-o", "APT::Sandbox::User=root"]
+            _done(["apt-get", *options, "update", "-q"], None)
+            archives = _archives(options)
     own = [line.split()[0] for line in archives if line.split()[1] == codename]
     if not own:
-        raise VirtualClockError(
-            f"apt knows no archive of {codename or 'this distribution'}, or has no lists of it (apt-get update)"
-        )
+        raise VirtualClockError(f"apt is not configured for an archive of {codename or 'this distribution'}")
     lines = [f"deb {line}" for line in archives if line.split()[0] in own]
     if release.get("ID") == "debian" and KEYRING.exists():
         suites = [suite.format(codename=codename) for suite in SUITES]
@@ -59,6 +62,13 @@ def sources_lines() -> list[str]:
             f"deb [signed-by={KEYRING}] {own[0]} {suite} main" for suite in dict.fromkeys((codename, *suites))
         ]
     return lines
+
+
+def _archives(options: Sequence[str]) -> list[str]:
+    """Address, suite and component of each main archive that apt has lists of."""
+    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
+    told = _run(["apt-get", *options, "indextargets", "--format", form, "Created-By: Packages"])
+    return sorted({line for line in told.splitlines() if line.endswith(" main")})
 
 
 def fetch_source(
