@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,6 +16,7 @@ from testbed.cli.options import (
     SEED,
     DatapathOption,
     EngineOption,
+    PackingOption,
     PolicyOption,
     SeedOption,
     SizeScaleOption,
@@ -46,6 +48,7 @@ from testbed.running.bench_request import (
 )
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.running.choosing import choose_network
+from testbed.running.packing import ranks_asked
 from testbed.virtual import Guest, GuestSettings, find_image
 
 HEADINGS = (
@@ -98,6 +101,7 @@ def bench(
     seed: SeedOption = SEED,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
+    packing: PackingOption = None,
     memory: MemoryOption = None,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
 ) -> None:
@@ -128,6 +132,7 @@ def bench(
     )
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks)
+    options = replace(options, ranks_per_process=ranks_asked(packing, count))
     run = BenchRun(options, network, count, lambda line: console.print(f"  {line}"))
     where = topology.name if topology else "loopback"
     scale = "" if run.scale.is_one else f"; {run.scale}"

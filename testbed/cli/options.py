@@ -46,6 +46,14 @@ OutputOption = Annotated[
 AUTO_SCALE, SEED = "auto", 1
 RUN_CLOCK: Literal["virtual", "real"] = "real"
 MODEL_CLOCK: Literal["virtual", "real"] = "virtual"
+PackingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ranks-per-process",
+        metavar="N|all",
+        help="Ranks that one process carries [default: as many as is quickest; 1 by this machine's clock].",
+    ),
+]
 JobsOption = Annotated[
     int | None,
     typer.Option(

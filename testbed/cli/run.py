@@ -17,6 +17,7 @@ from testbed.cli.options import (
     JsonOption,
     OutputOption,
     OverridesOption,
+    PackingOption,
 )
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.config import load_scenario
@@ -42,6 +43,7 @@ def run(
         typer.Option(help="real: this machine's; virtual: exact, without root, whatever the machine does."),
     ] = RUN_CLOCK,
     jobs: JobsOption = None,
+    ranks_per_process: PackingOption = None,
     memory: MemoryOption = None,
     cpu_time: CpuTimeOption = "free",
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
@@ -80,6 +82,7 @@ def run(
         str(scenario),
         clock=clock,
         jobs=jobs,
+        ranks_per_process=ranks_per_process,
         memory=memory,
         cpu_time=cpu_time,
         stall_timeout=stall_timeout,

@@ -39,6 +39,8 @@ class JobSpec:
     telemetry_interval_s: float = 0.1
     # other jobs' hosts, busy from the first step on
     background_traffic: tuple[BackgroundHost, ...] = ()
+    # how many ranks one process carries, each in a thread of its own
+    ranks_per_process: int = 1
 
     def to_json(self) -> str:
         """One line of JSON."""

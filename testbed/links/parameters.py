@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.links.netns import network_namespace
+from testbed.links.process import make_room_for_files
 
 ROOT = Path("/proc/sys/net")
 # Of the machine what its namespaces share (in ipv4 these alone), of a namespace what connections go by
@@ -80,7 +80,8 @@ class Parameters:
     def add(self, namespace: str, pid: int | None, interfaces: Iterable[str] | None) -> None:
         """Watch the namespace of process `pid` from now on."""
         wanted = folders(interfaces)
-        _make_room(len(self._open) + len(wanted) + FILES_PER_NAMESPACE * (len(self._pids) + 1))
+        own = len(self._open) + len(wanted) + FILES_PER_NAMESPACE * (len(self._pids) + 1)
+        make_room_for_files(own + SPARE_FILES)
         self._pids[namespace], self._folders[namespace] = pid, []
         with network_namespace(pid):
             for folder in wanted:
@@ -139,13 +140,3 @@ class Parameters:
         for held in (*self._open, self._inotify):
             os.close(held)
         self._open = []
-
-
-def _make_room(needed: int) -> None:
-    """Let this process have so many files open, and some more, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and needed + SPARE_FILES > soft:
-        wanted = 2 * (needed + SPARE_FILES)
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard)
-        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -20,6 +21,18 @@ def end_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def make_room_for_files(needed: int | None = None) -> None:
+    """Let this process have so many files open, and as many again, as far as it may; None: as many as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if needed is None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    elif soft != resource.RLIM_INFINITY and needed > soft:
+        wanted = 2 * needed
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(hard, wanted), hard)
+        )
 
 
 def wait_or_kill(process: subprocess.Popen[Any], timeout_s: float) -> None:

@@ -34,8 +34,8 @@ class ProtocolCounts:
 
 
 def read_protocols(pid: int | None = None) -> ProtocolCounts:
-    """Of the network namespace of process `pid` (None: of this process)."""
-    folder = Path(f"/proc/{'self' if pid is None else pid}/net")
+    """Of the network namespace of process `pid` (None: of this thread)."""
+    folder = Path(f"/proc/{'thread-self' if pid is None else pid}/net")
     return parse_protocols(*((folder / name).read_text() for name in ("snmp", "netstat", "dev")))
 
 

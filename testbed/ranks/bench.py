@@ -35,6 +35,7 @@ class BenchSpec:
     iterations: int
     warmup: int
     tuning: TuningTable = field(default_factory=TuningTable)
+    ranks_per_process: int = 1
 
     def to_json(self) -> str:
         """One line of JSON."""

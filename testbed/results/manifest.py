@@ -65,6 +65,9 @@ class Manifest(ResultModel):
     scale: ScaleRecord
     link_engine: str = Field(description="What carried the WAN links.")
     datapath: str = Field(description="Open vSwitch's.")
+    ranks_per_process: int = Field(
+        default=1, description="That one process carried, each in a thread: by the virtual clock no matter."
+    )
     congestion_control: tuple[str, ...] = Field(description="That sockets had.")
     sockets: tuple[Entry, ...] = Field(description="Options of ranks' sockets, as read back.")
     bootstrap: Entry = Field(description="How ranks found each other, and what it took.")

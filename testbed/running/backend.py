@@ -40,11 +40,20 @@ class Backend(Protocol):
 
 
 class ThisMachine:
-    """One shard after the other in this process, as root; machines: those of the buildings, through SSH."""
+    """One shard after the other in this process, as root.
 
-    def __init__(self, network_backend: NetworkBackend, machines: Sequence[str] = ()) -> None:
+    machines: those of the buildings, through SSH. ranks_per_process: None for what is quickest.
+    """
+
+    def __init__(
+        self,
+        network_backend: NetworkBackend,
+        machines: Sequence[str] = (),
+        ranks_per_process: int | None = None,
+    ) -> None:
         self.network_backend = network_backend
         self.machines = machines
+        self.ranks_per_process = ranks_per_process
 
     @property
     def words(self) -> str:
@@ -78,7 +87,8 @@ class ThisMachine:
         self, shard: Shard, scenario: Scenario, scale: Scale, folder: Path, progress: Progress
     ) -> ShardRecord:
         backend, machines = self.network_backend, self.machines
-        return ShardRun(shard, scenario, backend, scale, folder, progress, machines).measure()
+        together = self.ranks_per_process
+        return ShardRun(shard, scenario, backend, scale, folder, progress, machines, together).measure()
 
 
 def _among(shards: Sequence[Shard], shard: Shard, scenario: Scenario, progress: Progress) -> Progress:

@@ -21,7 +21,9 @@ from testbed.paths.hops import NETEM
 from testbed.ranks.bench import BenchSpec, Case, numel_for, sent_elements
 from testbed.running.launching import LauncherProcess
 from testbed.running.networks import Network
+from testbed.running.packing import ranks_per_process
 from testbed.scale import Scale
+from testbed.virtual import clock_here
 from testbed.workload import uneven_rows
 
 END_TIMEOUT_S = 10.0
@@ -32,7 +34,8 @@ QUIET_S = 0.2
 class BenchOptions:
     """What to measure. Sizes are real bytes of a rank's whole array; `algorithms`: each with every size.
 
-    congestion_control: in place of the one in `transport`; None: the kernel's own.
+    congestion_control: in place of the one in `transport`; None: the kernel's own. ranks_per_process: None for what is
+    quickest.
     """
 
     collective: str
@@ -47,6 +50,7 @@ class BenchOptions:
     transport: TransportSpec = field(default_factory=TransportSpec)
     tuning: TuningTable = field(default_factory=TuningTable)
     seed: int = 1
+    ranks_per_process: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,12 @@ class BenchRun:
             options.iterations,
             options.warmup,
             self.tuning,
+            ranks_per_process(
+                options.ranks_per_process,
+                self.ranks,
+                max(case.numel for case, _ in self.cases) * self.itemsize,
+                exact=clock_here() == "free",
+            ),
         )
         self.phase(f"starting {self.ranks} ranks")
         found: dict[int, list[Mapping[str, float]]] = {}

@@ -34,12 +34,18 @@ POLL_S = 0.1
 
 
 class Guests:
-    """Several at once, each on a core of its own. settings: of each, but for core, seed and folders."""
+    """Several at once, each on a core of its own.
 
-    def __init__(self, image: KernelImage, settings: GuestSettings, jobs: int) -> None:
+    settings: of each, but for core, seed and folders. ranks_per_process: None for what is quickest.
+    """
+
+    def __init__(
+        self, image: KernelImage, settings: GuestSettings, jobs: int, ranks_per_process: int | None = None
+    ) -> None:
         self.image = image
         self.settings = settings
         self.jobs = jobs
+        self.ranks_per_process = ranks_per_process
 
     @property
     def words(self) -> str:
@@ -84,6 +90,7 @@ class _Carrying:
         progress: Progress,
     ) -> None:
         self.image, self.settings = guests.image, guests.settings
+        self.ranks_per_process = guests.ranks_per_process
         self.scenario = scenario
         self.shards = shards
         self.scale = scale
@@ -145,6 +152,7 @@ class _Carrying:
             "link_engine": LINK_ENGINE,
             "datapath": DATAPATH,
             "scale": asdict(self.scale),
+            "ranks_per_process": self.ranks_per_process,
             "folder": str(folder.resolve()),
         }
         (folder / "task.json").write_text(json.dumps(task))

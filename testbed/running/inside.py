@@ -28,7 +28,8 @@ def main() -> int:
         scenario = load_scenario(task["scenario"])
         backend = NetworkBackend(task["link_engine"], task["datapath"])
         shard, scale, folder = Shard(**task["shard"]), Scale(**task["scale"]), Path(task["folder"])
-        ShardRun(shard, scenario, backend, scale, folder, progress).measure()
+        together = task["ranks_per_process"]
+        ShardRun(shard, scenario, backend, scale, folder, progress, ranks_per_process=together).measure()
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -20,6 +20,7 @@ from testbed.running.choosing import (
     guest_settings,
 )
 from testbed.running.guests import Guests
+from testbed.running.packing import ranks_asked, stopping
 from testbed.running.progress import Progress
 from testbed.running.run import execute
 from testbed.scale import Scale
@@ -41,6 +42,7 @@ class Request:
     file: str = "scenario"
     clock: str = "real"
     jobs: int | None = None
+    ranks_per_process: str | None = None
     memory: str | None = None
     cpu_time: str = "free"
     stall_timeout: str = f"{STALL_TIMEOUT_S:g} s"
@@ -110,14 +112,16 @@ def _in_guests(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
     guests, memory_bytes = choose_guests(scenario, scale, rank_bytes, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=memory_bytes)
 
-    return PreparedRun(request, scale, Guests(image, settings, guests))
+    together = ranks_asked(request.ranks_per_process, scenario.ranks, scenario)
+    return PreparedRun(request, scale, Guests(image, settings, guests, together))
 
 
 def _here(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
-    return PreparedRun(request, scale, ThisMachine(backend, machines))
+    together = ranks_asked(request.ranks_per_process, scenario.ranks, scenario)
+    return PreparedRun(request, scale, ThisMachine(backend, machines, together))
 
 
 def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
@@ -134,9 +138,7 @@ def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workl
     if not asked:
         return []
     refused = {
-        "events that stop a rank": any(
-            event.action in ("host_pause", "rank_kill") for event in scenario.events
-        ),
+        "events that stop a rank": bool(stopping(scenario.events)),
         "background_traffic": bool(scenario.background_traffic),
         "messages that wait for their receivers": any(
             workload.plan.holds_receivers for workload in workloads

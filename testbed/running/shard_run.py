@@ -33,6 +33,7 @@ from testbed.results.directory import surroundings
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
 from testbed.results.summary import StepResult, gather_steps
 from testbed.results.training_summary import training_summary
+from testbed.running import packing
 from testbed.running.assess import Evidence, assess
 from testbed.running.elsewhere import bring_home, monitor_file, tunnels_of, watched
 from testbed.running.events import EventPlayer, changed_by, events_record
@@ -50,7 +51,10 @@ LOOK_INTERVAL_S = 1.0
 
 
 class ShardRun:
-    """Measures one shard in a network of its own. scenario: the shard's own; folder: where all goes, which there is."""
+    """Measures one shard in a network of its own. scenario: the shard's own; folder: where all goes, which there is.
+
+    ranks_per_process: None for what is quickest.
+    """
 
     def __init__(
         self,
@@ -61,6 +65,7 @@ class ShardRun:
         folder: Path,
         progress: Progress,
         machines: Sequence[str] = (),
+        ranks_per_process: int | None = None,
     ) -> None:
         self.shard = shard
         self.scenario = scenario
@@ -74,6 +79,13 @@ class ShardRun:
         self.job = job_of(scenario, scale, network_backend.link_engine)
         self.topology: Topology = self.job.topology
         self.hosts, self.workload = self.job.hosts, self.job.workload
+        self.ranks_per_process = packing.ranks_per_process(
+            ranks_per_process,
+            len(self.hosts),
+            self.workload.rank_bytes,
+            exact=self.clock == "free",
+            apart=bool(packing.stopping(scenario.events)),
+        )
         self.baseline = IsolatedBaseline(
             self.topology,
             self.hosts,
@@ -185,6 +197,7 @@ class ShardRun:
             background_traffic=tuple(self._background_hosts(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
+            ranks_per_process=self.ranks_per_process,
             calibrate_again=not why_not_again(scenario.events, scenario.background_traffic, self.topology),
         )
 
@@ -236,6 +249,7 @@ class ShardRun:
             "scale": scale,
             "link_engine": self.network_backend.link_engine,
             "datapath": self.network_backend.datapath,
+            "ranks_per_process": self.ranks_per_process,
             "congestion_control": sorted({entry["congestion_control"] for entry in sockets}),
             "sockets": sockets,
             "bootstrap": records.bootstrap(),

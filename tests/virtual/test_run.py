@@ -98,6 +98,21 @@ def test_the_same_seed_gives_the_same_nanoseconds_on_a_busy_machine_and_in_paral
     assert idle == busy
 
 
+def test_however_many_ranks_one_process_carries_they_take_the_same_nanoseconds(person: Person) -> None:
+    """Sixteen ranks in processes of one, two, eight and all, every operation of each."""
+    changes = ("ranks=16", "topology.buildings.east.hosts=8", "topology.buildings.west.hosts=8")
+    wide = ("--jobs", "1", *(word for change in changes for word in ("--set", change)))
+    wide += ("--set", "algorithms=[hierarchical]")
+    samples = {}
+    for together, carried in (("1", 1), ("2", 2), ("8", 8), ("all", 16)):
+        done = run(person, together, *wide, "--trials", "1", "--ranks-per-process", together)
+        assert done.returncode == 0, done.stdout + done.stderr
+        folder = person.home / together
+        assert load(folder, "manifest.json")["ranks_per_process"] == carried
+        samples[together] = (folder / "samples.jsonl").read_bytes()
+    assert samples["1"] == samples["2"] == samples["8"] == samples["all"]
+
+
 def test_small_messages_pay_for_software(person: Person) -> None:
     medians = []
     for name, cost in (("free", "0 s"), ("dear", "100 us")):

@@ -18,6 +18,7 @@ from testbed.links.netns import network_namespace
 
 DATAGRAMS, DATAGRAM_BYTES = 400, 1400
 STILL_S = 0.08
+ALONE = ("--ranks-per-process", "1")
 
 
 def send_datagrams(state: FabricState, here: str, there: str) -> None:
@@ -58,7 +59,8 @@ def drop_a_few(state: FabricState, switch: str, port: str) -> None:
 def main() -> None:
     scenario, output = sys.argv[1:]
     run = subprocess.Popen(
-        [sys.executable, "-m", "testbed", "run", scenario, "-o", output, "--json"],
+        # in processes of their own: one of them is going to stand still
+        [*(sys.executable, "-m", "testbed", "run", scenario, "-o", output, "--json"), *ALONE],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,0 +1,179 @@
+"""One process of the launcher's: a rank in it, several in threads of their own, or a host's background traffic.
+
+A socket stays in the namespace where it was made, and a namespace is a thread's: so one process carries ranks of many
+hosts, each in a thread that has entered its own. They share what was imported, and nothing of it is copied page by page
+as in a process of each rank's own; a guest's kernel wakes them in the order in which it would wake processes, so under
+the virtual clock they do the same to the nanosecond. Threads of Python's share one core: by this machine's clock they
+would get in each other's way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from testbed.job.background import BackgroundHost
+from testbed.job.spec import JobSpec
+from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
+from testbed.links.netns import set_network_namespace
+from testbed.links.process import end_with_parent, make_room_for_files
+from testbed.ranks.background import BackgroundTraffic
+from testbed.ranks.bench import BenchRank, BenchSpec
+from testbed.ranks.rank import Rank
+from testbed.ranks.receive_credits import credit_sockets
+
+Event = dict[str, Any]
+Tell = Callable[[Event], None]
+
+
+class RankTask(Protocol):
+    """What one rank does."""
+
+    def run(self) -> None:
+        """All of it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells)."""
+
+    endpoints: tuple[RankEndpoint, ...]
+    make: Callable[[int, Tell], RankTask]
+    ranks_per_process: int = 1
+    background: tuple[BackgroundHost, ...] = ()
+
+
+def read_work(line: str) -> Work:
+    """From the parent's document, which says whether it is a job's steps or a benchmark."""
+    if json.loads(line)["task"] == "bench":
+        bench = BenchSpec.from_json(line)
+        bench.wiring.look_up()
+        return Work(
+            bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell), bench.ranks_per_process
+        )
+    job = JobSpec.from_json(line)
+    job.wiring.look_up()
+    sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
+    return Work(
+        job.wiring.ranks,
+        lambda rank, tell: Rank(job, rank, tell, sockets),
+        job.ranks_per_process,
+        job.background_traffic,
+    )
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What one process is there for: ranks, or the background traffic of one host."""
+
+    ranks: tuple[RankEndpoint, ...] = ()
+    background: BackgroundHost | None = None
+
+    @property
+    def who(self) -> Event:
+        """For people: whose process it is, and where."""
+        if self.background is not None:
+            return {"who": f"background traffic {self.background.job}", "host": self.background.host}
+        first, last = self.ranks[0], self.ranks[-1]
+        if first is last:
+            return _who(first)
+        return {"who": f"ranks {first.rank} to {last.rank}", "host": f"{first.host} to {last.host}"}
+
+
+def in_processes(endpoints: Sequence[RankEndpoint], each: int) -> list[Carried]:
+    """So many ranks that follow each other to a process; to the last one, what is left."""
+    return [Carried(tuple(endpoints[start : start + each])) for start in range(0, len(endpoints), each)]
+
+
+def become(carried: Carried, work: Work, pipe: int) -> None:
+    """Be this process from now on, telling all through a pipe, as lines of JSON; never returns."""
+    status = 1
+    telling = threading.Lock()
+
+    def tell(event: Event) -> None:
+        with telling:
+            os.write(pipe, (json.dumps(event) + "\n").encode())
+
+    try:
+        end_with_parent(signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if carried.background is not None:
+            good = _guarded(carried.who, tell, lambda: _background(carried.background, tell))
+        elif len(carried.ranks) == 1:
+            good = _carry(carried.ranks[0], work, tell)
+        else:
+            good = _in_threads(carried.ranks, work, tell)
+        status = 0 if good else 1
+    finally:
+        os._exit(status)
+
+
+def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell) -> bool:
+    """Every rank in a thread; whether all went well."""
+    make_room_for_files()
+    good: list[int] = []
+
+    def carry(endpoint: RankEndpoint) -> None:
+        if _carry(endpoint, work, tell):
+            good.append(endpoint.rank)
+
+    threads = [
+        threading.Thread(target=carry, args=(endpoint,), name=f"rank {endpoint.rank}")
+        for endpoint in endpoints
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(good) == len(endpoints)
+
+
+def _carry(endpoint: RankEndpoint, work: Work, tell: Tell) -> bool:
+    """Be one rank, in this thread; whether all went well, which else is told."""
+
+    def act() -> None:
+        _enter(endpoint)
+        work.make(endpoint.rank, tell).run()
+        tell({"event": "finished", "rank": endpoint.rank})
+
+    return _guarded(_who(endpoint), tell, act)
+
+
+def _background(host: BackgroundHost | None, tell: Tell) -> None:
+    assert host is not None
+    _enter(host)
+    tell({"event": "background_traffic", **BackgroundTraffic(host).run()})
+
+
+def _guarded(who: Event, tell: Tell, act: Callable[[], None]) -> bool:
+    """Whether it went well; what did not is told."""
+    try:
+        act()
+    except BaseException as error:
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        with contextlib.suppress(OSError):
+            tell({"event": "failed", **who, "message": f"{error}", "trace": trace})
+        return False
+    return True
+
+
+def _enter(endpoint: RankEndpoint | BackgroundHost) -> None:
+    """Take this thread into a host's network namespace, for good."""
+    if endpoint.namespace_pid == THIS_NAMESPACE:
+        return
+    descriptor = os.open(f"/proc/{endpoint.namespace_pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        set_network_namespace(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _who(endpoint: RankEndpoint) -> Event:
+    return {"who": f"rank {endpoint.rank}", "host": endpoint.host}
