@@ -125,6 +125,19 @@ def then(first: Plan, *others: Plan) -> Plan:
     return replace(first, channels=(tuple(stages),))
 
 
+def first_rounds(plan: Plan, most: int) -> Plan:
+    """The plan broken off after so many rounds of each channel; nothing is whole then."""
+
+    def begun(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        found, left = [], most
+        for stage in stages:
+            found.append(tuple(strand[: max(0, left)] for strand in stage))
+            left -= max(map(len, stage), default=0)
+        return tuple(found)
+
+    return replace(plan, channels=tuple(map(begun, plan.channels)))
+
+
 def relabel(plan: Plan, name: Callable[[int], int]) -> Plan:
     """The same with other numbers for blocks."""
     return replace(plan, channels=(_all_renamed(plan.stages, name),))

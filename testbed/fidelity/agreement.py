@@ -16,11 +16,13 @@ def model_agreement(
     exact: bool,
     slowest_s: float | None = None,
     lossy: bool = False,
+    what: str = "A ring all-reduce",
 ) -> Invariant:
     """Whether the collective took what the model says; `exact` under the virtual clock, where nothing else does.
 
     slowest_s: the same on the worst of parallel links, where it depends on the policy which one is taken. lossy:
-    packets are lost on the way, which no such model knows of, and which may make it as slow as TCP is then.
+    packets are lost on the way, which no such model knows of, and which may make it as slow as TCP is then. what: the
+    collective, in words.
     """
     faster, slower, absolute_s = EXACT if exact else REAL_CLOCK
     slowest_s = max(slowest_s or 0.0, model_s)
@@ -40,7 +42,7 @@ def model_agreement(
         bound=bound,
         measured=f"{measured_s / model_s - 1:+.1%}",
         ok=low_s <= measured_s <= high_s,
-        sentence=f"A ring all-reduce alone on the network, before the steps, took {measured_s * 1e3:.4g} ms; "
+        sentence=f"{what} alone on the network, before the steps, took {measured_s * 1e3:.4g} ms; "
         f"latency and bandwidth of its paths make {made}.",
         severity="caution",
     )

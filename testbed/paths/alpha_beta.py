@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from testbed.collectives.baseline import baseline_rounds
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.directions import Direction
@@ -105,22 +106,22 @@ def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> 
 
     No larger than those of the workload itself, which are what memory was made for, but for some packets.
     """
-    rounds = 2 * (len(steps) - 1)
+    rounds = baseline_rounds(len(steps))
     wanted = TRANSFER_S / rounds / max(step.beta_s for step in steps)
     return max(LEAST_PACKETS * mtu, round(min(wanted, largest_bytes)))
 
 
 def ring_all_reduce_s(
-    steps: Sequence[Step], message_bytes: float, overhead_s: float, pieces: int = 1
+    steps: Sequence[Step], message_bytes: float, overhead_s: float, pieces: int = 1, rounds: int | None = None
 ) -> float:
     """What a ring all-reduce takes in which every message has so many bytes.
 
     Reduce-scatter and all-gather, n - 1 rounds each: a rank sends what it got in the round before, as soon as it has
     it and has sent all before. pieces: into which messages are cut that go round independently, one of which is
-    sent while others are on their way; each costs its two ends `overhead_s`.
+    sent while others are on their way; each costs its two ends `overhead_s`. rounds: of one that is broken off.
     """
     size, piece_bytes = len(steps), message_bytes / pieces
-    rounds = 2 * (size - 1)
+    rounds = 2 * (size - 1) if rounds is None else rounds
     sent = [0.0] * size
     last_s = 0.0
     ready = [(0.0, 0, piece, rank) for piece in range(pieces) for rank in range(size)]

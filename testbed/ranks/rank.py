@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator
+from testbed.collectives.baseline import BASELINE_RING
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
 from testbed.ranks.executor import Executor
@@ -117,7 +118,7 @@ class Rank:
         return Executor(plan, of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.credits)
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
-        """One ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
+        """A ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
 
         again: after the steps, when the same should take the same.
         """
@@ -129,7 +130,7 @@ class Rank:
             start_s = self._agree_on_start()
             self._wait_until(start_s)
             resent = resent_here()
-            self.communicator.all_reduce(array, algorithm="ring")
+            self.communicator.all_reduce(array, algorithm=BASELINE_RING)
             times = {"start_s": start_s, "end_s": time.monotonic(), "resent": resent_here() - resent}
             head = {"rank": self.rank, "operation": "calibration", "attempt": attempt, "again": again}
             head["resent_before"] = resent

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.collectives import pieces_for
+from testbed.collectives.baseline import MOST_ROUNDS, baseline_rounds
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
@@ -66,12 +67,16 @@ class IsolatedBaseline:
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
+        whole = baseline_rounds(len(self._ring)) < MOST_ROUNDS
         return model_agreement(
             min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
             self._model_s(self._ring),
             exact=self.exact,
             slowest_s=self._model_s(self._worst_ring),
             lossy=self._lossy,
+            what="A ring all-reduce"
+            if whole
+            else f"The beginning of a ring all-reduce, {MOST_ROUNDS} rounds,",
         )
 
     def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:
@@ -83,7 +88,7 @@ class IsolatedBaseline:
 
     def lone(self, calibrations: Sequence[Mapping[str, Any]]) -> BaselineTimes:
         """What the ranks measured before and after the steps, with what may make a difference."""
-        rounds = 2 * max(0, len(self._ring) - 1)
+        rounds = baseline_rounds(len(self._ring))
         return BaselineTimes(
             *self.attempts(calibrations),
             order_s=rounds * self.message_cost_s if self.exact else 0.0,
@@ -99,7 +104,7 @@ class IsolatedBaseline:
         overhead_s = MESSAGE_S
         if self.exact:
             overhead_s = 2 * (self.message_cost_s + self.message_bytes / pieces * self.byte_cost_s)
-        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces)
+        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, baseline_rounds(size))
 
     def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
         """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""

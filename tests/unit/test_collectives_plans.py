@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from testbed.collectives import AUTO, automatic, between_groups, traffic, wan_bytes
+from testbed.collectives.baseline import BASELINE_RING, baseline_rounds
 from testbed.collectives.catalogue import pieces_for, plan_of
 from testbed.collectives.checking import check_plans
 from testbed.collectives.gathering import factors
-from testbed.collectives.plan import Plan, blocks_of, even, in_channels, runs_of
+from testbed.collectives.plan import Plan, Strand, blocks_of, even, in_channels, runs_of
 from testbed.collectives.registry import PlanRequest
 from testbed.collectives.trees import Tree
 from testbed.plugins import PluginError
@@ -254,3 +255,21 @@ def test_auto_takes_few_steps_for_little_and_few_bytes_across_for_much() -> None
         PluginError, match=r"algorithm: got 'tree', expected FILE.py:NAME or one of ring, bidirectional_ring"
     ):
         traffic("all_reduce", "tree", 1, 4, two)
+
+
+def strands(plan: Plan) -> list[Strand]:
+    return [strand for stages in plan.channels for stage in stages for strand in stage]
+
+
+@pytest.mark.parametrize(("ranks", "rounds"), [(2, 2), (17, 32), (18, 32), (40, 32)])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_the_ring_that_a_job_does_alone_is_the_ring_as_far_as_it_goes(
+    ranks: int, rounds: int, pieces: int
+) -> None:
+    assert baseline_rounds(ranks) == rounds
+    for rank in (0, ranks - 1):
+        request = PlanRequest(rank, (0,) * ranks, 0, pieces)
+        whole, begun = plan_of("all_reduce", "ring", request), BASELINE_RING(request)
+        assert [strand[:rounds] for strand in strands(whole)] == strands(begun)
+        assert {len(strand) for strand in strands(begun)} == {rounds}
+        assert begun.cuts == whole.cuts

@@ -32,6 +32,12 @@ def test_a_slow_step_sets_the_pace_and_long_ones_add_up() -> None:
     assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0) == pytest.approx(2.0, rel=0.05)
 
 
+def test_one_that_is_broken_off_has_the_rounds_that_it_has() -> None:
+    quick, far = Step(0.0, 1e-9), Step(1.0, 1e-9)
+    assert ring_all_reduce_s([quick, quick, quick, far], 1e6, 0.0, rounds=3) == pytest.approx(1.0, rel=0.05)
+    assert ring_all_reduce_s([quick] * 4, 1e6, 0.0, rounds=6) == ring_all_reduce_s([quick] * 4, 1e6, 0.0)
+
+
 def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
     near, far = Step(0.0, 1e-6), Step(10.0, 1e-6)
     ring = [near, far, near, far]

@@ -1,0 +1,26 @@
+"""The ring all-reduce that a job does alone on its network, before and after its steps, broken off where it is long.
+
+Whole, n ranks send n messages in each of 2 (n - 1) rounds: with 128 ranks most of what starting them took. In a part of
+the rounds every rank uses its path as in all of them. What is in the arrays afterwards is of no use.
+"""
+
+from __future__ import annotations
+
+from testbed.collectives.definitions import ALL_REDUCE
+from testbed.collectives.plan import Plan, first_rounds
+from testbed.collectives.reducing import RING_CHANNELS, ring
+from testbed.collectives.registry import Algorithm, PlanRequest
+
+MOST_ROUNDS = 32  # all that 17 ranks have
+
+
+def baseline_rounds(ranks: int) -> int:
+    """How many rounds it has, in each of which every rank sends to the next one."""
+    return min(2 * max(0, ranks - 1), MOST_ROUNDS)
+
+
+def _begun(request: PlanRequest) -> Plan:
+    return first_rounds(ring(request), MOST_ROUNDS)
+
+
+BASELINE_RING = Algorithm(ALL_REDUCE, _begun, RING_CHANNELS, name="ring, its first rounds")
