@@ -67,7 +67,7 @@ class IsolatedBaseline:
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
-        whole = baseline_rounds(len(self._ring)) < MOST_ROUNDS
+        whole = 2 * (len(self._ring) - 1) <= MOST_ROUNDS
         return model_agreement(
             min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
             self._model_s(self._ring),
