@@ -309,9 +309,8 @@ class Sniffer:
         self._sockets: dict[str, socket.socket] = {}
         with network_namespace(node.pid if node else None):
             for interface in interfaces:
-                self._sockets[interface] = socket.socket(
-                    socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)
-                )
+                # nothing until it is bound: with a protocol it would take what passes any interface till then
+                self._sockets[interface] = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
                 self._sockets[interface].setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
                 self._sockets[interface].bind((interface, ETH_P_ALL))
                 self._sockets[interface].setblocking(False)
