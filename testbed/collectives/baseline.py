@@ -19,6 +19,11 @@ def baseline_rounds(ranks: int) -> int:
     return min(2 * max(0, ranks - 1), MOST_ROUNDS)
 
 
+def baseline_is_whole(ranks: int) -> bool:
+    """Whether these are all rounds of a ring all-reduce."""
+    return 2 * (ranks - 1) <= MOST_ROUNDS
+
+
 def _begun(request: PlanRequest) -> Plan:
     return first_rounds(ring(request), MOST_ROUNDS)
 

@@ -1,8 +1,8 @@
 """The preloaded parent of all ranks: `python -m testbed.ranks.launcher [RANK,RANK,...]`, or of these.
 
-It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line
-of JSON on standard input; events go out as lines of JSON on standard output. The end of standard input, like the death
-of the parent, ends everything.
+It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line of JSON on
+standard input; events go out as lines of JSON on standard output. The end of standard input, like the death of the
+parent, ends everything.
 """
 
 from __future__ import annotations

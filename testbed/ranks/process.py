@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from testbed.job.background import BackgroundHost
@@ -105,7 +106,7 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if carried.background is not None:
-            good = _guarded(carried.who, tell, lambda: _background(carried.background, tell))
+            good = _guarded(carried.who, tell, partial(_background, carried.background, tell))
         elif len(carried.ranks) == 1:
             good = _carry(carried.ranks[0], work, tell)
         else:
@@ -146,8 +147,7 @@ def _carry(endpoint: RankEndpoint, work: Work, tell: Tell) -> bool:
     return _guarded(_who(endpoint), tell, act)
 
 
-def _background(host: BackgroundHost | None, tell: Tell) -> None:
-    assert host is not None
+def _background(host: BackgroundHost, tell: Tell) -> None:
     _enter(host)
     tell({"event": "background_traffic", **BackgroundTraffic(host).run()})
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.collectives import pieces_for
-from testbed.collectives.baseline import MOST_ROUNDS, baseline_rounds
+from testbed.collectives.baseline import MOST_ROUNDS, baseline_is_whole, baseline_rounds
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
@@ -67,16 +67,16 @@ class IsolatedBaseline:
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
-        whole = 2 * (len(self._ring) - 1) <= MOST_ROUNDS
+        what = f"The beginning of a ring all-reduce, {MOST_ROUNDS} rounds,"
+        if baseline_is_whole(len(self._ring)):
+            what = "A ring all-reduce"
         return model_agreement(
             min((attempt.took_s for attempt in self.attempts(calibrations)[0]), default=None),
             self._model_s(self._ring),
             exact=self.exact,
             slowest_s=self._model_s(self._worst_ring),
             lossy=self._lossy,
-            what="A ring all-reduce"
-            if whole
-            else f"The beginning of a ring all-reduce, {MOST_ROUNDS} rounds,",
+            what=what,
         )
 
     def attempts(self, calibrations: Sequence[Mapping[str, Any]]) -> tuple[list[Attempt], list[Attempt]]:

@@ -76,10 +76,11 @@ def prepare(request: Request) -> PreparedRun:
     check_clock(request.clock)
     if request.machines and request.clock == "virtual":
         raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
-    workloads = workloads_of(request.scenario, Scale())
+    workloads = workloads_of(request.scenario, Scale()).values()
+    together = ranks_asked(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
-        return _in_guests(request, workloads.values())
-    return _here(request, workloads.values())
+        return _in_guests(request, workloads, together)
+    return _here(request, workloads, together)
 
 
 def check_here(scenario: Scenario, file: str, clock: str) -> None:
@@ -97,7 +98,7 @@ def check_clock(clock: str) -> None:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
 
 
-def _in_guests(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
+def _in_guests(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
     if link_engine not in (None, "netem") or datapath not in (None, "system"):
         asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
@@ -111,16 +112,13 @@ def _in_guests(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
     asked_bytes = settings.memory_bytes if request.memory else None
     guests, memory_bytes = choose_guests(scenario, scale, rank_bytes, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=memory_bytes)
-
-    together = ranks_asked(request.ranks_per_process, scenario.ranks, scenario)
     return PreparedRun(request, scale, Guests(image, settings, guests, together))
 
 
-def _here(request: Request, workloads: Iterable[Workload]) -> PreparedRun:
+def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
-    together = ranks_asked(request.ranks_per_process, scenario.ranks, scenario)
     return PreparedRun(request, scale, ThisMachine(backend, machines, together))
 
 
