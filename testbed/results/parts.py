@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+from pathlib import Path
 
 from testbed.results.directory import RunDirectory
 
@@ -33,14 +34,11 @@ class Parts:
         self._lock: int | None = None
         if identity is not None:
             kept = directory.path.parent / KEPT / identity
-            kept.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(kept / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with contextlib.suppress(
+                OSError
+            ):  # the same command runs already, or others' parts: this keeps nothing
+                self._lock = _locked(kept)
                 self.folder = kept
-            except OSError:  # the same command runs already: this one keeps nothing
-                os.close(self._lock)
-                self._lock = None
         self.folder.mkdir(parents=True, exist_ok=True)
         self._remove_unfinished()  # of one that was killed
 
@@ -80,3 +78,15 @@ class Parts:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _locked(folder: Path) -> int:
+    """Make a folder this process's own: the descriptor that holds it. OSError if it may not, or another has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock

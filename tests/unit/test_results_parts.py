@@ -74,6 +74,14 @@ def test_the_same_command_beside_it_keeps_its_own_parts_apart(tmp_path: Path) ->
     assert first.folder.exists()
 
 
+def test_where_parts_may_not_be_kept_a_run_keeps_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".parts").write_text("")  # as one that another user made, which stops root too
+    directory = RunDirectory(tmp_path / "run")
+    parts = Parts(directory, "abc")
+    assert not parts.outlive
+    assert parts.folder.is_relative_to(directory.partial)
+
+
 def test_the_name_changes_with_all_that_a_record_depends_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
