@@ -32,6 +32,7 @@ def telling(console: Console) -> Iterator[Listener]:
                 words = f"{scenario.name}: {scenario.ranks} ranks, {', '.join(scenario.variant_names)}, "
                 words += f"policy {scenario.policy.label}; {prepared.backend.words}"
                 words += "" if prepared.scale.is_one else f"; {prepared.scale}"
+                words += f"\nexpected: {prepared.expectation}" if prepared.expectation else ""
             console.print(words)
 
         def phase(line: str) -> None:

@@ -217,6 +217,12 @@ class Collective:
         """Elements as `catalogue.traffic` counts them, by those of a rank's larger array."""
         return numel // self.parts(size)
 
+    def elements(self, numel: int, rank: int, size: int) -> tuple[int, int | None]:
+        """Of a rank's input, and of its output, None where that is the input; numel: of the larger one."""
+        before, after = (side(rank, size, 0) for side in (self.before, self.after))
+        part = self.part(numel, size)
+        return part * len(before), None if before == after else part * len(after)
+
 
 @lru_cache(maxsize=1024)
 def _parts(collective: Collective, size: int) -> int:

@@ -21,6 +21,10 @@ RANK_BYTES = 60 * 1024 * 1024
 MEMORY_SHARE = 0.7
 HEADROOM = 2.0  # `auto` leaves half of the capacity free
 LARGEST_SCALE = 1e7
+IN_GUEST_BYTES = (
+    2 * 1024 * 1024,
+    12 * 1024 * 1024,
+)  # the same, measured in guests: no shells, smaller libraries
 GUEST_BYTES, GUEST_STEP_BYTES = 512 << 20, 256 << 20
 GUEST_HOST_BYTES = 6 << 20
 GUEST_RANK_BYTES = 16 << 20  # forked from one parent, so most of it is shared
@@ -66,9 +70,10 @@ def overload(
     return found
 
 
-def memory_shortage(topology: Topology, ranks: int, host: HostCapacity) -> str | None:
+def memory_shortage(topology: Topology, ranks: int, host: HostCapacity, in_guest: bool = False) -> str | None:
     """One sentence when hosts and ranks need more memory than is free; no scale mends that."""
-    needed = len(topology.hosts) * HOST_BYTES + ranks * RANK_BYTES
+    host_bytes, rank_bytes = IN_GUEST_BYTES if in_guest else (HOST_BYTES, RANK_BYTES)
+    needed = len(topology.hosts) * host_bytes + ranks * rank_bytes
     if needed <= host.memory_bytes * MEMORY_SHARE:
         return None
     gib = 1024**3

@@ -13,6 +13,7 @@ from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload.added import check_added
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
+from testbed.workload.plan_arrays import plan_elements
 from testbed.workload.plan_traffic import plan_traffic
 
 
@@ -49,6 +50,11 @@ class Workload:
             for own in self.plan.ranks
         ]
         return float(max(sizes) * self.itemsize)
+
+    @property
+    def array_bytes(self) -> float:
+        """Of all ranks' arrays together."""
+        return float(plan_elements(self.plan) * self.itemsize)
 
     @property
     def compute_s(self) -> float:

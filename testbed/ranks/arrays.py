@@ -38,15 +38,14 @@ class CollectiveArrays:
         self.size = size
         self.op = op
         self._dtype = dtype_named(dtype)
-        part = self.collective.part(numel, size)
-        before, after = (side(rank, size, 0) for side in (self.collective.before, self.collective.after))
-        self.input = self._allocated(part * len(before))
+        own, others = self.collective.elements(numel, rank, size)
+        self.input = self._allocated(own)
+        self.output = self.input if others is None else self._allocated(others)
         if self.collective.uneven:
             self._most = self.input
-            self.output = self._allocated(numel).reshape(size, part)
+            part = self.collective.part(numel, size)
+            self.output = self.output.reshape(size, part)
             self.use_rows(uneven_rows(size, part))
-        else:
-            self.output = self.input if before == after else self._allocated(part * len(after))
 
     def _allocated(self, numel: int) -> Array:
         return np.frombuffer(private_memory(numel * self._dtype.itemsize), dtype=self._dtype, count=numel)

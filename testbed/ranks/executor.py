@@ -23,9 +23,8 @@ from testbed.workload.plan import (
     Tracker,
     jittered_s,
 )
+from testbed.workload.plan_arrays import ArrayKey, array_keys, room_elements
 
-_Key = tuple[str, int, str, int]
-"""A stream, a group of it, a collective, elements."""
 FIRST = 0  # of what rank's data a message holds the pattern
 
 
@@ -68,26 +67,17 @@ class Executor:
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
         self.timeout_s, self.credits = timeout_s, credits
-        self._rooms: dict[str, Array] = {}
-        for operation in self.operations:
-            if isinstance(operation, Message):
-                room = self._rooms.get(operation.stream)
-                if room is None or room.size < operation.numel:
-                    self._rooms[operation.stream] = np.zeros(operation.numel, dtype)
-        collectives = [operation for operation in self.operations if isinstance(operation, GroupCollective)]
-        self._most: dict[tuple[str, int], int] = {}  # elements for a stream's uneven all-to-alls
-        for operation in collectives:
-            if operation.uneven:
-                key = operation.stream, operation.group
-                self._most[key] = max(self._most.get(key, 0), operation.numel)
-        # of a stream, whose operations come one by one; those that one operation alone uses are filled before a step
-        self._arrays: dict[_Key, CollectiveArrays] = {}
-        for operation in collectives:
-            own, (_, _, collective, numel) = groups[operation.group], self._key(operation)
-            if self._key(operation) not in self._arrays:
-                made = CollectiveArrays(collective, numel, dtype, own.rank, own.size)
-                self._arrays[self._key(operation)] = made
-        self._uses = Counter(map(self._key, collectives))
+        self._rooms = {
+            stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
+        }
+        self._keys = array_keys(self.operations)
+        # those that one operation alone uses are filled before a step
+        self._uses = Counter(self._keys.values())
+        self._arrays: dict[ArrayKey, CollectiveArrays] = {}
+        for key in self._uses:
+            _, group, collective, numel = key
+            own = groups[group]
+            self._arrays[key] = CollectiveArrays(collective, numel, dtype, own.rank, own.size)
 
     def prepare(self, salt: int) -> None:
         """Fill what is going to be sent; outside of the time that is measured."""
@@ -101,7 +91,7 @@ class Executor:
                 # a group's collectives are in one order on all of its members
                 self._sequence[operation.group] += 1
                 self._salts[index] = salt + self._sequence[operation.group]
-                if self._alone(operation):
+                if self._alone(index):
                     self._fill(index, operation)
 
     def run(self, start_s: float, algorithm: str = "") -> Done:
@@ -200,7 +190,7 @@ class Executor:
             work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
             return work, lambda: self._check_message(room, operation.tag, done)
         assert isinstance(operation, GroupCollective)
-        arrays, alone = self._arrays[self._key(operation)], self._alone(operation)
+        arrays, alone = self._arrays[self._keys[index]], self._alone(index)
         if not alone:
             self._fill(index, operation)
         algorithm = operation.algorithm or self._algorithm
@@ -213,12 +203,12 @@ class Executor:
 
         return started, partial(done.unlooked.append, check) if alone else check
 
-    def _alone(self, operation: GroupCollective) -> bool:
-        """Whether no other operation uses its arrays."""
-        return self._uses[self._key(operation)] == 1
+    def _alone(self, index: int) -> bool:
+        """Whether no other operation uses a collective's arrays."""
+        return self._uses[self._keys[index]] == 1
 
     def _fill(self, index: int, operation: GroupCollective) -> None:
-        arrays = self._arrays[self._key(operation)]
+        arrays = self._arrays[self._keys[index]]
         if operation.uneven:
             arrays.use_rows(operation.rows())
         arrays.fill(self._salts[index])
@@ -233,8 +223,3 @@ class Executor:
             fill(expected, FIRST, self._salt)
             room[0] = expected[0]
             done.wrong += count_wrong(room, 1, self._salt)
-
-    def _key(self, operation: GroupCollective) -> _Key:
-        """Of the arrays that an operation uses."""
-        stream = operation.stream, operation.group
-        return *stream, operation.collective, self._most[stream] if operation.uneven else operation.numel

@@ -26,7 +26,7 @@ class Machine(ResultModel):
 
 
 class ShardEntry(ResultModel):
-    """A shard as it was carried out; wall_s and virtual_s: how long its guest was up, by both clocks."""
+    """A shard as it was carried out; of its guest: how long it was up by both clocks, and the memory that it used."""
 
     variant: str
     first_trial: int
@@ -34,6 +34,7 @@ class ShardEntry(ResultModel):
     seed: int
     virtual_s: float | None = None
     wall_s: float | None = None
+    memory_bytes: int | None = None
 
 
 class ClockRecord(ResultModel):
@@ -42,9 +43,13 @@ class ClockRecord(ResultModel):
     kind: Literal["real", "virtual"]
     cpu_time: str = Field(description="free or counted under the virtual clock; real.")
     kernel: str | None = Field(default=None, description="The guests'.")
-    memory_bytes: int | None = Field(default=None, description="Of each guest.")
+    memory_bytes: int | None = Field(default=None, description="That each guest might use.")
     jobs: int | None = Field(default=None, description="Guests at once.")
     wall_s: float | None = None
+    expected_wall_s: float | None = Field(default=None, description="Said before the run began.")
+    expected_memory_bytes: int | None = Field(
+        default=None, description="Said likewise, of the largest guest."
+    )
     parts: tuple[ShardEntry, ...] | None = Field(default=None, description="The run's shards.")
 
 

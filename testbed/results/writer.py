@@ -21,17 +21,19 @@ from testbed.scale import Scale
 
 @dataclass(frozen=True)
 class ShardTimes:
-    """How long a shard's guest was up, in virtual and in wall time."""
+    """How long a shard's guest was up, in virtual and in wall time, and the memory that it used."""
 
     virtual_s: float
     wall_s: float
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class Carried:
     """What a backend hands back: the shards' records in their order, and what is told of the clock that carried them.
 
-    wall_s: all of them. memory_bytes and jobs: of guests. times: by shard, of guests.
+    wall_s: all of them. memory_bytes and jobs: of guests, the memory that each may use. times: by shard, of guests.
+    expected: said of guests before they began, memory of the largest.
     """
 
     records: Sequence[ShardRecord]
@@ -39,6 +41,8 @@ class Carried:
     memory_bytes: int | None = None
     jobs: int | None = None
     times: Sequence[ShardTimes] = ()
+    expected_wall_s: float | None = None
+    expected_memory_bytes: int | None = None
 
 
 def write_run(directory: RunDirectory, scenario: Scenario, scale: Scale, carried: Carried) -> Result:
@@ -107,7 +111,8 @@ def _clock(first: Manifest, carried: Carried) -> ClockRecord:
         return first.clock
     changes: dict[str, Any] = {"wall_s": carried.wall_s}
     if carried.times:
-        changes |= {"kernel": first.host.kernel, "memory_bytes": carried.memory_bytes, "jobs": carried.jobs}
+        names = ("memory_bytes", "jobs", "expected_wall_s", "expected_memory_bytes")
+        changes |= {"kernel": first.host.kernel} | {name: getattr(carried, name) for name in names}
     entries = []
     for number, record in enumerate(shards):
         shard = record.shard

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from testbed import doctor
 from testbed.config import ConfigError, Problem, Scenario, Topology, load_topology
 from testbed.config.policy import parse_policy
-from testbed.config.units import format_size, parse_duration, parse_size
+from testbed.config.units import parse_duration, parse_size
 from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fidelity.capacity import (
@@ -22,7 +23,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
-from testbed.results.shards import cut
+from testbed.running.forecast import Forecast, GuestLoad, forecast, memory_words, room_for
 from testbed.running.networks import Network
 from testbed.scale import Scale
 from testbed.virtual import CpuTime, GuestSettings, clock_here
@@ -130,32 +131,36 @@ def choose_virtual_scale(scenario: Scenario, rank_bytes: float) -> Scale:
 
 
 def choose_guests(
-    scenario: Scenario, scale: Scale, rank_bytes: float, jobs: int | None, asked_bytes: int | None
-) -> tuple[int, int]:
-    """How many guests at once, and the memory of each.
+    scenario: Scenario,
+    scale: Scale,
+    rank_bytes: float,
+    loads: Mapping[str, GuestLoad],
+    jobs: int | None,
+    asked_bytes: int | None,
+) -> Forecast:
+    """How many guests at once, what each may use of memory, and what that comes to.
 
-    As many as were asked for; else as there are shards, as this machine has cores, and as its memory holds. ConfigError
-    when so many do not fit, or none does.
+    As many as were asked for; else as there are shards, as this machine has cores, and as its memory holds: what they
+    are expected to use, not all that they may. ConfigError when so many do not fit, or none does.
     """
     topology = scenario.topology.resolve(scale)
-    needed = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
+    ceiling = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
     facts = doctor.host_facts()
-    free = facts.memory_available_bytes >> 20 << 20  # a readable figure
-    guests = min(jobs or facts.cores, len(cut(scenario)))
+    free = facts.memory_available_bytes
+    expected = forecast(scenario, loads, jobs or facts.cores, ceiling)
+    used = room_for(expected)
     if jobs is None:
-        guests = max(1, min(guests, free // needed))
-    if guests * needed > free:
-        several = guests > 1
-        many = (
-            f"{guests} guests of {format_size(needed)} each"
-            if several
-            else f"a guest of {format_size(needed)}"
+        expected = replace(expected, jobs=max(1, min(expected.jobs, free // used)))
+    if expected.jobs * used > free:
+        several = expected.jobs > 1
+        many = f"{expected.jobs} guests that use" if several else "a guest that uses"
+        found = (
+            f"{many} about {memory_words(used)}{' each' if several else ''}, {memory_words(free)} are free"
         )
-        found = f"{many}, {format_size(free)} are free"
         fewer = "fewer --jobs, " if several else ""
         advice = f"{fewer}a larger scale.size_scale, or --memory where you know better"
         raise ConfigError([Problem("command line", None, "memory", found, advice)])
-    return guests, needed
+    return expected
 
 
 def guest_settings(
@@ -203,10 +208,11 @@ def choose_scale(
     """
     facts = doctor.host_facts()
     cores = facts.cores if facts.cpu_quota is None else min(facts.cores, facts.cpu_quota)
+    in_guest = clock_here() is not None
     if clock_here() == "free":
         cores = math.inf  # whatever it takes, it takes no virtual time
     host = HostCapacity(cores, facts.memory_available_bytes)
-    if shortage := memory_shortage(resolve(Scale()), ranks, host):
+    if shortage := memory_shortage(resolve(Scale()), ranks, host, in_guest):
         raise ConfigError(
             [Problem(file, None, "hosts and ranks", shortage, "fewer of them, or a larger machine")]
         )

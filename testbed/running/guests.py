@@ -21,6 +21,7 @@ from testbed.model import calibration
 from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
 from testbed.results.writer import Carried, ShardTimes
+from testbed.running.forecast import Forecast
 from testbed.running.identity import identity_of
 from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
@@ -40,17 +41,22 @@ class Guests:
     """
 
     def __init__(
-        self, image: KernelImage, settings: GuestSettings, jobs: int, ranks_per_process: int | None = None
+        self,
+        image: KernelImage,
+        settings: GuestSettings,
+        expected: Forecast,
+        ranks_per_process: int | None = None,
     ) -> None:
         self.image = image
         self.settings = settings
-        self.jobs = jobs
+        self.expected = expected
+        self.jobs = expected.jobs
         self.ranks_per_process = ranks_per_process
 
     @property
     def words(self) -> str:
         """How many, and how large."""
-        return f"virtual clock, {self.jobs} at once, {format_size(self.settings.memory_bytes)} each"
+        return f"virtual clock, {self.jobs} at once, at most {format_size(self.settings.memory_bytes)} each"
 
     def shards(self, scenario: Scenario) -> list[Shard]:
         """Algorithms side by side in networks of their own: under the virtual clock all see the same anyway."""
@@ -72,9 +78,18 @@ class Guests:
         carrying = _Carrying(self, scenario, shards, scale, parts, progress)
         ended = carrying.run()
         records = [ShardRecord.read(carrying.target(shard)) for shard in shards]
-        times = [ShardTimes(end.uptime_s, end.wall_s) for end in ended]
+        times = [ShardTimes(end.uptime_s, end.wall_s, end.memory_bytes) for end in ended]
         wall_s = time.monotonic() - began_s
-        return Carried(records, wall_s, self.settings.memory_bytes, len(carrying.cores), times)
+        memory_bytes, expected = self.settings.memory_bytes, self.expected
+        return Carried(
+            records,
+            wall_s,
+            memory_bytes,
+            len(carrying.cores),
+            times,
+            expected.wall_s,
+            expected.memory_bytes,
+        )
 
 
 class _Carrying:

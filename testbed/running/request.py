@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from testbed.running.choosing import (
     choose_virtual_scale,
     guest_settings,
 )
+from testbed.running.forecast import guest_loads, halving, room_for, words_on
 from testbed.running.guests import Guests
 from testbed.running.packing import ranks_asked, stopping
 from testbed.running.progress import Progress
@@ -53,11 +54,15 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that can begin: all that could be refused has been looked at."""
+    """A run that can begin: all that could be refused has been looked at.
+
+    expectation: what it is going to take, for people; empty by this machine's clock.
+    """
 
     request: Request
     scale: Scale
     backend: Backend
+    expectation: str = ""
 
     def execute(self, progress: Progress) -> Result:
         """Do everything; returns what stands in the run directory. FabricError, RunError and their kin."""
@@ -76,11 +81,11 @@ def prepare(request: Request) -> PreparedRun:
     check_clock(request.clock)
     if request.machines and request.clock == "virtual":
         raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
-    workloads = workloads_of(request.scenario, Scale()).values()
+    workloads = workloads_of(request.scenario, Scale())
     together = ranks_asked(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
-    return _here(request, workloads, together)
+    return _here(request, workloads.values(), together)
 
 
 def check_here(scenario: Scenario, file: str, clock: str) -> None:
@@ -98,21 +103,23 @@ def check_clock(clock: str) -> None:
         raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
 
 
-def _in_guests(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
+def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
     if link_engine not in (None, "netem") or datapath not in (None, "system"):
         asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
         raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
     image = find_image()
-    rank_bytes = max(workload.rank_bytes for workload in workloads)
+    rank_bytes = max(workload.rank_bytes for workload in workloads.values())
     scale = choose_virtual_scale(scenario, rank_bytes)
     settings = guest_settings(
         request.memory, request.cpu_time, scenario.seed, request.stall_timeout, None, []
     )
     asked_bytes = settings.memory_bytes if request.memory else None
-    guests, memory_bytes = choose_guests(scenario, scale, rank_bytes, request.jobs, asked_bytes)
-    settings = replace(settings, memory_bytes=memory_bytes)
-    return PreparedRun(request, scale, Guests(image, settings, guests, together))
+    loads = guest_loads(scenario, workloads, scale, together)
+    expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
+    settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=room_for(expected))
+    hint = halving(scenario, scale, loads, expected)
+    return PreparedRun(request, scale, Guests(image, settings, expected, together), words_on(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from testbed.virtual.clock import CLOCK_VARIABLE, CpuTime
 from testbed.virtual.errors import VirtualClockError
+from testbed.virtual.guest_memory import MemoryFile, pieces_reason, too_many_pieces
 from testbed.virtual.image import KernelImage
 from testbed.virtual.isolation import seccomp_argument
 
@@ -46,9 +47,7 @@ TAIL_BYTES = 8192
 SMALLEST_MEMORY_BYTES = 256 << 20
 DEFAULT_MEMORY_BYTES = 2 << 30
 STALL_TIMEOUT_S = 180.0
-SHARED_MEMORY = Path("/dev/shm")
 CONTROL_PREFIX = "testbed-guest-"
-MOST_PIECES = Path("/proc/sys/vm/max_map_count")
 # A clock that stands still for so long is looked into.
 PIECES_AFTER_S = 5.0
 
@@ -61,9 +60,11 @@ class GuestSettings:
     what it takes on the host. `seed`: of all the kernel's randomness. `core`: the one to stay on; None: the idlest.
     `stall_timeout_s`: wall time without any virtual time before the guest is given up; `timeout_s`: wall time at most.
     `writable`: folders of this machine that the guest may change. `open_vswitch`: start its daemons first.
+    `memory_bytes`: at most; `expected_bytes`: for which this machine must have room, None: for as much.
     """
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
+    expected_bytes: int | None = None
     cpu_time: CpuTime = "free"
     seed: int = 1
     core: int | None = None
@@ -75,11 +76,12 @@ class GuestSettings:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a guest ended: the command's exit status, virtual seconds since boot, wall seconds it took."""
+    """How a guest ended: the command's exit status, virtual seconds since boot, wall seconds it took, memory used."""
 
     status: int
     uptime_s: float
     wall_s: float
+    memory_bytes: int | None = None
 
 
 class Guest:
@@ -108,6 +110,7 @@ class Guest:
         VirtualClockError when the guest crashes, stalls, or is out of memory, with its last lines.
         """
         _remove_abandoned()
+        memory = MemoryFile(self.settings.expected_bytes or self.settings.memory_bytes)
         control = Path(tempfile.mkdtemp(prefix=f"{CONTROL_PREFIX}{os.getpid()}-"))
         began_s = time.monotonic()
         process: subprocess.Popen[bytes] | None = None
@@ -115,13 +118,14 @@ class Guest:
             for name in ("stdout", "stderr", "console"):
                 (control / name).touch()
             self._write_task(control, command, directory, environment)
-            process = self._boot(control)
+            process = self._boot(control, memory.folder)
             outputs = [_Tail(control / "stdout", stdout), _Tail(control / "stderr", stderr)]
-            self._watch(process, control, outputs, meanwhile)
-            return self._ended(process, control, time.monotonic() - began_s)
+            self._watch(process, control, memory, outputs, meanwhile)
+            return self._ended(process, control, time.monotonic() - began_s, memory.used_bytes)
         finally:
             if process is not None:
                 _kill(process)
+            memory.close()
             shutil.rmtree(control, ignore_errors=True)
 
     def _write_task(
@@ -150,9 +154,8 @@ class Guest:
         }
         (control / "task.json").write_text(json.dumps(task))
 
-    def _boot(self, control: Path) -> subprocess.Popen[bytes]:
+    def _boot(self, control: Path, memory: Path) -> subprocess.Popen[bytes]:
         settings = self.settings
-        memory = _memory_folder(settings.memory_bytes)
         mode = "time-travel=inf-cpu" if settings.cpu_time == "free" else "time-travel"
         arguments = [
             f"mem={settings.memory_bytes >> 20}M",
@@ -195,6 +198,7 @@ class Guest:
         self,
         process: subprocess.Popen[bytes],
         control: Path,
+        memory: MemoryFile,
         outputs: Sequence[_Tail],
         meanwhile: Callable[[], None],
     ) -> None:
@@ -208,12 +212,13 @@ class Guest:
             clock_s = self._read_clock(process.pid)
             if clock_s != self.clock_s:
                 self.clock_s, moved_s = clock_s, now_s
+            memory.look(process.pid)
             meanwhile()
             if now_s - max(moved_s, looked_s) > PIECES_AFTER_S:
                 looked_s = now_s
-                if _too_many_pieces(process.pid):
+                if too_many_pieces(process.pid):
                     raise VirtualClockError(
-                        f"{_pieces_reason()}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
+                        f"{pieces_reason()}, at {self.clock_s:.3f} s of virtual time{_last_words(control)}"
                     )
             if now_s - moved_s > settings.stall_timeout_s:
                 raise VirtualClockError(
@@ -242,7 +247,9 @@ class Guest:
             return self.clock_s
         return struct.unpack("=q", data)[0] / 1e9 if len(data) == 8 else self.clock_s
 
-    def _ended(self, process: subprocess.Popen[bytes], control: Path, wall_s: float) -> Ended:
+    def _ended(
+        self, process: subprocess.Popen[bytes], control: Path, wall_s: float, used_bytes: int | None
+    ) -> Ended:
         try:
             outcome = json.loads((control / "outcome.json").read_text())
         except (OSError, ValueError):
@@ -253,12 +260,12 @@ class Guest:
             )
         if outcome["status"] == -signal.SIGKILL:  # nobody asks for that: the guest's kernel did
             raise VirtualClockError(self._post_mortem(process, control))
-        return Ended(outcome["status"], outcome["uptime_s"], wall_s)
+        return Ended(outcome["status"], outcome["uptime_s"], wall_s, used_bytes)
 
     def _post_mortem(self, process: subprocess.Popen[bytes], control: Path) -> str:
         console = (control / "console").read_text(errors="replace")
         if "max_map_count" in console:
-            reason = _pieces_reason()
+            reason = pieces_reason()
         elif "ut of memory" in console or "Unable to allocate" in console:
             size = self.settings.memory_bytes >> 20
             reason = f"the guest ran out of memory ({size} MiB): give it more with --memory"
@@ -302,34 +309,6 @@ def _busy_ticks() -> dict[int, int]:
         if name.startswith("cpu") and name != "cpu":
             busy[int(name[3:])] = sum(map(int, ticks[:3])) + sum(map(int, ticks[5:8]))
     return busy
-
-
-def _memory_folder(size_bytes: int) -> Path:
-    """Where the guest's memory goes: a file of that size, of which only what is used takes room."""
-    for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())):
-        if folder.is_dir() and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= size_bytes:
-            return folder
-    raise VirtualClockError(
-        f"no room for the guest's {size_bytes >> 20} MiB of memory in {SHARED_MEMORY} or {tempfile.gettempdir()}: "
-        "give it less with --memory"
-    )
-
-
-def _too_many_pieces(session: int) -> bool:
-    """Whether one of a guest's programs has as many as this machine allows: a newer kernel does not say so."""
-    most = int(MOST_PIECES.read_text())
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError):
-            if os.getsid(int(folder.name)) == session and (folder / "maps").read_bytes().count(b"\n") >= most:
-                return True
-    return False
-
-
-def _pieces_reason() -> str:
-    return (
-        "a process of the guest has its memory in more pieces than this machine lets it "
-        f"({MOST_PIECES.read_text().strip()}): raise that with `sysctl vm.max_map_count=1000000`"
-    )
 
 
 def _last_words(control: Path) -> str:

@@ -63,6 +63,8 @@ def test_memory_is_not_mended_by_scale() -> None:
     sentence = memory_shortage(TWO_BUILDINGS.resolve(Scale(4000)), 8, small)
     assert sentence is not None
     assert sentence.startswith("8 hosts and 8 ranks need about 0.6 GiB")
+    # in a guest they are smaller
+    assert memory_shortage(TWO_BUILDINGS.resolve(Scale(4000)), 8, small, in_guest=True) is None
 
 
 def test_the_virtual_clocks_scale_follows_from_the_wait_alone() -> None:

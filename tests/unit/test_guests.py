@@ -9,7 +9,9 @@ import pytest
 
 from testbed import doctor
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.fidelity.capacity import guest_memory
 from testbed.running.choosing import choose_guests
+from testbed.running.forecast import ARRAY_SHARE, Forecast, GuestLoad
 from testbed.scale import Scale
 
 GIB = 1 << 30
@@ -24,32 +26,46 @@ def scenario(monkeypatch: pytest.MonkeyPatch) -> Scenario:
     return load_scenario(SCENARIOS / "quickstart.yaml")
 
 
+def chosen(scenario: Scenario, used_gib: float, jobs: int | None, asked: int | None = None) -> Forecast:
+    """For guests that are expected to use so much, system and all."""
+    scale, rank_bytes = Scale(4000), 4000 * 4.0 * GIB  # with which each may use many times that
+    ceiling = guest_memory(scenario.topology.resolve(scale), 8, 4.0 * GIB)
+    load = GuestLoad(8, 1, 100.0, 1e6, 0.0, 0.0)
+    load = replace(load, array_bytes=(used_gib * GIB - load.memory_bytes(ceiling)) / ARRAY_SHARE)
+    loads = dict.fromkeys(scenario.variant_names, load)
+    return choose_guests(scenario, scale, rank_bytes, loads, jobs, asked)
+
+
 @pytest.mark.parametrize(
-    ("jobs", "each_gib", "guests"),
-    [(None, 1, 2), (None, 4, 2), (None, 6, 1), (1, 1, 1), (2, 5, 2), (9, 1, 2)],
+    ("jobs", "used_gib", "guests"),
+    [(None, 1, 2), (None, 3.9, 2), (None, 4.5, 1), (1, 1, 1), (2, 3.9, 2), (9, 1, 2)],
 )
-def test_as_many_as_parts_and_memory_allow(
-    scenario: Scenario, jobs: int | None, each_gib: int, guests: int
+def test_as_many_as_parts_and_what_they_use_allow(
+    scenario: Scenario, jobs: int | None, used_gib: float, guests: int
 ) -> None:
-    chosen = choose_guests(scenario, Scale(1000), 1e9, jobs, each_gib * GIB)
-    assert chosen == (guests, each_gib * GIB)
+    assert chosen(scenario, used_gib, jobs).jobs == guests
+
+
+def test_what_was_asked_for_bounds_what_is_expected(scenario: Scenario) -> None:
+    expected = chosen(scenario, 20, None, asked=5 * GIB)
+    assert (expected.jobs, expected.ceiling_bytes, expected.memory_bytes) == (2, 5 * GIB, 5 * GIB)
 
 
 def test_cores_bound_them_too(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(doctor.host_facts(), cores=1)
     monkeypatch.setattr(doctor, "host_facts", lambda: facts)
-    assert choose_guests(scenario, Scale(1000), 1e9, None, GIB)[0] == 1
+    assert chosen(scenario, 1, None).jobs == 1
 
 
 @pytest.mark.parametrize(
-    ("jobs", "each_gib", "words"),
+    ("jobs", "used_gib", "words"),
     [
-        (2, 6, "2 guests of 6 GiB each, 10 GiB are free, expected fewer --jobs, a larger"),
-        (None, 11, "a guest of 11 GiB, 10 GiB are free, expected a larger"),
+        (2, 6, "2 guests that use about 7.5 GiB each, 10.0 GiB are free, expected fewer --jobs, a larger"),
+        (None, 9, "a guest that uses about 11.2 GiB, 10.0 GiB are free, expected a larger"),
     ],
 )
 def test_what_does_not_fit_is_refused(
-    scenario: Scenario, jobs: int | None, each_gib: int, words: str
+    scenario: Scenario, jobs: int | None, used_gib: float, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        choose_guests(scenario, Scale(1000), 1e9, jobs, each_gib * GIB)
+        chosen(scenario, used_gib, jobs)

@@ -1,0 +1,56 @@
+"""How large the arrays are that ranks keep for a plan."""
+
+from __future__ import annotations
+
+from testbed.collectives import collective_of
+from testbed.workload.plan import GroupCollective, JobPlan, Message, RankPlan
+
+ArrayKey = tuple[str, int, str, int]
+"""A stream, a group of it, a collective, elements."""
+
+
+def array_keys(plan: RankPlan) -> dict[int, ArrayKey]:
+    """The arrays that a rank's collectives use, by their index in its plan: those with one key share them.
+
+    Operations of a stream come one by one. All-to-alls with uneven rows of one group use those of the largest.
+    """
+    most: dict[tuple[str, int], int] = {}
+    collectives = [(index, found) for index, found in enumerate(plan) if isinstance(found, GroupCollective)]
+    for _, operation in collectives:
+        if operation.uneven:
+            stream = operation.stream, operation.group
+            most[stream] = max(most.get(stream, 0), operation.numel)
+    return {
+        index: (
+            *(stream := (operation.stream, operation.group)),
+            operation.collective,
+            most[stream] if operation.uneven else operation.numel,
+        )
+        for index, operation in collectives
+    }
+
+
+def room_elements(plan: RankPlan) -> dict[str, int]:
+    """Of the array that a rank's messages of each stream share."""
+    rooms: dict[str, int] = {}
+    for operation in plan:
+        if isinstance(operation, Message):
+            rooms[operation.stream] = max(rooms.get(operation.stream, 0), operation.numel)
+    return rooms
+
+
+def plan_elements(plan: JobPlan) -> int:
+    """Of all arrays of all ranks."""
+    alike: dict[tuple[str, int, int, bool], int] = {}
+    found = 0
+    for rank, own in enumerate(plan.ranks):
+        found += sum(room_elements(own).values())
+        for _, group, collective, numel in set(array_keys(own).values()):
+            members = plan.groups[group][1]
+            own_rank = members.index(rank)
+            key = collective, numel, len(members), own_rank == 0
+            if key not in alike:
+                sides = collective_of(collective).elements(numel, own_rank, len(members))
+                alike[key] = sum(side or 0 for side in sides)
+            found += alike[key]
+    return found

@@ -1,0 +1,40 @@
+"""A search that is confirmed under the virtual clock goes on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+from tests.unit.test_explorer import SCENARIO
+from tests.virtual.conftest import SOON_S, WALL_S, Person
+
+pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
+
+
+def test_finished_parts_of_a_confirmation_are_taken_up_by_the_same_command(person: Person) -> None:
+    file, folder = person.home / "search.json", person.home / "found"
+    space = {**SCENARIO["explore"]["space"], "workload.parallelism.data_parallel_replicate_degree": [2]}
+    file.write_text(json.dumps({**SCENARIO, "trials": 1, "warmup": 1, "explore": {"space": space}}))
+    command = ("explore", str(file), "-o", str(folder), "--confirm")
+    running = person.start(*command, "--jobs", "1")
+    deadline = time.monotonic() + WALL_S
+    while not list(folder.glob(".parts/*/0/finished.json")):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=SOON_S)
+    assert running.returncode == 130
+    assert (parts := re.search(r"1 of (\d+) parts\s+kept\s+in", said)), said
+    (finished,) = folder.glob(".parts/*/0/finished.json")
+    took_s = json.loads(finished.read_text())["wall_s"]
+    done = person.call(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"1 of {parts[1]} parts are there from before" in done.stderr
+    assert not list(folder.glob(".parts"))
+    manifest = json.loads((folder / "confirmed/manifest.json").read_text())
+    assert manifest["clock"]["parts"][0]["wall_s"] == took_s  # and was not measured again
