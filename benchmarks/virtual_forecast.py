@@ -40,8 +40,8 @@ def main() -> None:
     print("| scenario | guests | time expected | taken | error | memory expected | used | error | allowed |")
     print("|---|---|---|---|---|---|---|---|---|")
     known = Path(__file__).parents[1] / "scenarios"
-    for scenario in map(Path, sys.argv[1:] or [known / f"{name}.yaml" for name in SCENARIOS]):
-        print(run(scenario), flush=True)
+    for scenario in sys.argv[1:] or [str(known / f"{name}.yaml") for name in SCENARIOS]:
+        print(run(Path(scenario)), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ def _strand(
     posted = [_post(group, step, data, tag) for step in strand[:AHEAD]]
     for number, (phase, outgoing, _, reduces) in enumerate(strand):
         position.phase, position.round, position.rounds = phase, number + 1, count
+        if sends and sends[0].done:  # it holds what was packed for it; all of them, the whole array and more
+            sends[:] = [request for request in sends if not request.done]
         for peer, runs in outgoing:
             array = data.outgoing(runs)
             if array.size:

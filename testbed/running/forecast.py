@@ -1,6 +1,6 @@
 """What a run under the virtual clock takes, said before it starts: wall time, and memory of its guests. Pure.
 
-Both are laws with constants fitted to 107 guests of 8 to 128 ranks on a machine of two cores, which they meet to a
+Both are laws with constants fitted to guests of 8 to 128 ranks on a machine of two cores, which they meet to a
 tenth (memory) and to a third (time); `benchmarks/virtual_forecast.py` holds them against guests again.
 """
 

@@ -14,8 +14,8 @@ ALL = "all"
 LEAST_TOGETHER = 4
 # More gain next to nothing: 64 ranks started in 10.5, 9.8 and 8.9 s by 8, 16 and 64 to a process.
 MOST_TOGETHER = 64
-# Of what a step reduces or sends, for the ranks of one process together: in pages, as many as the host's kernel allows a
-# process pieces of memory (65,530). Seen: a ring of 64 ranks with 32 MB each came to 18,551 pieces, two levels of 64
+# Of what a step reduces or sends, for the ranks of one process together: in pages, as many as the host's kernel allows
+# a process pieces of memory (65,530). Seen: a ring of 64 ranks with 32 MB each came to 18,551 pieces, two levels of 64
 # with 29 MiB each, and of 32 of them, to too many.
 MOST_BYTES = 256 << 20
 STOPS_A_PROCESS = ("host_pause", "rank_kill")

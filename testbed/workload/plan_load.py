@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 
 from testbed.collectives import AUTO, TuningTable, collective_of
@@ -13,7 +12,7 @@ from testbed.workload.plan import GroupCollective, JobPlan, Message
 
 @dataclass(frozen=True)
 class PlanLoad:
-    """Of all ranks in a step."""
+    """Of all ranks in a step, or of one."""
 
     messages: float
     sent_bytes: float
@@ -25,33 +24,31 @@ def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad
     size_scale: by which the plan's arrays are going to be divided, which go in fewer pieces then; the bytes are the
     plan's own.
     """
+    known: dict[GroupCollective, PlanLoad] = {}
     messages, sent = 0.0, 0.0
-    alike: Counter[GroupCollective] = Counter()
-    for rank, operations in enumerate(plan.ranks):
-        for operation in operations:
-            if isinstance(operation, Message) and operation.sends:
-                messages, sent = messages + 1, sent + operation.numel * itemsize
-            elif isinstance(operation, GroupCollective) and rank == plan.groups[operation.group][1][0]:
-                alike[operation.alike] += 1
-    for operation, count in alike.items():
-        load = _of_collective(
-            operation, plan.buildings_of(operation.group), itemsize, plan.tuning, size_scale
-        )
-        messages, sent = messages + count * load.messages, sent + count * load.sent_bytes
+    for operation in (operation for own in plan.ranks for operation in own):
+        if isinstance(operation, GroupCollective):
+            alike = operation.alike
+            if alike not in known:
+                buildings = plan.buildings_of(operation.group)
+                known[alike] = _of_member(alike, buildings, itemsize, plan.tuning, size_scale)
+            messages, sent = messages + known[alike].messages, sent + known[alike].sent_bytes
+        elif isinstance(operation, Message) and operation.sends:
+            messages, sent = messages + 1, sent + operation.numel * itemsize
     return PlanLoad(messages, sent)
 
 
-def _of_collective(
+def _of_member(
     operation: GroupCollective,
     buildings: tuple[int, ...],
     itemsize: int,
     tuning: TuningTable,
     size_scale: float,
 ) -> PlanLoad:
+    """Of the one in the middle."""
     size = len(buildings)
     if operation.uneven:
-        rows = operation.sent_rows()
-        return PlanLoad(size * (size - 1), sum(map(sum, rows)) * itemsize)
+        return PlanLoad(size - 1, sum(map(sum, operation.sent_rows())) * itemsize / size)
     known = collective_of(operation.collective)
     size_bytes = known.part(operation.numel, size) * itemsize
     algorithm = operation.algorithm
@@ -59,13 +56,6 @@ def _of_collective(
         algorithm = tuning.choose(operation.collective, size_bytes, buildings)
     pieces = pieces_for(known, algorithm, round(size_bytes / size_scale), size)
     plan = plan_of(known, algorithm, PlanRequest(size // 2, buildings, 0, pieces))
-    sends = [
-        transfer
-        for stages in plan.channels
-        for stage in stages
-        for strand in stage
-        for step in strand
-        for transfer in step.sends
-    ]
+    steps = [step for stages in plan.channels for stage in stages for strand in stage for step in strand]
     sent = plan.sent(plan.bounds(known.part(operation.numel, size) * known.blocks(size)))
-    return PlanLoad(size * len(sends), size * sum(sent.values()) * itemsize)
+    return PlanLoad(sum(len(step.sends) for step in steps), sum(sent.values()) * itemsize)
