@@ -1,10 +1,11 @@
 """Data whose exact reduction is known, whatever the order of adding, in the spirit of nccl-tests' `#wrong`.
 
 For a sum, average, minimum or maximum rank r holds pattern x (r + 1): whole numbers so small that sums stay exact in
-float32 for up to 180 ranks. The pattern repeats after a prime number of elements and has every value once, so data that
-is shifted, missing, doubled or of another salt differs nearly everywhere. float16 and bfloat16 have room for less:
-there ranks hold zeros and ones to be added up, exact for up to 256 ranks, or numbers up to 210 to be compared. For a
-product ranks hold ones and twos.
+float32. What ranks from 128 on add to a sum is as small as that of the first 128, half of it below zero, so that it
+cancels among neighbours and among ranks that lie a power of two apart: exact for thousands of them. The pattern
+repeats after a prime number of elements and has every value once, so data that is shifted, missing, doubled or of
+another salt differs nearly everywhere. float16 and bfloat16 have room for less: there ranks hold zeros and ones to be
+added up (or taken away, from 128 on), or numbers up to 210 to be compared. For a product ranks hold ones and twos.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from testbed.collectives.registry import Collective
 
 PERIOD = 1021
 SMALL_FLOATS = ("float16", "bfloat16")
+_ADDED = 128  # ranks whose sum has room in float32; of bfloat16's whole numbers half
 _SMALL = 211  # whole numbers below it are exact in every type
 _STRIDE = 379  # neighbours differ much
 _TILE = 17 * PERIOD  # small enough for a core's cache
@@ -96,8 +98,18 @@ def _whole_numbers(dtype: str, rank: int, op: str) -> Array:
         return 1 + (pattern + rank) % 7 // 6
     if dtype in SMALL_FLOATS:
         spread = pattern * (2 * rank + 3) % PERIOD
-        return spread % 2 if op in ("sum", "avg") else spread % _SMALL
-    return pattern * (rank + 1)
+        return _sign(rank) * (spread % 2) if op in ("sum", "avg") else spread % _SMALL
+    return pattern * _factor(rank, op)
+
+
+def _factor(rank: int, op: str) -> int:
+    """Of the pattern, that rank `rank` holds."""
+    return _sign(rank) * (rank % _ADDED + 1) if op in ("sum", "avg") else rank + 1
+
+
+def _sign(rank: int) -> int:
+    """Of what rank `rank` adds: the Thue-Morse sequence, from where sums would grow too large."""
+    return -1 if rank >= _ADDED and rank.bit_count() % 2 else 1
 
 
 _contribution = lru_cache(maxsize=128)(_contribution_of)
@@ -115,8 +127,8 @@ def _reduced(dtype: str, size: int, op: str) -> Array:
         combine = {"min": np.minimum, "max": np.maximum}.get(op, np.add)
         reduced = reduce(combine, parts).astype(dtype)
     else:
-        # rank r's data are r + 1 times those of rank 0
-        times = {"min": 1, "max": size}.get(op, size * (size + 1) // 2)
-        reduced = _contribution_of(dtype, times - 1, op)
+        factors = [_factor(rank, op) for rank in range(size)]
+        times = {"min": min, "max": max}.get(op, sum)(factors)
+        reduced = (_whole_numbers(dtype, 0, op) * times).astype(dtype)
     finish(op, reduced, size)
     return reduced

@@ -158,7 +158,8 @@ def choose_guests(
             f"{many} about {memory_words(used)}{' each' if several else ''}, {memory_words(free)} are free"
         )
         fewer = "fewer --jobs, " if several else ""
-        advice = f"{fewer}a larger scale.size_scale, or --memory where you know better"
+        memory = "a smaller --memory" if asked_bytes else "--memory where you know better"
+        advice = f"{fewer}a larger scale.size_scale, or {memory}"
         raise ConfigError([Problem("command line", None, "memory", found, advice)])
     return expected
 

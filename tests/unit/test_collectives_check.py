@@ -41,8 +41,26 @@ def test_right_results_pass(dtype: str, op: str, function: np.ufunc) -> None:
         assert count_wrong(arrays[0], SIZE, 5, op) > NUMEL / 2
 
 
-def test_sums_are_exact_in_float32_for_many_ranks() -> None:
-    size = 128
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8"])
+@pytest.mark.parametrize("size", [128, 129, 512, 4096])
+@pytest.mark.parametrize("ranks_apart", [1, 8, 24, 64])
+def test_sums_of_many_ranks_are_exact_in_rings_and_on_rails(dtype: str, size: int, ranks_apart: int) -> None:
+    """First those that lie so many apart are added up, as between hosts, then their sums."""
+    numel = 2 * PERIOD
+    total = np.zeros(numel, dtype)
+    for first in range(ranks_apart):
+        part = np.zeros(numel, dtype)
+        for rank in range(first, size, ranks_apart):
+            array = np.empty(numel, dtype)
+            fill(array, rank, 7)
+            part += array
+        total += part
+    assert count_wrong(total, size, 7) == 0
+    assert count_wrong(total - array, size, 7) > numel / 3
+
+
+def test_sums_of_many_ranks_are_exact_in_any_order() -> None:
+    size = 1000
     total = np.zeros(3000, "float32")
     for rank in np.random.default_rng(1).permutation(size):
         array = np.empty(3000, "float32")

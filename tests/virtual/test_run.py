@@ -168,7 +168,7 @@ def test_bad_options_are_refused_with_status_2(person: Person) -> None:
         (("--clock", "sideways"), "--clock: got sideways, expected real or virtual"),
         (("--clock", "virtual", "--link-engine", "userspace"), "expected netem and system"),
         (("--clock", "virtual", "--cpu-time", "dear"), "--cpu-time: got dear, expected free or counted"),
-        (("--clock", "virtual", "--memory", "900 GiB"), "memory: got"),
+        (("--clock", "virtual", "--memory", "90 TiB"), "a smaller --memory"),
     ):
         done = person.call("run", str(SCENARIO), *options)
         assert done.returncode == 2, done.stderr
