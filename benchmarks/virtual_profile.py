@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/virtual_profile.py [SCENARIO] [--set PATH=VALUE...]
 
-As root, with perf (Debian's linux-perf), on an otherwise idle machine: looks at all cores for some seconds from a run's
-second step on. The guest's kernel is a program of this machine's and so has names; its programs' code has none.
+As root, with perf (Debian's linux-perf), on an otherwise idle machine: looks at all cores for some seconds from a
+run's first step on. The guest's kernel is a program of this machine's and so has names; its programs' code has none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 TESTBED = Path(sys.executable).with_name("testbed")
 SCENARIO = "scenarios/four-buildings-64-ranks.yaml"
-FROM = re.compile(r"step 2 of")
+FROM = re.compile(r"step \d+ of")
 SECONDS, HERTZ = 10, 1999
 SYMBOLS = 16
 KERNEL, PROGRAMS, STOPS = (
@@ -63,7 +63,7 @@ def main() -> None:
         )
         assert running.stderr is not None
         if not any(FROM.search(line) for line in running.stderr):
-            sys.exit("the run ended before its second step")
+            sys.exit("the run ended before its first step")
         found = sampled(Path(name))
         running.send_signal(signal.SIGINT)
         running.communicate()
