@@ -127,7 +127,7 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
         >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
     """
     loaded, tell = _scenario(scenario), progress or (lambda line: None)
-    return Search(loaded, lambda done, total: tell(f"{done} of {total}")).run()
+    return Search(loaded, lambda standing: tell(f"{standing.done} of {standing.planned}")).run()
 
 
 class RunningNetwork:

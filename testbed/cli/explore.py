@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -15,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from testbed.cli.carrying import telling
-from testbed.cli.options import MODEL_CLOCK, JobsOption, JsonOption, OverridesOption
+from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import exploring as experiment
-from testbed.explorer import Exploration
+from testbed.explorer import Configuration, Standing
 from testbed.report import print_summary
-from testbed.report.exploration import PAGE
+from testbed.report.answer import BEST, Row, answer, paired
+from testbed.report.exploration import PAGE, compared_rows
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
 
@@ -45,7 +47,10 @@ def explore(
         bool, typer.Option("--confirm", help="Run the best, and what they are held against, on the network.")
     ] = False,
     clock: Annotated[str, typer.Option(help="Of that: virtual or real.")] = MODEL_CLOCK,
-    jobs: JobsOption = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many processes try, and guests confirm [default: one for each core]."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
@@ -55,15 +60,16 @@ def explore(
     loaded = load_scenario(scenario, overrides or [])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     experiment.check(loaded, str(scenario), folder, clock if confirm else None)
+    tried_by = jobs or len(os.sched_getaffinity(0))
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     try:
         with _trying(console) as progress:
-            explored = experiment.explore(loaded, str(scenario), folder, progress)
+            explored = experiment.explore(loaded, str(scenario), folder, progress, tried_by)
     except KeyboardInterrupt:
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise
     if not as_json:
-        _print(explored.found, shown)
+        _print(explored, shown)
     if confirm:
         with telling(console) as listener:
             confirmed = experiment.confirm(explored, clock, jobs, listener)
@@ -83,46 +89,63 @@ def explore(
 
 
 @contextlib.contextmanager
-def _trying(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of how many configurations have been tried."""
+def _trying(console: Console) -> Iterator[Callable[[Standing], None]]:
+    """A bar of how many configurations have been tried; under it the best so far."""
     with Progress(
         TextColumn("trying configurations"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.description}"),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def tell(standing: Standing) -> None:
+            best = f"best so far {time_text(standing.best[1].step_time_s)}" if standing.best else ""
+            bar.update(task, completed=standing.done, total=standing.planned, description=best)
+
+        yield tell
 
 
-def _print(found: Exploration, console: Console) -> None:
-    how = (
-        "all tried"
-        if found.tried == found.combinations
-        else f"the best {found.tried:,} by the closed form tried"
-    )
-    console.print(f"{found.combinations:,} combinations: {how}, {len(found.fitting):,} fit.")
+def _print(explored: experiment.Explored, console: Console) -> None:
+    document, found = explored.document, explored.found
+    rows = compared_rows(document)
+    for sentence in answer(document, rows):
+        console.print(sentence, soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
-    compared = found.compared(experiment.SHOWN)
-    tailed = any(result.tried.tail_s != result.tried.step_time_s for result in compared)
-    headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else [])]
-    for heading in (*headings, "against\nthe first", "between\nbuildings", "memory"):
+    shown = paired(rows)
+    best = next(row for row in rows if row["kind"] == BEST)
+    tailed = any(row["tail_s"] != row["step_time_s"] for row in shown)
+    headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else []), "as given,\nnot tuned"]
+    for heading in (*headings, "the best\nagainst it", "between\nbuildings", "memory"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for result in compared:
-        evaluated = result.tried
+    for row in shown:
+        given, memory_bytes = row["as_given"], row["memory_bytes"]
         table.add_row(
-            str(result.configuration) if result.kind == "best" else result.name,
-            time_text(evaluated.step_time_s),
-            *([time_text(evaluated.tail_s)] if tailed else []),
-            f"{compared[0].tried.step_time_s / evaluated.step_time_s:.2f}x",
-            size_text(evaluated.wan_bytes),
-            "" if evaluated.memory_bytes is None else size_text(round(evaluated.memory_bytes)),
+            f"{row['name']}{_difference(best, row)}" if row["kind"] == BEST else row["of"],
+            time_text(row["step_time_s"]),
+            *([time_text(row["tail_s"])] if tailed else []),
+            time_text(given["step_time_s"]) if given else "",
+            f"{row['step_time_s'] / found.best.tried.step_time_s:.2f}x",
+            size_text(row["wan_bytes"]),
+            "" if memory_bytes is None else size_text(round(memory_bytes)),
         )
     console.print(table)
+    how = "all" if found.tried == found.combinations else "what looks best"
+    console.print(
+        f"{found.combinations:,} combinations, {found.tried:,} ({how}) tried on the model, "
+        f"{len(found.fitting):,} fit."
+    )
     for constraint, count in found.infeasible.items():
         one = found.examples[constraint]
         console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
+
+
+def _difference(best: Row, row: Row) -> str:
+    """What a configuration has that the best has not: ": policy ecmp"."""
+    changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
+    return f": {Configuration(changes)}" if changes else ""

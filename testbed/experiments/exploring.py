@@ -12,10 +12,11 @@ from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
 from testbed.experiments.running import Listener, run
-from testbed.explorer import Exploration, NothingFits, Search, searched
+from testbed.explorer import Exploration, NothingFits, Search, Standing, searched
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
+from testbed.explorer.work import step_work
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
 from testbed.results.result import Result
@@ -58,8 +59,10 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
         check_here(scenario, file, confirm_by)
 
 
-def explore(scenario: Scenario, file: str, folder: Path, progress: Callable[[int, int], None]) -> Explored:
-    """Search, or go on searching, and write the folder. progress: how many of how many have been tried.
+def explore(
+    scenario: Scenario, file: str, folder: Path, progress: Callable[[Standing], None], jobs: int = 1
+) -> Explored:
+    """Search, or go on searching, and write the folder. progress: told how far it is; jobs: how many processes try.
 
     ConfigError where nothing fits, or where the folder holds the search of another scenario.
     """
@@ -70,7 +73,7 @@ def explore(scenario: Scenario, file: str, folder: Path, progress: Callable[[int
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
     try:
         with contextlib.closing(keeper):
-            found = Search(scenario, progress, keeper.known(), keeper.note).run()
+            found = Search(scenario, progress, keeper.known(), keeper.note, jobs).run()
     except NothingFits as error:
         if fresh:
             shutil.rmtree(folder)
@@ -118,8 +121,10 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
     def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
         return [
             {
-                "name": result.name,
+                "name": result.label,
+                "of": result.name,
                 "kind": result.kind,
+                "tuned": result.tuned,
                 "configuration": str(result.configuration),
                 "changes": dict(result.configuration.changes),
                 **asdict(result.tried),
@@ -127,10 +132,13 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
             for result in results
         ]
 
+    work = step_work(scenario)
     return {
         "scenario": scenario.name,
+        "work": asdict(work) if work else None,
         "combinations": found.combinations,
         "tried": found.tried,
+        "indifferent": dict(found.indifferent),
         "infeasible": [
             {"count": count, **asdict(found.examples[name])} for name, count in found.infeasible.items()
         ],

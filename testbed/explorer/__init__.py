@@ -3,6 +3,7 @@
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate, searched
 from testbed.explorer.search import Exploration, Search
+from testbed.explorer.trying import Standing
 
 __all__ = [
     "Configuration",
@@ -11,6 +12,7 @@ __all__ = [
     "Infeasible",
     "NothingFits",
     "Search",
+    "Standing",
     "evaluate",
     "searched",
 ]

@@ -33,8 +33,8 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
     # what the search found is called so, even if as many tries at random find it, too
     for result in sorted(found.compared(explore.confirm), key=lambda one: one.kind == "random"):
         changed = configured(scenario, result.configuration.changes)
-        name = known.setdefault(changed.to_yaml(), result.name.replace(" ", "-"))
-        names[result.name] = name
+        name = known.setdefault(changed.to_yaml(), result.label.replace(" ", "-"))
+        names[result.label] = name
         # with the microbatches that follow from the changes
         schedule = changed.workload.schedule or ScheduleSpec()
         variants.setdefault(name, {**result.configuration.changes, MICROBATCHES: schedule.microbatches})

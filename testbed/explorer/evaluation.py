@@ -35,6 +35,9 @@ class Configuration:
         """The same for the same changes, whatever their order."""
         return json.dumps(self.changes, sort_keys=True)
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __str__(self) -> str:
         return ", ".join(f"{_short(path)} {_shown(value)}" for path, value in self.changes.items())
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from testbed.catalogue import baselines
@@ -18,10 +18,11 @@ from testbed.explorer.evaluation import (
     Evaluation,
     Infeasible,
     check_modelled,
-    evaluate,
     searched,
 )
-from testbed.model.closed_form import Screener
+from testbed.explorer.space import Space, Values, chosen_by, own_values
+from testbed.explorer.trying import Standing, Tried, Tries
+from testbed.model.closed_form import Changes, Screener, looked_at
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
@@ -30,6 +31,7 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "schedule": ("workload.schedule", "workload.bucket_cap", "algorithms"),
     "network": ("policy", "transport", "topology"),
 }
+ROUNDS = 3  # of looking at all that differ from the best in one path
 
 
 Kind = Literal["baseline", "single", "random", "best"]
@@ -38,12 +40,21 @@ Kind = Literal["baseline", "single", "random", "best"]
 
 @dataclass(frozen=True)
 class Result:
-    """A configuration that fits; under a name, and of a kind, where it is compared."""
+    """A configuration that fits; under a name, and of a kind, where it is compared.
+
+    tuned: whether the search chose what the baseline, or who changes one dimension alone, chooses by itself.
+    """
 
     configuration: Configuration
     tried: Evaluation
     name: str = ""
     kind: Kind | None = None
+    tuned: bool = False
+
+    @property
+    def label(self) -> str:
+        """The name, told from that of the same as given."""
+        return f"{self.name} tuned" if self.tuned else self.name
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,8 @@ class Exploration:
     """What a search found. fitting: all that were chosen to be tried and fit, the quickest first.
 
     combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
-    random, where not all were tried; infeasible: how many each constraint kept out, one example each.
+    random, where not all were tried; infeasible: how many each constraint kept out, one example each. baselines,
+    single: as given, then tuned. indifferent: paths whose other values, where they fit, leave the best as it is.
     """
 
     combinations: int
@@ -62,6 +74,7 @@ class Exploration:
     random: Result | None
     infeasible: Mapping[str, int]
     examples: Mapping[str, Infeasible]
+    indifferent: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def best(self) -> Result:
@@ -77,13 +90,9 @@ class Exploration:
         return list(found.values())
 
     def compared(self, most: int) -> list[Result]:
-        """The baselines, the best of each dimension alone and at random, so many of the best that are none of these.
-
-        The very best is among them whatever it is.
-        """
+        """The baselines, the best of each dimension alone and at random, and so many of the best of all."""
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
-        told = {result.tried for result in named}
-        best = [result for result in self.distinct if result == self.best or result.tried not in told][:most]
+        best = self.distinct[:most]
         return [
             *named,
             *(replace(result, name=f"best {n}", kind="best") for n, result in enumerate(best, 1)),
@@ -101,125 +110,181 @@ class Exploration:
 
 @dataclass
 class Search:
-    """One search of a scenario's `explore`. progress: told how many of how many are tried; known: results so far."""
+    """One search of a scenario's `explore`. progress: told how far it is; known: results so far, by key.
+
+    found: told of each that is new; jobs: how many processes try.
+    """
 
     scenario: Scenario
-    progress: Callable[[int, int], None] = lambda done, total: None
-    known: dict[str, Evaluation | Infeasible] = field(default_factory=dict)
-    found: Callable[[Configuration, Evaluation | Infeasible], None] = lambda configuration, tried: None
+    progress: Callable[[Standing], None] = lambda standing: None
+    known: dict[str, Tried] = field(default_factory=dict)
+    found: Callable[[Configuration, Tried], None] = lambda configuration, tried: None
+    jobs: int = 1
 
     def run(self) -> Exploration:
         """NothingFits; ConfigError without `explore`, or where the model leaves out what the scenario asks for."""
         explore = searched(self.scenario, self.scenario.name)
         check_modelled(self.scenario)
-        chosen = self._chosen()
-        fitting: list[Result] = []
-        infeasible: Counter[str] = Counter()
-        examples: dict[str, Infeasible] = {}
-        for number, configuration in enumerate(chosen):
-            self.progress(number, len(chosen))
-            tried = self._try(configuration)
-            if isinstance(tried, Evaluation):
-                fitting.append(Result(configuration, tried))
-            else:
-                infeasible[tried.constraint] += 1
-                examples.setdefault(tried.constraint, tried)
-        if not fitting:
-            raise NothingFits(_why(infeasible, examples, len(chosen) or explore.size))
-        fitting.sort(key=lambda result: (result.tried.step_time_s, result.configuration.key))
-        compared = [self._named(name, baselines()[name]["changes"]) for name in explore.baselines]
-        return Exploration(
-            explore.size,
-            len(chosen),
-            fitting,
-            [result for result in compared if result is not None],
-            [result for name in DIMENSIONS if (result := self._single(name)) is not None],
-            self._random(),
-            infeasible,
-            examples,
-        )
+        space = Space(explore.space, {})
+        given = [(name, baselines()[name]) for name in explore.baselines]
+        tuned = [(name, chosen_by(entry, explore.space)) for name, entry in given]
+        single, single_tuned = _single_spaces(explore.space, given)
+        planned = [space, *(own for _, own in (*tuned, *single, *single_tuned))]
+        budget = sum(min(own.size, explore.tries) for own in planned) + len(given)
+        with Tries(self.scenario, self.known, self.found, self.progress, budget, self.jobs) as tries:
+            joint = self._search(tries, space, among=True)
+            fitting = self._sorted(joint)
+            infeasible = Counter(
+                tried.constraint for tried in joint.values() if isinstance(tried, Infeasible)
+            )
+            examples: dict[str, Infeasible] = {}
+            for tried in joint.values():
+                if isinstance(tried, Infeasible):
+                    examples.setdefault(tried.constraint, tried)
+            if not fitting:
+                raise NothingFits(_why(infeasible, examples, len(joint) or explore.size))
 
-    def _random(self) -> Result | None:
+            def bests(some: Iterable[tuple[str, Space]], kind: Kind, *, tuned: bool) -> list[Result]:
+                found = []
+                for name, own in some:
+                    fits = self._sorted(self._search(tries, own, among=False))
+                    found += [replace(best, name=name, kind=kind, tuned=tuned) for best in fits[:1]]
+                return found
+
+            as_given = [(name, Space({}, entry["changes"])) for name, entry in given]
+            return Exploration(
+                explore.size,
+                len(joint),
+                fitting,
+                _paired(bests(as_given, "baseline", tuned=False), bests(tuned, "baseline", tuned=True)),
+                _paired(bests(single, "single", tuned=False), bests(single_tuned, "single", tuned=True)),
+                self._random(tries, space),
+                infeasible,
+                examples,
+                self._indifferent(tries, space, fitting[0]),
+            )
+
+    @cached_property
+    def _own(self) -> Mapping[str, Any]:
+        explore = self.scenario.explore
+        assert explore is not None
+        return own_values(self.scenario, explore.space)
+
+    def _sorted(self, some: Mapping[Configuration, Tried]) -> list[Result]:
+        """Those that fit, the quickest first; of what takes the same, that which leaves most as the scenario has it."""
+
+        def order(result: Result) -> tuple[float, int, str]:
+            changes = result.configuration.changes
+            changed = sum(path not in self._own or self._own[path] != changes[path] for path in changes)
+            return result.tried.step_time_s, changed, result.configuration.key
+
+        fits = [Result(one, tried) for one, tried in some.items() if isinstance(tried, Evaluation)]
+        return sorted(fits, key=order)
+
+    def _search(self, tries: Tries, space: Space, *, among: bool) -> dict[Configuration, Tried]:
+        """What was tried of a space: all; or the best by the closed form, of those that it cannot tell the best by the
+        model, and what differs from the best of all in one path.
+        """
+        explore = self.scenario.explore
+        assert explore is not None
+
+        def note(some: Sequence[Configuration]) -> None:
+            found.update(zip(some, tries.all(some, among=among), strict=True))
+
+        found: dict[Configuration, Tried] = {}
+        if space.size <= explore.tries:
+            note(list(space))
+            return found
+        seen = {path: values for path, values in space.values.items() if looked_at(path)}
+        unseen = {path: values for path, values in space.values.items() if not looked_at(path)}
+        usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
+        alike = Space(unseen, {}).size
+        groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
+        note(self._screened(Space(seen, {**usual, **space.base}), groups))
+        for group in self._sorted(found):
+            if alike == 1 or len(found) >= explore.tries:
+                break
+            note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+        for _ in range(ROUNDS):
+            best = next(iter(self._sorted(found)), None)
+            if best is None:
+                break
+            near = [one for some in space.neighbours(best.configuration).values() for one in some]
+            note([one for one in near if one not in found])
+            if self._sorted(found)[0] == best:
+                break
+        return found
+
+    def _screened(self, space: Space, most: int) -> list[Configuration]:
+        """The best by the closed form that fit, by it."""
+        some: Iterable[Configuration] = space
+        if space.size > MOST_SCREENED:
+            numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), MOST_SCREENED))
+            some = map(space.numbered, numbers)
+        screener = Screener(self.scenario)
+        timed = ((screener.step_s(one.changes), number, one) for number, one in enumerate(some))
+        fits = ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
+        return [one for _, _, one in heapq.nsmallest(most, fits)]
+
+    def _random(self, tries: Tries, space: Space) -> Result | None:
         """The best of as many tries at random; None where all are tried, or none of these fits."""
         explore = self.scenario.explore
         assert explore is not None
-        if explore.size <= explore.tries:
+        if space.size <= explore.tries:
             return None
-        numbers = random.Random(f"{self.scenario.seed}/random").sample(range(explore.size), explore.tries)
-        results = [
-            Result(one, tried, "random search", "random")
-            for number in numbers
-            if isinstance(tried := self._try(one := _numbered(explore.space, number)), Evaluation)
-        ]
-        return min(results, key=lambda result: result.tried.step_time_s, default=None)
+        draw = random.Random(f"{self.scenario.seed}/random")
+        some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
+        fits = self._sorted(dict(zip(some, tries.all(some, among=False), strict=True)))
+        return next((replace(best, name="random search", kind="random") for best in fits), None)
 
-    def _chosen(self) -> list[Configuration]:
-        explore = self.scenario.explore
-        assert explore is not None
-        if explore.size <= explore.tries:
-            return list(self._configurations(explore.space))
-        some = self._configurations(explore.space)
-        if explore.size > MOST_SCREENED:
-            draw = random.Random(self.scenario.seed)
-            numbers = sorted(draw.sample(range(explore.size), MOST_SCREENED))
-            some = (_numbered(explore.space, number) for number in numbers)
-        screener = Screener(self.scenario)
-        timed = ((screener.step_s(one.changes), number, one) for number, one in enumerate(some))
-        best = heapq.nsmallest(
-            explore.tries, ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
-        )
-        return [one for _, _, one in best]
+    def _indifferent(self, tries: Tries, space: Space, best: Result) -> dict[str, Any]:
+        """Paths whose other values, where they fit, change nothing, with what the best has there."""
+        found = {}
+        for path, others in space.neighbours(best.configuration).items():
+            fits = [tried for tried in tries.all(others, among=False) if isinstance(tried, Evaluation)]
+            if fits and all(tried == best.tried for tried in fits):
+                found[path] = best.configuration.changes[path]
+        return found
 
-    @staticmethod
-    def _configurations(space: Mapping[str, Sequence[Any]]) -> Iterator[Configuration]:
-        for values in itertools.product(*space.values()):
-            yield Configuration(dict(zip(space, values, strict=True)))
 
-    def _try(self, configuration: Configuration) -> Evaluation | Infeasible:
-        key = configuration.key
-        if key not in self.known:
-            self.known[key] = evaluate(self.scenario, configuration)
-            self.found(configuration, self.known[key])
-        return self.known[key]
-
-    def _named(self, name: str, changes: Mapping[str, Any]) -> Result | None:
-        """None where it does not fit."""
-        configuration = Configuration(changes)
-        tried = self._try(configuration)
-        return Result(configuration, tried, name, "baseline") if isinstance(tried, Evaluation) else None
-
-    def _single(self, dimension: str) -> Result | None:
-        """The best of what differs in one dimension alone from the first baseline; None where nothing does."""
-        explore = self.scenario.explore
-        assert explore is not None
+def _single_spaces(
+    values: Values, given: Sequence[tuple[str, Mapping[str, Any]]]
+) -> tuple[list[tuple[str, Space]], list[tuple[str, Space]]]:
+    """What differs in one dimension alone from the first baseline; the same with what that one chooses by itself."""
+    if not given:
+        return [], []
+    _, entry = given[0]
+    chosen = chosen_by(entry, values)
+    alone, tuned = [], []
+    for dimension, beginnings in DIMENSIONS.items():
         own = {
-            path: values
-            for path, values in explore.space.items()
-            if any(path == prefix or path.startswith(f"{prefix}.") for prefix in DIMENSIONS[dimension])
+            path: some
+            for path, some in values.items()
+            if any(path == prefix or path.startswith(f"{prefix}.") for prefix in beginnings)
         }
-        if not own or not explore.baselines:
-            return None
-        base = baselines()[explore.baselines[0]]["changes"]
-        results = [
-            Result(one, tried, f"only {dimension}", "single")
-            for changes in self._configurations(own)
-            if isinstance(tried := self._try(one := Configuration({**base, **changes.changes})), Evaluation)
-        ]
-        return min(results, key=lambda result: result.tried.step_time_s, default=None)
+        if not own:
+            continue
+        name = f"only {dimension}"
+        alone.append((name, Space(own, _without(entry["changes"], own))))
+        with_chosen = {**chosen.values, **own}
+        if with_chosen.keys() != own.keys():
+            tuned.append((name, Space(with_chosen, _without(entry["changes"], with_chosen))))
+    return alone, tuned
+
+
+def _without(changes: Changes, values: Values) -> Changes:
+    return {path: value for path, value in changes.items() if path not in values}
+
+
+def _paired(given: Sequence[Result], tuned: Sequence[Result]) -> list[Result]:
+    """Each as given, then tuned."""
+    names = dict.fromkeys(result.name for result in (*given, *tuned))
+    return [result for name in names for result in (*given, *tuned) if result.name == name]
 
 
 def _no_worse(one: Evaluation, other: Evaluation) -> bool:
     """In anything but step time."""
     return one.wan_bytes <= other.wan_bytes and one.tail_s <= other.tail_s
-
-
-def _numbered(space: Mapping[str, Sequence[Any]], number: int) -> Configuration:
-    """The combination of that number."""
-    changes = {}
-    for path, values in reversed(tuple(space.items())):
-        number, index = divmod(number, len(values))
-        changes[path] = values[index]
-    return Configuration(dict(reversed(tuple(changes.items()))))
 
 
 def _why(infeasible: Counter[str], examples: Mapping[str, Infeasible], total: int) -> str:

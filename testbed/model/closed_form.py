@@ -56,6 +56,17 @@ PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
 COLLECTIVES = PARALLELISM + "collectives"
 
 
+def looked_at(path: str) -> bool:
+    """Whether the closed form knows of values at that path of a scenario; by others it cannot tell configurations."""
+    last = path.rpartition(".")[2]
+    if path.startswith(PARALLELISM):
+        known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
+        return last in known or path.startswith(COLLECTIVES)
+    if path.startswith(SCHEDULE):
+        return last in ("name", "microbatches", "chunks")
+    return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
+
+
 @dataclass(frozen=True)
 class Pace:
     """Of a kind of traffic, where all groups do it at once: latency of all its rounds, seconds per byte of an array."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
+from testbed.report.answer import BEST, KINDS, Row, answer, paired
 from testbed.report.charts import draw_time_axis, series_class
-from testbed.report.compare import speedup_interval
-from testbed.report.figures import percent_text, size_text, time_text
+from testbed.report.figures import size_text, time_text
 from testbed.report.pages import render_page
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
 from testbed.results.records import JsonObject
-from testbed.results.result import Result, Variant
+from testbed.results.result import Result
 
 PAGE = "exploration.html"
-# of what is compared, in the order of their colours
-KINDS = BASELINE, SINGLE, BEST, RANDOM = "baseline", "single", "best", "random"
 _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
 
 
@@ -41,14 +39,16 @@ def write_exploration(folder: Path, document: JsonObject, confirmed: Result | No
 
 def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     """The page's HTML."""
-    rows = _rows(document, confirmed)
+    rows = compared_rows(document, confirmed)
+    shown = paired(rows)
     content = {
         "document": document,
         "confirmed": confirmed,
-        "rows": rows,
-        "first": rows[0],
+        "rows": shown,
+        "best": next(row for row in rows if row["kind"] == BEST),
+        "twice": any(row["as_given"] for row in shown),
         "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
-        "sentences": _sentences(rows),
+        "sentences": answer(document, rows),
         "front": front_chart(document),
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
         "wrong": sorted(
@@ -59,41 +59,14 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     return render_page("exploration.html.j2", content)
 
 
-def _rows(document: JsonObject, confirmed: Result | None) -> list[dict[str, Any]]:
-    """What is compared, as in the terminal; with what was measured of it, by the name of its variant."""
+def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:
+    """What is compared, with what was measured of it, by the name of its variant."""
     variants = {variant.name: variant for variant in confirmed.variants} if confirmed else {}
     rows = []
     for entry in document["compared"]:
         series = series_class(KINDS.index(entry["kind"]))
         rows.append({**entry, "series": series, "measured": variants.get(entry["variant"])})
     return rows
-
-
-def _sentences(rows: Sequence[JsonObject]) -> list[str]:
-    """The best against the first baseline, the quickest, and the quickest of one dimension; measured where it was."""
-    best = next(row for row in rows if row["kind"] == BEST)
-    base, alone = ([row for row in rows if row["kind"] == kind] for kind in (BASELINE, SINGLE))
-    others = [*base[:1], *(min(some, key=_step_s) for some in (base, alone) if some)]
-    return [_faster(best, row) for number, row in enumerate(others) if row not in others[:number]]
-
-
-def _step_s(row: JsonObject) -> float:
-    measured: Variant | None = row["measured"]
-    return float(measured.step_time_s.median if measured else row["step_time_s"])
-
-
-def _faster(best: JsonObject, other: JsonObject) -> str:
-    quick, slow = best["measured"], other["measured"]
-    if quick and slow:
-        here, there = quick.step_time_s, slow.step_time_s
-        ratio = there.median / here.median
-        interval = speedup_interval(here.samples, there.samples)
-        sure = f"; {interval[0]:.2f}x to {interval[1]:.2f}x at 95 % confidence" if interval else ""
-        how = f"measured{sure}"
-    else:
-        ratio, how = other["step_time_s"] / best["step_time_s"], "by the model"
-    less = f", {percent_text(1 - 1 / ratio)} less time" if ratio > 1 else ""
-    return f"The best is {ratio:.2f}x as fast as {other['name']}{less} ({how})."
 
 
 def front_chart(document: JsonObject) -> Markup:

@@ -1,0 +1,46 @@
+"""What a training step has to compute, however it is spread: a bound on its time, and its rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.config import Scenario
+from testbed.model.closed_form import sequences
+from testbed.workload.stages import layers_of
+
+PASSES = 3  # over the parameters: forward, gradients of inputs, of weights
+FLOPS = 2  # of a token and a parameter that works on it, each time (arXiv:2001.08361, section 2.1)
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Of a step: tokens; seconds that computing alone takes, evenly spread over all accelerators.
+
+    utilisation: part of the accelerators' peak that computing reaches while it lasts.
+    """
+
+    tokens: int
+    computing_s: float
+    utilisation: float
+
+    def tokens_per_s(self, step_time_s: float) -> float:
+        """Of all accelerators together."""
+        return self.tokens / step_time_s
+
+    def model_flops_utilisation(self, step_time_s: float) -> float:
+        """MFU: what the model's own arithmetic is of the accelerators' peak (arXiv:2204.02311, appendix B)."""
+        return self.utilisation * self.computing_s / step_time_s
+
+
+def step_work(scenario: Scenario) -> StepWork | None:
+    """Of a scenario with `parallelism`; None where its workload names no model."""
+    workload = scenario.workload
+    if workload.model is None or workload.parallelism is None:
+        return None
+    blocks, before, after = layers_of(workload.model)
+    active = sum(layer.active for layer in (*blocks, before, after))
+    tokens = sequences(scenario) * workload.sequence_length
+    accelerators = scenario.ranks * workload.parallelism.accelerators_per_rank
+    assert workload.flops_utilisation is not None
+    computing_s = PASSES * FLOPS * active * tokens / accelerators / workload.flops
+    return StepWork(tokens, computing_s, workload.flops_utilisation)
