@@ -1,11 +1,12 @@
 """Explores all design points, confirms what it finds under the virtual clock, prints what docs/design-points.md has.
 
-    .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs N] [--table]
+    .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs N] [--table] [--model]
 
 Each scenario of scenarios/explore goes into a folder of its own in FOLDER; what is there already is not run again. All
 that is compared runs for one trial; for two more, with seeds of their own, what the speed-ups are of: `production`,
 the quickest baselines, the best (under loss, all); where three cannot tell the best from the quickest baseline, these
-two for six more. --table: nothing is run, only the table printed of what is there.
+two for six more. --table: nothing is run, only the table printed of what is there. --model: nothing is measured, the
+table is what the model says, of all baselines as given and tuned.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from testbed.catalogue import baselines
 from testbed.config import load_scenario
 from testbed.explorer.confirming import kendall_tau
 from testbed.report.compare import speedup_interval
@@ -28,6 +31,7 @@ from testbed.results.shards import SEED_STEP
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out
 NEAR = 1.01  # baselines that are so much slower than the quickest may change places with it in other trials
+EXPLORED = "exploration.json"
 FIRST, REPEATED, SETTLED, SUMMARY = "confirmed", "repeated", "settled", "summary.json"
 
 
@@ -38,6 +42,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--model", action="store_true")
     options = parser.parse_args()
     names = [file.stem for file in sorted(SCENARIOS.glob("*.yaml"))]
     points = []
@@ -45,11 +50,48 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         folder = options.folder / name
+        if options.model:
+            if not (folder / EXPLORED).exists() and not options.table:
+                _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
+            continue
         if not options.table:
             _run_missing(name, folder, options.jobs)
         if (folder / FIRST / SUMMARY).exists():
             points.append((name, _compared(folder)))
-    print("\n".join(_table(points)))
+    explored = [name for name in names if (options.folder / name / EXPLORED).exists()]
+    if options.model:
+        print("\n".join(_modelled(options.folder, explored)))
+    else:
+        print("\n".join(_table(points)))
+
+
+def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
+    """Predicted step times: of each baseline tuned, in brackets as given; what the best gains over them."""
+    bases = list(baselines())
+    gains = ("over production", "over production tuned", "over the best baseline, as given", "tuned")
+    heads = (*bases, "best", "computing alone", *gains)
+    yield f"| design point | {' | '.join(heads)} |"
+    yield f"|---{'|---' * len(heads)}|"
+    for name in names:
+        document = json.loads((folder / name / EXPLORED).read_text())
+        compared = document["compared"]
+        best_s = min(entry["step_time_s"] for entry in compared if entry["kind"] == "best")
+
+        def times(tuned: bool, entries: Sequence[dict[str, Any]] = compared) -> dict[str, float]:
+            some = [one for one in entries if one["kind"] == "baseline" and one["tuned"] is tuned]
+            return {one["of"]: one["step_time_s"] for one in some}
+
+        given, tuned = times(False), times(True)
+        cells = [
+            f"{time_text(tuned[base]) if base in tuned else 'none fits'}"
+            f" ({time_text(given[base]) if base in given else 'does not fit'})"
+            for base in bases
+        ]
+        over = [some.get(bases[0]) for some in (given, tuned)]
+        over += [min(some.values(), default=None) for some in (given, tuned)]
+        cells += [time_text(best_s), time_text(document["work"]["computing_s"])]
+        cells += ["" if other is None else f"{other / best_s:.2f}x" for other in over]
+        yield f"| `{name}` | {' | '.join(cells)} |"
 
 
 def _run_missing(name: str, folder: Path, jobs: str | None) -> None:
@@ -119,7 +161,7 @@ class Measured:
 
 def _compared(folder: Path) -> list[Measured]:
     """What was measured and is to be trusted, once for each that is compared."""
-    compared = json.loads((folder / "exploration.json").read_text())["compared"]
+    compared = json.loads((folder / EXPLORED).read_text())["compared"]
     found: dict[str, tuple[list[float], list[float]]] = {}
     for output in (FIRST, REPEATED, SETTLED):
         if not (folder / output / SUMMARY).exists():
@@ -139,7 +181,7 @@ def _compared(folder: Path) -> list[Measured]:
 
 
 def _told(compared: Sequence[Measured]) -> tuple[Measured, Measured, Measured]:
-    """Of what the table tells: the first baseline, the quickest of them, the best of all.
+    """Of what the table tells: the first baseline, the quickest of them, tuned or not, the best of all.
 
     Once some were repeated the quickest is one of these.
     """

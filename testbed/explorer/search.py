@@ -178,7 +178,15 @@ class Search:
             changed = sum(path not in self._own or self._own[path] != changes[path] for path in changes)
             return result.tried.step_time_s, changed, result.configuration.key
 
-        fits = [Result(one, tried) for one, tried in some.items() if isinstance(tried, Evaluation)]
+        explore = self.scenario.explore
+        assert explore is not None
+        places = {path: place for place, path in enumerate(explore.space)}
+
+        def told(one: Configuration) -> Configuration:
+            """In the order of the scenario's space."""
+            return Configuration(dict(sorted(one.changes.items(), key=lambda item: places.get(item[0], -1))))
+
+        fits = [Result(told(one), tried) for one, tried in some.items() if isinstance(tried, Evaluation)]
         return sorted(fits, key=order)
 
     def _search(self, tries: Tries, space: Space, *, among: bool) -> dict[Configuration, Tried]:
