@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from testbed.explorer import Configuration
 from testbed.explorer.work import StepWork
 from testbed.report.compare import speedup_interval
 from testbed.report.figures import percent_text, time_text
@@ -86,8 +87,7 @@ def _alone(rows: Sequence[Row]) -> Iterator[str]:
 
 def _indifferent(indifferent: JsonObject) -> Iterator[str]:
     if indifferent:
-        kept = ", ".join(f"{path} ({value})" for path, value in indifferent.items())
-        yield f"No effect on the best, by the model: {kept}."
+        yield f"No effect on the best, by the model: {Configuration(indifferent)}."
 
 
 def _sure(document: JsonObject, best: Row) -> str:

@@ -1,0 +1,70 @@
+"""What a search on a budget misses of what trying everything finds. Two processes, nothing is built or sent.
+
+    .venv/bin/python -m tests.bench.search_regret SCENARIO [--tries 25 50 100 200 400] [--jobs 2]
+
+First all configurations that fit by the closed form are tried on the model; then, for each budget, the search is done
+again, which tries nothing that is known: how much longer its best step is than the best of all (regret), how many it
+tried, and the same of as many at random (median of three seeds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from testbed.config import Scenario, load_scenario
+from testbed.explorer import Evaluation, Infeasible, Search
+from testbed.explorer.space import Space
+from testbed.explorer.trying import Standing, Tries
+from testbed.model.closed_form import Screener
+
+SEEDS = (1, 2, 3)
+
+
+def _on(budget: int, scenario: Scenario, seed: int) -> Scenario:
+    assert scenario.explore is not None
+    explore = scenario.explore.model_copy(update={"tries": budget, "baselines": ()})
+    return scenario.model_copy(update={"explore": explore, "seed": seed})
+
+
+def main() -> None:
+    """Measure and print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("scenario", type=Path)
+    parser.add_argument("--tries", type=int, nargs="*", default=[25, 50, 100, 200, 400])
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    scenario = load_scenario(options.scenario)
+    assert scenario.explore is not None
+    space, screener = Space(scenario.explore.space, {}), Screener(scenario)
+    fits = [one for one in space if screener.step_s(one.changes) is not None]
+
+    def tell(standing: Standing) -> None:
+        if standing.done % 100 == 0:
+            print(f"{standing.done} of {standing.planned}", file=sys.stderr, flush=True)
+
+    known: dict[str, Evaluation | Infeasible] = {}
+    began_s = time.monotonic()
+    with Tries(scenario, known, lambda one, tried: None, tell, len(fits), options.jobs) as tries:
+        every = [tried.step_time_s for tried in tries.all(fits) if isinstance(tried, Evaluation)]
+    best_s = min(every)
+    print(
+        f"{scenario.name}: {space.size:,} combinations, {len(fits):,} tried in {time.monotonic() - began_s:.0f} s, "
+        f"{len(every):,} fit, the best {best_s:.4g} s, their median {statistics.median(every):.4g} s"
+    )
+    print("\n| budget | tried | regret | as many at random |\n|---|---|---|---|")
+    for budget in options.tries:
+        found = [
+            Search(_on(budget, scenario, seed), known=dict(known), jobs=options.jobs).run() for seed in SEEDS
+        ]
+        regrets = [one.best.tried.step_time_s / best_s - 1 for one in found]
+        luck = [one.random.tried.step_time_s / best_s - 1 for one in found if one.random is not None]
+        at_random = f"{statistics.median(luck):.2%}" if luck else "none fits"
+        print(f"| {budget} | {found[0].tried} | {max(regrets):.2%} | {at_random} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The words with which an exploration's page and terminal begin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.report.answer import Row, answer, paired
+from tests.unit.report_run import measured_variant
+
+BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
+
+
+def row(kind: str, of: str, step_time_s: float, *, tuned: bool = False, measured: Any = None) -> Row:
+    changes = BEST if kind == "best" else {"policy": "ecmp"}
+    return {
+        "kind": kind,
+        "of": of,
+        "name": f"{of} tuned" if tuned else of,
+        "tuned": tuned,
+        "step_time_s": step_time_s,
+        "configuration": "schedule ZBH1, policy te",
+        "changes": changes,
+        "measured": measured,
+    }
+
+
+ROWS = [
+    row("baseline", "production", 4.0),
+    row("baseline", "production", 2.6, tuned=True),
+    row("baseline", "atlas", 3.0),
+    row("baseline", "atlas", 2.5, tuned=True),
+    row("single", "only network", 3.2),
+    row("single", "only network", 2.5, tuned=True),
+    row("best", "best 1", 2.0),
+]
+DOCUMENT: dict[str, Any] = {
+    "work": {"tokens": 4096, "computing_s": 1.5, "utilisation": 0.4},
+    "indifferent": {"workload.schedule.wan_send_tokens": False},
+    "agreement": None,
+}
+
+
+def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect() -> None:
+    assert answer(DOCUMENT, ROWS) == [
+        "The best: schedule ZBH1, policy te. 2 s a step by the model, 2,048 tokens/s, MFU 30 %, "
+        "no less than 1.5 s by computing alone.",
+        "That is 1.25x as fast as atlas tuned, the quickest baseline, 20 % less time (by the model).",
+        "2.00x over production as given and 1.30x over production tuned.",
+        "Alone, against production as given: network 1.25x and with degrees 1.60x.",
+        "No effect on the best, by the model: wan_send_tokens false.",
+        "Nothing of it was measured yet; --confirm runs what is compared on the emulated network.",
+    ]
+
+
+def test_a_baseline_that_is_quicker_is_told_as_such() -> None:
+    said = answer({**DOCUMENT, "indifferent": {}}, [*ROWS[:-1], row("best", "best 1", 2.55)])
+    assert said[1] == (
+        "That is slower than atlas tuned, the quickest baseline, 2.5 s (by the model): it chooses among values that "
+        "the search was not given."
+    )
+    assert not any("No effect" in sentence for sentence in said)
+
+
+def test_what_was_measured_is_told_with_how_sure_it_is() -> None:
+    some = [
+        {
+            **one,
+            "measured": measured_variant(one["name"], one["step_time_s"] * 1.1, one["step_time_s"] * 1.12),
+        }
+        for one in ROWS
+    ]
+    right = {"median_error": 0.01, "worst_error": 0.1, "kendall_tau": 0.9}
+    said = answer({**DOCUMENT, "work": None, "agreement": right}, some)
+    assert said[0] == "The best: schedule ZBH1, policy te. 2.24 s a step."
+    assert "1.25x as fast as atlas tuned" in said[1]
+    assert "(measured; " in said[1]
+    assert said[-1] == "The model was 1 % off in the median here, 10 % at the worst; Kendall's tau 0.90."
+
+
+def test_a_baseline_is_shown_once_as_tuned_with_as_given_beside_it() -> None:
+    shown = paired(ROWS)
+    assert [one["of"] for one in shown] == ["production", "atlas", "only network", "best 1"]
+    assert [one["step_time_s"] for one in shown] == [2.6, 2.5, 2.5, 2.0]
+    assert [one["as_given"]["step_time_s"] for one in shown[:-1]] == [4.0, 3.0, 3.2]
+    (alone,) = paired([row("baseline", "arnold", 3.0)])  # tuned it does not fit
+    assert alone["as_given"] is not None
+    assert alone["step_time_s"] == pytest.approx(3.0)
