@@ -64,18 +64,13 @@ def test_a_baseline_that_is_quicker_is_told_as_such() -> None:
 
 
 def test_what_was_measured_is_told_with_how_sure_it_is() -> None:
-    some = [
-        {
-            **one,
-            "measured": measured_variant(one["name"], one["step_time_s"] * 1.1, one["step_time_s"] * 1.12),
-        }
-        for one in ROWS
-    ]
+    times = [(one, [one["step_time_s"] * factor for factor in (1.1, 1.12, 1.13)]) for one in ROWS]
+    some = [{**one, "measured": measured_variant(one["name"], *own)} for one, own in times]
     right = {"median_error": 0.01, "worst_error": 0.1, "kendall_tau": 0.9}
     said = answer({**DOCUMENT, "work": None, "agreement": right}, some)
     assert said[0] == "The best: schedule ZBH1, policy te. 2.24 s a step."
     assert "1.25x as fast as atlas tuned" in said[1]
-    assert "(measured; " in said[1]
+    assert "(measured; 1.25x to 1.25x at 95 % confidence)" in said[1]
     assert said[-1] == "The model was 1 % off in the median here, 10 % at the worst; Kendall's tau 0.90."
 
 
