@@ -24,6 +24,7 @@ from typing import Any
 from testbed.catalogue import baselines
 from testbed.config import load_scenario
 from testbed.explorer.confirming import kendall_tau
+from testbed.explorer.keeping import RESULT
 from testbed.report.compare import speedup_interval
 from testbed.report.figures import time_text
 from testbed.results.shards import SEED_STEP
@@ -31,7 +32,6 @@ from testbed.results.shards import SEED_STEP
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out
 NEAR = 1.01  # baselines that are so much slower than the quickest may change places with it in other trials
-EXPLORED = "exploration.json"
 FIRST, REPEATED, SETTLED, SUMMARY = "confirmed", "repeated", "settled", "summary.json"
 
 
@@ -51,14 +51,14 @@ def main() -> None:
             continue
         folder = options.folder / name
         if options.model:
-            if not (folder / EXPLORED).exists() and not options.table:
+            if not (folder / RESULT).exists() and not options.table:
                 _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
             continue
         if not options.table:
             _run_missing(name, folder, options.jobs)
         if (folder / FIRST / SUMMARY).exists():
             points.append((name, _compared(folder)))
-    explored = [name for name in names if (options.folder / name / EXPLORED).exists()]
+    explored = [name for name in names if (options.folder / name / RESULT).exists()]
     if options.model:
         print("\n".join(_modelled(options.folder, explored)))
     else:
@@ -73,7 +73,7 @@ def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
     yield f"| design point | {' | '.join(heads)} |"
     yield f"|---{'|---' * len(heads)}|"
     for name in names:
-        document = json.loads((folder / name / EXPLORED).read_text())
+        document = json.loads((folder / name / RESULT).read_text())
         compared = document["compared"]
         best_s = min(entry["step_time_s"] for entry in compared if entry["kind"] == "best")
 
@@ -161,7 +161,7 @@ class Measured:
 
 def _compared(folder: Path) -> list[Measured]:
     """What was measured and is to be trusted, once for each that is compared."""
-    compared = json.loads((folder / EXPLORED).read_text())["compared"]
+    compared = json.loads((folder / RESULT).read_text())["compared"]
     found: dict[str, tuple[list[float], list[float]]] = {}
     for output in (FIRST, REPEATED, SETTLED):
         if not (folder / output / SUMMARY).exists():

@@ -21,7 +21,7 @@ from testbed.config import load_scenario
 from testbed.experiments import exploring as experiment
 from testbed.explorer import Configuration, Standing
 from testbed.report import print_summary
-from testbed.report.answer import BEST, Row, answer, paired
+from testbed.report.answer import BEST, Row, answer, best_of, paired
 from testbed.report.exploration import PAGE, compared_rows
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
@@ -118,7 +118,7 @@ def _print(explored: experiment.Explored, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)
-    best = next(row for row in rows if row["kind"] == BEST)
+    best = best_of(rows)
     tailed = any(row["tail_s"] != row["step_time_s"] for row in shown)
     headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else []), "as given,\nnot tuned"]
     for heading in (*headings, "the best\nagainst it", "between\nbuildings", "memory"):
@@ -130,7 +130,7 @@ def _print(explored: experiment.Explored, console: Console) -> None:
             time_text(row["step_time_s"]),
             *([time_text(row["tail_s"])] if tailed else []),
             time_text(given["step_time_s"]) if given else "",
-            f"{row['step_time_s'] / found.best.tried.step_time_s:.2f}x",
+            f"{row['step_time_s'] / best['step_time_s']:.2f}x",
             size_text(row["wan_bytes"]),
             "" if memory_bytes is None else size_text(round(memory_bytes)),
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from testbed.catalogue import baselines
 from testbed.config import Scenario
+from testbed.config.explore import ExploreSpec
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import (
     Configuration,
@@ -20,9 +21,9 @@ from testbed.explorer.evaluation import (
     check_modelled,
     searched,
 )
-from testbed.explorer.space import Space, Values, chosen_by, own_values
+from testbed.explorer.space import Space, Values, chosen_by, own_values, varied
 from testbed.explorer.trying import Standing, Tried, Tries
-from testbed.model.closed_form import Changes, Screener, looked_at
+from testbed.model.closed_form import Screener, looked_at
 
 MOST_SCREENED = 2_000_000  # by the closed form: half a minute
 # What paths belong to; searches of one dimension alone take the others from the first baseline.
@@ -123,41 +124,31 @@ class Search:
 
     def run(self) -> Exploration:
         """NothingFits; ConfigError without `explore`, or where the model leaves out what the scenario asks for."""
-        explore = searched(self.scenario, self.scenario.name)
+        explore = self._explore
         check_modelled(self.scenario)
         space = Space(explore.space, {})
-        given = [(name, baselines()[name]) for name in explore.baselines]
-        tuned = [(name, chosen_by(entry, explore.space)) for name, entry in given]
-        single, single_tuned = _single_spaces(explore.space, given)
-        planned = [space, *(own for _, own in (*tuned, *single, *single_tuned))]
-        budget = sum(min(own.size, explore.tries) for own in planned) + len(given)
+        given = {name: baselines()[name] for name in explore.baselines}
+        rivals = [*_baselines(explore.space, given), *_singles(explore.space, given)]
+        budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
         with Tries(self.scenario, self.known, self.found, self.progress, budget, self.jobs) as tries:
             joint = self._search(tries, space, among=True)
             fitting = self._sorted(joint)
-            infeasible = Counter(
-                tried.constraint for tried in joint.values() if isinstance(tried, Infeasible)
-            )
-            examples: dict[str, Infeasible] = {}
-            for tried in joint.values():
-                if isinstance(tried, Infeasible):
-                    examples.setdefault(tried.constraint, tried)
+            misfits = [tried for tried in joint.values() if isinstance(tried, Infeasible)]
+            infeasible = Counter(one.constraint for one in misfits)
+            examples = {one.constraint: one for one in reversed(misfits)}
             if not fitting:
                 raise NothingFits(_why(infeasible, examples, len(joint) or explore.size))
-
-            def bests(some: Iterable[tuple[str, Space]], kind: Kind, *, tuned: bool) -> list[Result]:
-                found = []
-                for name, own in some:
-                    fits = self._sorted(self._search(tries, own, among=False))
-                    found += [replace(best, name=name, kind=kind, tuned=tuned) for best in fits[:1]]
-                return found
-
-            as_given = [(name, Space({}, entry["changes"])) for name, entry in given]
+            held_against = [
+                replace(best, name=rival.name, kind=rival.kind, tuned=rival.tuned)
+                for rival in rivals
+                for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
+            ]
             return Exploration(
                 explore.size,
                 len(joint),
                 fitting,
-                _paired(bests(as_given, "baseline", tuned=False), bests(tuned, "baseline", tuned=True)),
-                _paired(bests(single, "single", tuned=False), bests(single_tuned, "single", tuned=True)),
+                [result for result in held_against if result.kind == "baseline"],
+                [result for result in held_against if result.kind == "single"],
                 self._random(tries, space),
                 infeasible,
                 examples,
@@ -165,10 +156,16 @@ class Search:
             )
 
     @cached_property
+    def _explore(self) -> ExploreSpec:
+        return searched(self.scenario, self.scenario.name)
+
+    @cached_property
+    def _screener(self) -> Screener:
+        return Screener(self.scenario)
+
+    @cached_property
     def _own(self) -> Mapping[str, Any]:
-        explore = self.scenario.explore
-        assert explore is not None
-        return own_values(self.scenario, explore.space)
+        return own_values(self.scenario, self._explore.space)
 
     def _sorted(self, some: Mapping[Configuration, Tried]) -> list[Result]:
         """Those that fit, the quickest first; of what takes the same, that which leaves most as the scenario has it."""
@@ -178,9 +175,7 @@ class Search:
             changed = sum(path not in self._own or self._own[path] != changes[path] for path in changes)
             return result.tried.step_time_s, changed, result.configuration.key
 
-        explore = self.scenario.explore
-        assert explore is not None
-        places = {path: place for place, path in enumerate(explore.space)}
+        places = {path: place for place, path in enumerate(self._explore.space)}
 
         def told(one: Configuration) -> Configuration:
             """In the order of the scenario's space."""
@@ -193,8 +188,7 @@ class Search:
         """What was tried of a space: all; or the best by the closed form, of those that it cannot tell the best by the
         model, and what differs from the best of all in one path.
         """
-        explore = self.scenario.explore
-        assert explore is not None
+        explore = self._explore
 
         def note(some: Sequence[Configuration]) -> None:
             found.update(zip(some, tries.all(some, among=among), strict=True))
@@ -213,14 +207,14 @@ class Search:
             if alike == 1 or len(found) >= explore.tries:
                 break
             note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+        best: Result | None = None
         for _ in range(ROUNDS):
-            best = next(iter(self._sorted(found)), None)
-            if best is None:
+            quickest = next(iter(self._sorted(found)), None)
+            if quickest is None or quickest == best:
                 break
+            best = quickest
             near = [one for some in space.neighbours(best.configuration).values() for one in some]
-            note([one for one in near if one not in found])
-            if self._sorted(found)[0] == best:
-                break
+            note([one for one in near if one not in found and self._screener.step_s(one.changes) is not None])
         return found
 
     def _screened(self, space: Space, most: int) -> list[Configuration]:
@@ -229,15 +223,13 @@ class Search:
         if space.size > MOST_SCREENED:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), MOST_SCREENED))
             some = map(space.numbered, numbers)
-        screener = Screener(self.scenario)
-        timed = ((screener.step_s(one.changes), number, one) for number, one in enumerate(some))
+        timed = ((self._screener.step_s(one.changes), number, one) for number, one in enumerate(some))
         fits = ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
         return [one for _, _, one in heapq.nsmallest(most, fits)]
 
     def _random(self, tries: Tries, space: Space) -> Result | None:
         """The best of as many tries at random; None where all are tried, or none of these fits."""
-        explore = self.scenario.explore
-        assert explore is not None
+        explore = self._explore
         if space.size <= explore.tries:
             return None
         draw = random.Random(f"{self.scenario.seed}/random")
@@ -255,39 +247,38 @@ class Search:
         return found
 
 
-def _single_spaces(
-    values: Values, given: Sequence[tuple[str, Mapping[str, Any]]]
-) -> tuple[list[tuple[str, Space]], list[tuple[str, Space]]]:
-    """What differs in one dimension alone from the first baseline; the same with what that one chooses by itself."""
-    if not given:
-        return [], []
-    _, entry = given[0]
-    chosen = chosen_by(entry, values)
-    alone, tuned = [], []
-    for dimension, beginnings in DIMENSIONS.items():
-        own = {
-            path: some
-            for path, some in values.items()
-            if any(path == prefix or path.startswith(f"{prefix}.") for prefix in beginnings)
-        }
-        if not own:
-            continue
-        name = f"only {dimension}"
-        alone.append((name, Space(own, _without(entry["changes"], own))))
-        with_chosen = {**chosen.values, **own}
-        if with_chosen.keys() != own.keys():
-            tuned.append((name, Space(with_chosen, _without(entry["changes"], with_chosen))))
-    return alone, tuned
+@dataclass(frozen=True)
+class _Rival:
+    """Whose quickest the best is held against."""
+
+    name: str
+    kind: Kind
+    tuned: bool
+    space: Space
 
 
-def _without(changes: Changes, values: Values) -> Changes:
-    return {path: value for path, value in changes.items() if path not in values}
+def _baselines(values: Values, given: Mapping[str, Mapping[str, Any]]) -> Iterator[_Rival]:
+    """Each as given, then tuned in what it chooses by itself."""
+    for name, entry in given.items():
+        yield _Rival(name, "baseline", False, Space({}, entry["changes"]))
+        yield _Rival(name, "baseline", True, chosen_by(entry, values))
 
 
-def _paired(given: Sequence[Result], tuned: Sequence[Result]) -> list[Result]:
-    """Each as given, then tuned."""
-    names = dict.fromkeys(result.name for result in (*given, *tuned))
-    return [result for name in names for result in (*given, *tuned) if result.name == name]
+def _singles(values: Values, given: Mapping[str, Mapping[str, Any]]) -> Iterator[_Rival]:
+    """What differs in one dimension alone from the first baseline; then that with what that one chooses by itself."""
+    for entry in list(given.values())[:1]:
+        chosen = chosen_by(entry, values)
+        for dimension, beginnings in DIMENSIONS.items():
+            own = {
+                path: some
+                for path, some in values.items()
+                if any(path == prefix or path.startswith(f"{prefix}.") for prefix in beginnings)
+            }
+            name, with_chosen = f"only {dimension}", {**chosen.values, **own}
+            if own:
+                yield _Rival(name, "single", False, varied(entry["changes"], own))
+            if own and with_chosen.keys() != own.keys():
+                yield _Rival(name, "single", True, varied(entry["changes"], with_chosen))
 
 
 def _no_worse(one: Evaluation, other: Evaluation) -> bool:

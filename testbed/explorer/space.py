@@ -61,7 +61,12 @@ def chosen_by(entry: Mapping[str, Any], values: Values) -> Space:
             own[pattern] = knob["values"]
         else:
             own |= {path: some for path, some in values.items() if fnmatchcase(path, pattern)}
-    return Space(own, {path: value for path, value in entry["changes"].items() if path not in own})
+    return varied(entry["changes"], own)
+
+
+def varied(changes: Changes, values: Values) -> Space:
+    """Changes of which these values take the place of their own."""
+    return Space(values, {path: value for path, value in changes.items() if path not in values})
 
 
 def own_values(scenario: Scenario, values: Values) -> dict[str, Any]:

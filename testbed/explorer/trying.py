@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -68,11 +69,8 @@ class Tries:
 
     def _tell(self, one: Configuration, tried: Tried, *, among: bool) -> None:
         self._seen.add(one.key)
-        quicker = isinstance(tried, Evaluation) and (
-            self._best is None or tried.step_time_s < self._best[1].step_time_s
-        )
-        if among and quicker:
-            assert isinstance(tried, Evaluation)
+        quickest_s = self._best[1].step_time_s if self._best else math.inf
+        if among and isinstance(tried, Evaluation) and tried.step_time_s < quickest_s:
             self._best = one, tried
         self.progress(Standing(len(self._seen), max(self.planned, len(self._seen)), self._best))
 

@@ -24,7 +24,7 @@ def answer(document: JsonObject, rows: Sequence[Row]) -> list[str]:
 
     document: of `exploration.json`; rows: what it compares.
     """
-    best = next(row for row in rows if row["kind"] == BEST)
+    best = best_of(rows)
     return [
         _best(document, best),
         *_gains(best, [row for row in rows if row["kind"] == BASELINE]),
@@ -32,6 +32,11 @@ def answer(document: JsonObject, rows: Sequence[Row]) -> list[str]:
         *_indifferent(document["indifferent"]),
         _sure(document, best),
     ]
+
+
+def best_of(rows: Sequence[Row]) -> Row:
+    """The very best of what is compared."""
+    return next(row for row in rows if row["kind"] == BEST)
 
 
 def _best(document: JsonObject, best: Row) -> str:

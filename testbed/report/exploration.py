@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.report.answer import BEST, KINDS, Row, answer, paired
+from testbed.report.answer import KINDS, Row, answer, best_of, paired
 from testbed.report.charts import draw_time_axis, series_class
 from testbed.report.figures import size_text, time_text
 from testbed.report.pages import render_page
@@ -45,7 +45,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
         "document": document,
         "confirmed": confirmed,
         "rows": shown,
-        "best": next(row for row in rows if row["kind"] == BEST),
+        "best": best_of(rows),
         "twice": any(row["as_given"] for row in shown),
         "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
         "sentences": answer(document, rows),
