@@ -14,13 +14,13 @@ from typing import Any
 
 from testbed.config import ConfigError, Scenario, load_scenario  # noqa: F401 (testbed.ConfigError)
 from testbed.config.policy import DEFAULT_POLICY
+from testbed.experiments import predicting
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, Search
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
-from testbed.model.calibration import find_calibration
-from testbed.model.predictions import Prediction, predict_all
+from testbed.model.predictions import Prediction
 from testbed.results.directory import default_path
 from testbed.results.result import Result
 from testbed.running.choosing import choose_network_without_ranks
@@ -52,7 +52,7 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
 
 
 def predict(scenario: Scenario | Source, clock: str = "virtual") -> dict[str, Prediction]:
-    """What the model says that a step takes; nothing is built or sent.
+    """What the model says that a step takes, at the scale of a run; nothing is built or sent.
 
     Args:
         scenario: From `load`, or what `load` takes.
@@ -67,7 +67,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual") -> dict[str, Pr
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    return predict_all(_scenario(scenario), find_calibration(clock))
+    return predicting.predict(_scenario(scenario), clock).variants
 
 
 def run(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from testbed.workload.schedules.optimum import LISTENER
 
 
 class _More(ProgressColumn):
@@ -25,3 +30,22 @@ def bar_on(console: Console) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextlib.contextmanager
+def searching(console: Console) -> Iterator[None]:
+    """Tells how far searches for a schedule are within the block, where somebody looks."""
+    with bar_on(console) as bar:
+        task = bar.add_task("", total=None, visible=False)
+        with told_of_searches(lambda words: bar.update(task, description=words, visible=True)):
+            yield
+
+
+@contextlib.contextmanager
+def told_of_searches(tell: Callable[[str], None]) -> Iterator[None]:
+    """`tell` hears how far searches for a schedule are within the block."""
+    token = LISTENER.set(lambda words: tell(f"searching for a schedule: {words}"))
+    try:
+        yield
+    finally:
+        LISTENER.reset(token)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from testbed.cli.bars import bar_on
+from testbed.cli.bars import bar_on, told_of_searches
 from testbed.experiments.running import Listener
 from testbed.report import print_refusal, print_summary
 from testbed.results.result import Result
@@ -49,7 +49,8 @@ def telling(console: Console) -> Iterator[Listener]:
             if not console.is_terminal and done % max(1, total // 4) == 0:
                 console.print(f"  step {done + 1} of {total}")
 
-        yield Listener(Progress(phase, step, parts), begins)
+        with told_of_searches(lambda words: bar.update(task, description=words)):
+            yield Listener(Progress(phase, step, parts), begins)
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.bars import searching
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.model.dry_run import dry_runs, schedule_csv
@@ -18,6 +20,8 @@ from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated
 from testbed.results.training_summary import limited_words, prediction
 from testbed.scale import Scale
+
+PROVEN = 1e-3  # of a step: what the rounding of times leaves open
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -35,7 +39,8 @@ def plan(
 ) -> None:
     """Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent."""
     loaded = load_scenario(scenario, overrides or [])
-    tried = dry_runs(loaded, Scale())
+    with searching(Console(stderr=True, highlight=False)):
+        tried = dry_runs(loaded, Scale())
     if as_csv is not None:
         print(schedule_csv(tried, as_csv), end="")
         return
@@ -67,4 +72,25 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
+        if "searched" in entry:
+            console.print(f"{name}: {_searched_words(entry['searched'])}.")
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
+
+
+def _searched_words(found: Mapping[str, Any]) -> str:
+    """How good a schedule is that was searched for, beside those that have a name."""
+    step_s = found["step_s"]
+    words = f"by the pipeline alone {time_text(step_s)}"
+    for chunks, bound_s in found["bounds_s"].items():
+        stages = "one stage per rank" if chunks == "1" else "two, there and back,"
+        best = step_s < bound_s * (1 + PROVEN)
+        words += f"; with {stages} none "
+        words += (
+            "is quicker"
+            if best
+            else f"takes less than {time_text(bound_s)} ({1 - bound_s / step_s:.1%} less)"
+        )
+    if found["known"]:
+        name, known_s = min(found["known"].items(), key=lambda entry: entry[1])
+        words += f"; of those known, with the same memory, {name} is the quickest, {time_text(known_s)}"
+    return words

@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from testbed.cli.bars import searching
 from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
-from testbed.model.calibration import find_calibration
-from testbed.model.predictions import predict_all
+from testbed.experiments import predicting
 from testbed.report.figures import size_text, time_text
 
 
@@ -40,7 +40,9 @@ def predict(
     per message, and what each collective sends. It knows nothing of full queues, events, background traffic, protocols.
     """
     began_s = time.perf_counter()
-    found = predict_all(load_scenario(scenario, overrides or []), find_calibration(clock))
+    with searching(Console(stderr=True, highlight=False)):
+        predicted = predicting.predict(load_scenario(scenario, overrides or []), clock)
+    found = predicted.variants
     took_s = time.perf_counter() - began_s
     if as_json:
         print(json.dumps({name: asdict(entry) for name, entry in found.items()}, indent=1))
@@ -59,6 +61,9 @@ def predict(
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"
         console.print(f"\nnot in these figures, as the model does not know it: {what}{of}", soft_wrap=True)
+    scaled = "" if predicted.scale.is_one else f", {predicted.scale}"
     console.print(
-        f"\nBy the model, in {time_text(took_s)}; `testbed run {scenario}` measures.", soft_wrap=True
+        f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}; `testbed run {scenario}` "
+        "measures.",
+        soft_wrap=True,
     )

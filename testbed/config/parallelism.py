@@ -35,7 +35,8 @@ DIMENSIONS = (
 DEGREES = (*DIMENSIONS, "expert_parallel")
 PLACEMENTS = tuple(placements())
 TOPOLOGY_AWARE = "topology_aware"
-MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE)
+BY_DISTANCE = "by_distance"
+MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE, BY_DISTANCE)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
 
@@ -168,7 +169,8 @@ class ParallelismSpec(Strict):
     mapping: Annotated[str | tuple[int, ...], _MAPPING] = Field(
         default="consecutive",
         description="Which rank is at each coordinate of the mesh: consecutive, scattered (each next rank in another "
-        "building), topology_aware (pairs swap as long as that lets fewer bytes cross), or a list of ranks.",
+        "building), topology_aware (pairs swap as long as that lets fewer bytes cross), by_distance (buildings in the "
+        "order of the shortest way through all of them, which stages of a pipeline then go), or a list of ranks.",
     )
 
     collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(
@@ -228,7 +230,8 @@ class ScheduleSpec(Strict):
 
     name: Annotated[str, named("schedules")] = Field(
         default="1F1B",
-        description="Which schedule, under PyTorch's and CrossPipe's names, or one of your own as FILE.py:FUNCTION.",
+        description="Which schedule, under PyTorch's and CrossPipe's names; optimal, which is searched for; or one of "
+        "your own as FILE.py:FUNCTION.",
     )
     file: str | None = Field(
         default=None,
@@ -236,11 +239,20 @@ class ScheduleSpec(Strict):
         "relative to this file.",
     )
     microbatches: Count = Field(default=8, description="Microbatches of a step.")
-    chunks: Count = Field(default=1, description="Stages per rank, for Interleaved1F1B and LoopedBFS.")
+    chunks: Count = Field(
+        default=1,
+        description="Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal 2 to search with two alone.",
+    )
     memory: Annotated[float, number(0.001, 1000, 1.5)] = Field(
         default=1.0,
-        description="What CrossUD, CrossUDSub and CrossWave may keep alive of activations, in multiples of what 1F1B "
-        "keeps at the most.",
+        description="What CrossUD, CrossUDSub, CrossWave and optimal may keep alive of activations, in multiples of "
+        "what 1F1B keeps at the most.",
+    )
+    time_limit_s: Duration = Field(
+        default=60.0,
+        alias="time_limit",
+        description="How long optimal may search, in seconds of a core, roughly: the effort is counted, so that every "
+        "machine finds the same. What was found is kept.",
     )
     memory_limit_bytes: SizeOrNone = Field(
         default=None,

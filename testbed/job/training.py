@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 from testbed.config import ConfigError, Host, Problem, Scenario, Topology
-from testbed.config.parallelism import TOPOLOGY_AWARE, ParallelismSpec, ScheduleSpec, StageSpec, StragglerSpec
+from testbed.config.parallelism import (
+    BY_DISTANCE,
+    TOPOLOGY_AWARE,
+    ParallelismSpec,
+    ScheduleSpec,
+    StageSpec,
+    StragglerSpec,
+)
 from testbed.job.resolving import modelled_cost
 from testbed.job.tuning import tuning_of
 from testbed.paths import Network, network_of
@@ -17,7 +25,7 @@ from testbed.scale import Scale
 from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
 from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
-from testbed.workload.placing import least_crossing
+from testbed.workload.placing import least_crossing, shortest_way
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.planning import plan_job
@@ -31,6 +39,9 @@ from testbed.workload.schedules import (
     schedule_of,
 )
 from testbed.workload.stages import Part, Sizes, Stage, model_stages
+
+ROUNDED = 1000  # of a forward pass: to what times are rounded for a search
+SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two there is more to find
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +76,7 @@ def training_of(
     asked = workload.schedule or ScheduleSpec()
     network = network_of(topology, hosts, link_engine)
     planner = _Planner(scenario, network, hosts, scale, itemsize)
-    mapping = _mapping(workload.parallelism.mapping, hosts)
+    mapping = _mapping(workload.parallelism.mapping, hosts, network)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         mesh, *_, plan = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
@@ -98,6 +109,8 @@ class _Planner:
         if asked.file is not None:
             schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
             stages = _stages(self.scenario, mesh, len(schedule.owners), self.itemsize)
+        elif find_schedule(asked.name).searched and asked.chunks == 1 and ranks > 1:
+            schedule, stages = self._searched(asked, mesh)
         else:
             count = ranks * (find_schedule(asked.name).chunks or asked.chunks)
             stages = _stages(self.scenario, mesh, count, self.itemsize)
@@ -119,6 +132,29 @@ class _Planner:
         )
         plan = plan_job(mesh, schedule, stages, options)
         return mesh, schedule, stages, replace(plan, buildings=self.buildings, tuning=self.tuning)
+
+    def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage]]:
+        """The quicker of one stage per rank and, where layers divide so far, of two."""
+        found: list[tuple[Schedule, list[Stage]]] = []
+        beat_s = math.inf
+        for chunks, share in SHARES.items():
+            try:
+                stages = _stages(self.scenario, mesh, chunks * mesh.outside[PIPELINE], self.itemsize)
+            except ConfigError:
+                if chunks == 1:
+                    raise
+                continue
+            own = asked.model_copy(update={"chunks": chunks, "time_limit_s": share * asked.time_limit_s})
+            schedule = _by_name(own, mesh, stages, self.network, self.hosts, self.scale, beat_s)
+            assert schedule.searched is not None
+            found.append((schedule, stages))
+            beat_s = min(beat_s, schedule.searched.step_s)
+        searched = [schedule.searched for schedule, _ in found if schedule.searched is not None]
+        best, stages = min(found, key=lambda pair: pair[0].searched.step_s if pair[0].searched else math.inf)
+        assert best.searched is not None
+        bounds_s = {chunks: bound_s for one in searched for chunks, bound_s in one.bounds_s.items()}
+        known = sorted((entry for one in searched for entry in one.known), key=lambda entry: entry[1])
+        return replace(best, searched=replace(best.searched, bounds_s=bounds_s, known=tuple(known))), stages
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
@@ -158,11 +194,19 @@ def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
     return mesh
 
 
-def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host]) -> Sequence[int]:
+def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host], network: Network) -> Sequence[int]:
+    buildings = [host.building for host in hosts]
     if asked == "scattered":
-        buildings = [host.building for host in hosts]
         index = [buildings[:number].count(building) for number, building in enumerate(buildings)]
         return sorted(range(len(hosts)), key=lambda rank: (index[rank], rank))
+    if asked == BY_DISTANCE:
+        firsts = {building: buildings.index(building) for building in buildings}
+        delays_s = {
+            (here, there): network.paths[firsts[here], firsts[there]].delay_s
+            for here, there in permutations(firsts, 2)
+        }
+        way = shortest_way(list(firsts), delays_s)
+        return sorted(range(len(hosts)), key=lambda rank: (way.index(buildings[rank]), rank))
     return () if isinstance(asked, str) else asked
 
 
@@ -185,14 +229,15 @@ def _by_name(
     network: Network,
     hosts: Sequence[Host],
     scale: Scale,
+    beat_s: float = math.inf,
 ) -> Schedule:
-    """As CrossPipe does, schedules that go by links go by those between buildings alone."""
-    ranks = mesh.outside[PIPELINE]
+    """As CrossPipe does, schedules that go by links go by those between buildings alone; a search goes by all."""
+    ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
     coordinate = dict.fromkeys(mesh.order, 0)
     line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
     hops = [network.paths[here, there] for here, there in pairwise(line)]
     size = scale.emulated_bytes(max(stage.activation for stage in stages))
-    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
+    crossing = [searched or hosts[a].building != hosts[b].building for a, b in pairwise(line)]
     busy_s = [
         size / min(network.capacities[part] for part in hop.parts) if crosses else 0.0
         for hop, crosses in zip(hops, crossing, strict=True)
@@ -201,10 +246,38 @@ def _by_name(
     forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
     latency_s = tuple(hop.latency_s(size) * crosses for hop, crosses in zip(hops, crossing, strict=True))
     costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
+    if searched:
+        costs = _rounded(costs, [_seconds(stage) for stage in stages], scale)
     try:
-        return make_schedule(asked.name, ranks, asked.microbatches, costs, asked.chunks, asked.memory)
+        return make_schedule(
+            asked.name,
+            ranks,
+            asked.microbatches,
+            costs,
+            asked.chunks,
+            asked.memory,
+            asked.time_limit_s,
+            beat_s,
+        )
     except ScheduleError as error:
         raise wrong_workload("schedule", error.found, error.expected) from None
+
+
+def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
+    """In real time and rounded, so that a search finds the same at every scale, and once is enough."""
+    unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDED
+
+    def real(seconds: Sequence[float]) -> tuple[float, ...]:
+        return tuple(round(one / unit_s) * unit_s for one in seconds)
+
+    forward_s, input_s, weight_s = real(
+        [scale.real_s(one) for one in (costs.forward_s, costs.input_s, costs.weight_s)]
+    )
+    latency_s, busy_s = (
+        real([scale.real_s(one) for one in hops]) for hops in (costs.latency_s, costs.busy_s)
+    )
+    each = tuple((f, i, w) for f, i, w in map(real, stages))
+    return Costs(forward_s, input_s, weight_s, latency_s, busy_s, each)
 
 
 def _seconds(stage: Stage) -> tuple[float, float, float]:

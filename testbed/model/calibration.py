@@ -69,11 +69,23 @@ class Calibration:
         """Of the emulator that was calibrated."""
         return self.made.get(LINK_ENGINE, NETEM)
 
+    @property
+    def words(self) -> str:
+        """Which it is, for people."""
+        return calibration_words(self.made)
+
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
         """The inverse of dataclasses.asdict, after a way through JSON."""
         losses = {name: LossResponse(**entry) for name, entry in document["losses"].items()}
         return cls(losses, document["message_s"], document["byte_s"], document["made"])
+
+
+def calibration_words(made: Mapping[str, str]) -> str:
+    """By when and with what it was made."""
+    if "created" not in made:
+        return "no calibration"
+    return f"the calibration of {made['created'][:10]} (Linux {made.get('kernel', 'unknown')})"
 
 
 def find_calibration(clock: str) -> Calibration:

@@ -14,7 +14,7 @@ from testbed.scale import Scale
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step.
+    """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
 
     unmodelled: what the scenario asks for and the model leaves out, by name.
     """
@@ -24,18 +24,19 @@ class Prediction:
     unmodelled: tuple[str, ...] = ()
 
 
-def predict_all(scenario: Scenario, calibration: Calibration) -> dict[str, Prediction]:
-    """By name of the variant, or of the algorithm where there are none; nothing is scaled.
+def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> dict[str, Prediction]:
+    """By name of the variant, or of the algorithm where there are none. scale: of the network that it is about.
 
     ConfigError for a scenario that does not fit; ControllerError, Stuck.
     """
     engine = calibration.link_engine
-    common = None if scenario.variants is not None else job_of(scenario, Scale(), engine)
+    common = None if scenario.variants is not None else job_of(scenario, scale, engine)
     found = {}
     for name in scenario.variant_names:
-        job = common or job_of(scenario.variant(name), Scale(), engine)
+        job = common or job_of(scenario.variant(name), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
-        step_s = predict(job, algorithm, calibration).step_time_s
-        found[name] = Prediction(step_s, job.wan_bytes(algorithm), job.unmodelled)
+        step_s = scale.real_s(predict(job, algorithm, calibration).step_time_s)
+        wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
+        found[name] = Prediction(step_s, wan_bytes, job.unmodelled)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from testbed.model.calibration import calibration_words
 from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.figures import size_text, time_text
 from testbed.results.result import Result, Variant
@@ -34,7 +36,7 @@ def print_summary(result: Result, console: Console) -> None:
     trainings = [variant.training for variant in variants if variant.training is not None]
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := predicted_words(variants):
-        console.print(Text(words))
+        console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     _print_failing(variants, console)
@@ -62,6 +64,15 @@ def predicted_words(variants: Sequence[Variant]) -> str:
         return f"The model predicts {', '.join(each)}." if each else ""
     middle = median(errors)
     return f"The model's step times are {errors[0]:+.1f} to {errors[-1]:+.1f} % off, {middle:+.1f} % in the median."
+
+
+def _calibrated(run_dir: Path) -> str:
+    """By which calibration, as the run's manifest has it."""
+    try:
+        made = json.loads((run_dir / "manifest.json").read_text()).get("calibration")
+    except OSError:
+        made = None
+    return f" By {calibration_words(made)}." if made else ""
 
 
 def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:

@@ -16,6 +16,7 @@ from testbed.model.split import Spans
 from testbed.results.summary import StepResult, held_against, middle_step
 from testbed.scale import Scale
 from testbed.workload.plan import JobPlan
+from testbed.workload.schedules import Searched
 
 
 def spans_of(
@@ -65,14 +66,22 @@ def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
     """What a step with `parallelism` has beyond others: a schedule, a mesh, activations that it keeps."""
     if training is None:
         return {}
+    searched = training.schedule.searched
     return {
         "schedule": training.schedule.name,
+        **({} if searched is None else {"searched": _searched(searched)}),
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
         "mesh": {name: count for name, count in training.mesh.outside.items() if count > 1},
         "not_emulated": training.mesh.within_ranks,
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
     }
+
+
+def _searched(found: Searched) -> dict[str, Any]:
+    """What a search says of its schedule: of the pipeline alone, without what comes after it, in real time."""
+    bounds_s = {str(chunks): bound_s for chunks, bound_s in found.bounds_s.items()}
+    return {"step_s": found.step_s, "bounds_s": bounds_s, "known": dict(found.known)}
 
 
 def _split(split: Split, scale: Scale) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.config.units import format_size
 from testbed.job.errors import RunError
+from testbed.job.workload import workload_of
 from testbed.model import calibration
 from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
@@ -28,6 +29,7 @@ from testbed.scale import Scale
 from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
 from testbed.virtual.guest import idlest_cores
 from testbed.virtual.isolation import seccomp_argument
+from testbed.workload.schedules import find_schedule, write_csv
 
 LINK_ENGINE, DATAPATH = "netem", "system"
 CHECKOUT = Path(__file__).parents[2]
@@ -160,7 +162,7 @@ class _Carrying:
             return Ended(**json.loads((folder / FINISHED).read_text()))
         folder.mkdir(parents=True)
         own = folder / "scenario.yaml"
-        own.write_text(shard.scenario(self.scenario).to_yaml())
+        own.write_text(_with_schedule(shard.scenario(self.scenario), self.scale, folder).to_yaml())
         task = {
             "shard": asdict(shard),
             "scenario": str(own.resolve()),
@@ -218,6 +220,18 @@ class _Carrying:
             state.done, state.total = event["step"], event["of"]
         elif shard.number == 0:  # the others do the same
             self.progress.phase(event["phase"])
+
+
+def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
+    """The same with a schedule that is searched for as a file: a guest has other things to do."""
+    asked = scenario.workload.schedule
+    if asked is None or asked.file is not None or not find_schedule(asked.name).searched:
+        return scenario
+    training = workload_of(scenario, scenario.topology.resolve(scale), scale).training
+    assert training is not None
+    file = folder / f"{asked.name}.csv"
+    file.write_text(write_csv(training.schedule.orders))
+    return scenario.changed({"workload.schedule.file": str(file.resolve())}, scenario.name)
 
 
 def _search_path() -> str:

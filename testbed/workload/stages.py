@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from testbed.workload.models import Parameter, dimensions, experts_per_token, key_value_dim, parameters
@@ -96,14 +97,25 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
 
 
 def split_layers(model: str | ModelSpec, stages: int) -> list[tuple[Layer, ...]]:
-    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ParallelismError."""
+    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ParallelismError.
+
+    Where stages do not divide blocks, each next block goes to the stage that computes least so far, of equal ones to
+    the last, which keeps the fewest microbatches alive: so the slowest is as quick as can be.
+    """
     blocks, before, after = layers_of(model)
-    if len(blocks) % stages:
+    if len(blocks) < stages:
         raise ParallelismError(
-            got=f"{len(blocks)} layers on {stages} stages", expected="stages to divide layers"
+            got=f"{len(blocks)} layers on {stages} stages", expected="at least one layer for each stage"
         )
-    each = len(blocks) // stages
-    parts = [tuple(blocks[number * each : (number + 1) * each]) for number in range(stages)]
+    counts = [len(blocks) // stages] * stages
+    if len(blocks) % stages:
+        counts = [1] * stages
+        beyond = [before.active, *[0.0] * (stages - 2), after.active]
+        for _ in range(len(blocks) - stages):
+            work = [count * blocks[0].active + more for count, more in zip(counts, beyond, strict=True)]
+            counts[min(range(stages), key=lambda stage: (work[stage], -stage))] += 1
+    ends = list(accumulate(counts))
+    parts = [tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)]
     parts[0] = (before, *parts[0])
     parts[-1] = (*parts[-1], after)
     return parts

@@ -95,7 +95,8 @@ def test_the_command_shows_every_variant() -> None:
     shown = CliRunner().invoke(app, ["predict", str(SCENARIOS / "send-tokens.yaml")]).output
     assert "1f1b-tokens" in shown
     assert "12.8 GB" in shown
-    assert "By the model, in" in shown
+    assert "By the model with the calibration of 20" in shown
+    assert "rates and sizes divided by 1000, in" in shown
 
 
 @pytest.mark.parametrize(

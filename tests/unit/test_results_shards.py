@@ -72,7 +72,7 @@ def test_algorithms_of_files_are_called_by_file_and_name(tmp_path: Path) -> None
         (name, name) for name in asked.variant_names
     ]
     assert list(dry_runs(asked, Scale())) == list(asked.variant_names)
-    predicted = predict_all(asked, Calibration({}))
+    predicted = predict_all(asked, Calibration({}), Scale())
     assert list(predicted) == list(asked.variant_names)
     assert predicted["own:mine-2"].step_time_s > 0
 

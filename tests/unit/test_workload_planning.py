@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,8 +34,9 @@ from testbed.workload.parallelism import (
     ParallelismError,
     make_mesh,
 )
-from testbed.workload.placing import least_crossing
+from testbed.workload.placing import least_crossing, shortest_way
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, jittered_s
+from testbed.workload.stages import split_layers
 
 SCALE = Scale(100.0, 1.0)
 LAYERS, DIM, SEQUENCE, MICROBATCHES = 4, 1024, 2048, 4
@@ -424,6 +425,60 @@ def test_places_that_change_over_never_let_more_cross(each: int, buildings: int,
     assert crossing(ranks) <= crossing(range(size)) + 1e-9
 
 
+@given(st.integers(1, 6), st.integers(0, 10_000))
+def test_the_shortest_way_is_the_shortest(count: int, seed: int) -> None:
+    random = Random(seed)
+    places = [str(number) for number in range(count)]
+    delays_s = {pair: random.choice([1.0, 2.0, 7.0]) for pair in permutations(places, 2)}
+
+    def long_s(way: Sequence[str]) -> float:
+        return sum(delays_s[pair] for pair in pairwise(way))
+
+    found = shortest_way(places, delays_s)
+    assert sorted(found) == places
+    assert long_s(found) == min(map(long_s, permutations(places)))
+
+
+def test_stages_go_by_distance(tmp_path: Path) -> None:
+    """Three buildings in a row, of which the file names the middle one last."""
+    document = yaml.safe_load(Path("topologies/two-data-centers.yaml").read_text())
+    (link,) = document["wan"]
+    document["buildings"] = {name: {**document["buildings"]["east"], "hosts": 2} for name in ("a", "c", "b")}
+    document["wan"] = [
+        {**link, "a": "a", "b": "c", "delay": "30 ms"},
+        {**link, "a": "a", "b": "b", "delay": "10 ms"},
+        {**link, "a": "b", "b": "c", "delay": "10 ms"},
+    ]
+    took = {}
+    for mapping in ("consecutive", "by_distance"):
+        changes = {
+            "topology": document,
+            "ranks": 6,
+            "workload.parallelism": {"pipeline_parallel_degree": 6, "mapping": mapping},
+        }
+        scenario = load_scenario(Path("scenarios/crosspipe.yaml")).changed(changes, "row")
+        workload = workload_of(scenario, scenario.topology.resolve(), Scale())
+        assert workload.training is not None
+        took[mapping] = dry_run(workload.training).step_time_s
+        if mapping == "by_distance":
+            line = workload.training.mesh.groups(PIPELINE)[0]
+            assert list(line) == [0, 1, 4, 5, 2, 3]
+    assert took["by_distance"] < took["consecutive"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "counts"), [(4, [8, 8, 8, 8]), (5, [7, 7, 7, 7, 4]), (6, [5, 6, 6, 6, 6, 3])]
+)
+def test_layers_that_do_not_divide_are_shared_out_by_time(stages: int, counts: list[int]) -> None:
+    layers = split_layers("llama3-8b", stages)
+    assert sum(layer.block for stage in layers for layer in stage) == 32
+    work = [sum(layer.active for layer in stage) for stage in layers]
+    one = next(layer.active for stage in layers for layer in stage if layer.block)
+    if 32 % stages:
+        assert max(work) - min(work) <= one
+    assert [sum(layer.block for layer in stage) for stage in layers] == counts
+
+
 def test_a_rank_takes_the_innermost_accelerators() -> None:
     mesh = make_mesh(degrees(**{SHARD: 16, TENSOR: 4}), 8, 8)
     assert mesh.outside == {REPLICATE: 1, PIPELINE: 1, SHARD: 8, CONTEXT: 1, TENSOR: 1}
@@ -445,7 +500,11 @@ def test_a_rank_takes_the_innermost_accelerators() -> None:
             {},
             "got a rank has 6 accelerators, of which 6 are left for data_parallel_shard 4, expected one to divide",
         ),
-        ({"pipeline_parallel_degree": 8}, {}, "4 layers on 8 stages, expected stages to divide layers"),
+        (
+            {"pipeline_parallel_degree": 8},
+            {},
+            "4 layers on 8 stages, expected at least one layer for each stage",
+        ),
         (
             {"pipeline_parallel_degree": 2, "data_parallel_replicate_degree": 4},
             {"schedule": {"name": "ZBVZeroBubble", "chunks": 3}},

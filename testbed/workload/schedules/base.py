@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from testbed.workload.schedules.actions import (
 class Costs:
     """Seconds of one stage for one microbatch, and of a message between ranks r and r + 1 of the pipeline.
 
-    latency_s, busy_s: of each of those hops; while `busy_s` lasts, nothing else goes in that direction.
+    latency_s, busy_s: of each of those hops; while `busy_s` lasts, nothing else goes in that direction. stages:
+    forward, input and weight of each stage, where they differ; the others are then those of one in the middle.
     """
 
     forward_s: float
@@ -32,15 +34,32 @@ class Costs:
     weight_s: float
     latency_s: tuple[float, ...] = ()
     busy_s: tuple[float, ...] = ()
+    stages: tuple[tuple[float, float, float], ...] = ()
 
     def seconds(self, kind: Kind) -> float:
         """Of one stage for one microbatch."""
-        return {
-            FORWARD: self.forward_s,
-            INPUT: self.input_s,
-            WEIGHT: self.weight_s,
-            Kind.FULL_BACKWARD: self.input_s + self.weight_s,
-        }[kind]
+        return _of(kind, (self.forward_s, self.input_s, self.weight_s))
+
+    def of(self, action: Action) -> float:
+        """Of an action, on its own stage."""
+        if not self.stages:
+            return self.seconds(action.kind) / action.parts
+        return _of(action.kind, self.stages[action.stage]) / action.parts
+
+    def hop(self, here: int, there: int) -> tuple[float, float]:
+        """(latency, time on the link) between two neighbours in the pipeline."""
+        number = min(here, there)
+        return (
+            self.latency_s[number] if self.latency_s else 0.0,
+            self.busy_s[number] if self.busy_s else 0.0,
+        )
+
+
+def _of(kind: Kind, seconds: tuple[float, float, float]) -> float:
+    forward_s, input_s, weight_s = seconds
+    return {FORWARD: forward_s, INPUT: input_s, WEIGHT: weight_s, Kind.FULL_BACKWARD: input_s + weight_s}[
+        kind
+    ]
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,8 @@ class ScheduleRequest:
         chunks: Stages per rank.
         memory: What a rank may keep alive of activations, in multiples of the most that one keeps under 1F1B.
         costs: Emulated seconds of a stage and of the messages between ranks.
+        effort: How long a search may take, about seconds of a core; counted, so that no machine finds another order.
+        beat_s: What has been found with another number of stages: a search that cannot be quicker may end.
     """
 
     ranks: int
@@ -60,6 +81,8 @@ class ScheduleRequest:
     chunks: int
     memory: float
     costs: Costs
+    effort: float = 1.0
+    beat_s: float = math.inf
 
     @property
     def loop(self) -> list[int]:
@@ -77,7 +100,29 @@ class ScheduleRequest:
         return tuple(range(self.ranks, 0, -1))
 
 
-MakeOrders = Callable[[ScheduleRequest], Sequence[Order]]
+@dataclass(frozen=True)
+class Searched:
+    """Orders that were searched for.
+
+    Attributes:
+        orders: Of every rank.
+        step_s: How long they take, from the first action to the end of the last.
+        bounds_s: By stages per rank: before when none can end that does not cut weight gradients in parts.
+        known: What each schedule with a name that fits takes, the quickest first.
+    """
+
+    orders: tuple[Order, ...]
+    step_s: float
+    bounds_s: Mapping[int, float]
+    known: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def bound_s(self) -> float:
+        """Of all."""
+        return min(self.bounds_s.values())
+
+
+MakeOrders = Callable[[ScheduleRequest], Sequence[Order] | Searched]
 
 
 @dataclass(frozen=True)
@@ -89,12 +134,14 @@ class ScheduleEntry:
         chunks: Stages per rank; None where the scenario says.
         split: Whether backward comes in two actions, gradients of inputs (I) and of weights (W).
         by_costs: Whether the order depends on `request.costs`.
+        searched: Whether the order is searched for, of the times of all stages and hops.
     """
 
     make: MakeOrders
     chunks: int | None = 1
     split: bool = False
     by_costs: bool = False
+    searched: bool = False
 
     def takes(self, chunks: int) -> bool:
         """Whether it can have so many stages per rank; one says nothing."""
@@ -108,12 +155,12 @@ class ScheduleEntry:
 
 
 def schedule(
-    *, chunks: int | None = 1, split: bool = False, by_costs: bool = False
+    *, chunks: int | None = 1, split: bool = False, by_costs: bool = False, searched: bool = False
 ) -> Callable[[MakeOrders], ScheduleEntry]:
     """Decorate a function that makes a schedule's orders; arguments as ScheduleEntry has them."""
 
     def made(make: MakeOrders) -> ScheduleEntry:
-        return ScheduleEntry(make, chunks, split, by_costs)
+        return ScheduleEntry(make, chunks, split, by_costs, searched)
 
     return made
 
@@ -138,31 +185,47 @@ def find_schedule(name: str) -> ScheduleEntry:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every rank's order, and the rank of every stage. source: file and line of the plug-in that made it."""
+    """Every rank's order, and the rank of every stage.
+
+    source: file and line of the plug-in that made it. searched: how good it is, where that was searched for.
+    """
 
     name: str
     orders: tuple[Order, ...]
     owners: tuple[int, ...]
     microbatches: int
     source: tuple[str, int] | None = None
+    searched: Searched | None = field(default=None, compare=False)
 
 
 def make_schedule(
-    name: str, ranks: int, microbatches: int, costs: Costs, chunks: int = 1, memory: float = 1.0
+    name: str,
+    ranks: int,
+    microbatches: int,
+    costs: Costs,
+    chunks: int = 1,
+    memory: float = 1.0,
+    effort: float = 0.3,
+    beat_s: float = math.inf,
 ) -> Schedule:
     """One of SCHEDULES, or of a file. costs: of a stage; chunks: stages per rank where the schedule leaves it open.
+
+    effort, beat_s: of one that is searched for, as ScheduleRequest has them.
 
     ScheduleError where it does not fit the request, or is none; PluginError where its function raises, with the line.
     """
     entry = find_schedule(name)
     if not entry.takes(chunks):
         raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(entry.chunks))
-    request = ScheduleRequest(ranks, microbatches, entry.chunks or chunks, memory, costs)
+    request = ScheduleRequest(ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s)
     with blamed(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
+    searched = made if isinstance(made, Searched) else None
+    if searched is not None:
+        made = searched.orders
     own = None if entry.make.__module__.startswith(f"{__package__}.") else entry.source
     try:
-        return replace(schedule_of(name, _orders(made, ranks), microbatches), source=own)
+        return replace(schedule_of(name, _orders(made, ranks), microbatches), source=own, searched=searched)
     except ScheduleError as error:
         if own is None:
             raise

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from testbed.workload.schedules.actions import Order
 from testbed.workload.schedules.base import SCHEDULES, Costs, ScheduleRequest, schedule
 from testbed.workload.schedules.greedy import Rules, greedy
+from testbed.workload.schedules.timing import carried_out
 
 SUB_BLOCKS = 4  # of CrossUDSub: parts of a weight gradient
 
@@ -35,10 +38,24 @@ def cross_ud_sub(request: ScheduleRequest) -> tuple[Order, ...]:
 @SCHEDULES.register("CrossWave")
 @schedule(chunks=2, split=True, by_costs=True)
 def cross_wave(request: ScheduleRequest) -> tuple[Order, ...]:
-    """Two stages per rank, there and back."""
+    """Two stages per rank, there and back.
+
+    How many places of its memory a rank's first stage leaves to its second is played out: over long ways one is too
+    few, as a microbatch on its way back then waits for one on its way there.
+    """
     room = max(2, round(2 * request.memory * request.ranks))  # a stage is half of what it is elsewhere
-    rules = Rules((room,) * request.ranks)
-    return greedy(request.there_and_back, request.microbatches, request.costs, rules)
+    return min(_waves(request, room), key=lambda wave: wave[0])[1]
+
+
+def _waves(request: ScheduleRequest, room: int) -> Iterator[tuple[float, tuple[Order, ...]]]:
+    """(step time, orders) with more and more places left; one alone never comes to a stop."""
+    owners = request.there_and_back
+    for spared in range(1, max(2, min(room, request.ranks + 1))):
+        rules = Rules((room,) * request.ranks, spared=spared)
+        orders = greedy(owners, request.microbatches, request.costs, rules)
+        timed = carried_out(owners, orders, request.costs)
+        if timed is not None and sum(map(len, orders)) == 3 * len(owners) * request.microbatches:
+            yield timed.step_s, orders
 
 
 def _cross_ud(request: ScheduleRequest, parts: int) -> tuple[Order, ...]:

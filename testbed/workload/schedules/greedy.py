@@ -34,12 +34,14 @@ class Rules:
     """What a rank may do.
 
     room: microbatches x stages that it can keep alive, until their weight gradients are done. ahead: how many it may be
-    forward of its backward, where that is less. parts: in how many a weight gradient is cut.
+    forward of its backward, where that is less. parts: in how many a weight gradient is cut. spared: of several stages
+    the first leaves so many places free, in which what has begun can be brought to its end.
     """
 
     room: tuple[int, ...]
     ahead: tuple[int, ...] = ()
     parts: int = 1
+    spared: int = 1
 
 
 def greedy(owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules) -> tuple[Order, ...]:
@@ -53,7 +55,7 @@ def greedy(owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules)
 
 class _Play:
     def __init__(self, owners: Sequence[int], microbatches: int, costs: Costs, rules: Rules) -> None:
-        self.owners, self.costs, self.parts = owners, costs, rules.parts
+        self.owners, self.costs, self.rules = owners, costs, rules
         self.ranks = [
             _Rank(room, rules.ahead[number] if rules.ahead else room)
             for number, room in enumerate(rules.room)
@@ -62,7 +64,6 @@ class _Play:
         self.moments: list[float] = [0.0]
         for number in range(microbatches):
             self.ranks[owners[0]].ready[Action(0, FORWARD, number)] = 0.0
-        # of several stages the first leaves a place free, in which what has begun can be brought to its end
         self.spared = {
             min(mine)
             for number in range(len(self.ranks))
@@ -101,7 +102,7 @@ class _Play:
     def _fits(self, rank: _Rank, action: Action) -> bool:
         if action.kind is not FORWARD:
             return True
-        spare = 1 if action.stage in self.spared else 0
+        spare = self.rules.spared if action.stage in self.spared else 0
         return rank.alive < rank.room - spare and rank.forward < rank.ahead
 
     def _do(self, number: int, action: Action, now_s: float) -> None:
@@ -121,8 +122,8 @@ class _Play:
         elif action.kind is INPUT:
             rank.started = True
             rank.forward -= 1
-            for part in range(self.parts):
-                self._offer(Action(action.stage, WEIGHT, action.microbatch, part, self.parts), end_s)
+            for part in range(self.rules.parts):
+                self._offer(Action(action.stage, WEIGHT, action.microbatch, part, self.rules.parts), end_s)
             if action.stage:
                 self._pass_on(action.stage, Action(action.stage - 1, INPUT, action.microbatch), end_s)
         elif action.part == action.parts - 1:

@@ -1,0 +1,38 @@
+"""What the model says of a scenario's steps, at the scale at which a run of it would be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from testbed.config import Scenario
+from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
+from testbed.model.dry_run import workloads_of
+from testbed.model.predictions import Prediction, predict_all
+from testbed.running.choosing import choose_virtual_scale
+from testbed.scale import Scale
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """By name of the variant, or of the algorithm where there are none; by which calibration, at which scale."""
+
+    variants: dict[str, Prediction]
+    calibration: Calibration
+    scale: Scale
+
+
+def predict(scenario: Scenario, clock: str) -> Predicted:
+    """Nothing is built or sent. clock: "virtual" or "real", whose calibration is taken.
+
+    By the real clock a scale that the scenario leaves to the machine is taken as 1.
+
+    ConfigError, ControllerError, Stuck.
+    """
+    calibration = find_calibration(clock)
+    if clock == VIRTUAL:
+        rank_bytes = max(workload.rank_bytes for workload in workloads_of(scenario, Scale()).values())
+        scale = choose_virtual_scale(scenario, rank_bytes)
+    else:
+        size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
+        scale = Scale(*(1.0 if isinstance(one, str) else one for one in (size, dilation)))
+    return Predicted(predict_all(scenario, calibration, scale), calibration, scale)

@@ -1,0 +1,219 @@
+"""The schedule that is searched for: as good as trying everything, never worse than those with names, repeatable."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from testbed.config import Scenario, load_scenario
+from testbed.model.dry_run import dry_runs
+from testbed.running.guests import _with_schedule
+from testbed.scale import Scale
+from testbed.workload.schedules import (
+    Action,
+    Costs,
+    Kind,
+    ScheduleRequest,
+    Searched,
+    check_orders,
+    keeping,
+    make_schedule,
+    read_csv,
+)
+from testbed.workload.schedules.base import SCHEDULES
+from testbed.workload.schedules.optimum import optimum, room_of
+from testbed.workload.schedules.timing import carried_out, most_alive
+
+KINDS = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nobody's cache, and nothing known from other tests."""
+    monkeypatch.setattr(keeping, "folder", lambda: tmp_path / "schedules")
+    monkeypatch.setattr(keeping, "_known", {})
+    return tmp_path / "schedules"
+
+
+def searched(costs: Costs, ranks: int, microbatches: int, memory: float = 1.0) -> Searched:
+    request = ScheduleRequest(ranks, microbatches, 1, memory, costs, effort=2.0)
+    return optimum(request, request.loop)
+
+
+def every_order(stages: list[int], microbatches: int) -> Iterator[tuple[Action, ...]]:
+    """Of one rank, with microbatches in any order: backward behind forward, weights behind inputs."""
+    actions = [
+        Action(stage, kind, number) for stage in stages for number in range(microbatches) for kind in KINDS
+    ]
+    for order in itertools.permutations(actions):
+        place = {action: index for index, action in enumerate(order)}
+        if all(
+            place[Action(stage, KINDS[0], number)]
+            < place[Action(stage, KINDS[1], number)]
+            < place[Action(stage, KINDS[2], number)]
+            for stage in stages
+            for number in range(microbatches)
+        ):
+            yield order
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(1.0, 1.0, 1.0),
+        Costs(1.0, 0.9, 0.8, (2.0,), (0.5,)),
+        Costs(0.7, 1.3, 0.4, (0.2,), (1.5,)),
+        Costs(1.0, 0.9, 0.8, (1.0,), (0.0,), ((1.0, 0.9, 0.8), (1.6, 1.5, 1.2))),
+    ],
+)
+@pytest.mark.parametrize("memory", [0.5, 1.0])
+def test_nothing_that_can_be_tried_is_quicker(costs: Costs, memory: float) -> None:
+    request = ScheduleRequest(2, 2, 1, memory, costs)
+    room, best_s = room_of(request), float("inf")
+    fitting = [
+        [order for order in every_order([rank], 2) if most_alive([order]) <= room] for rank in range(2)
+    ]
+    for orders in itertools.product(*fitting):
+        timed = carried_out([0, 1], orders, costs)
+        if timed is not None:
+            best_s = min(best_s, timed.step_s)
+    found = searched(costs, 2, 2, memory)
+    assert found.step_s == pytest.approx(best_s, rel=1e-9)
+    assert best_s * (1 - 2e-3) <= found.bound_s <= best_s
+
+
+@given(
+    ranks=st.integers(2, 4),
+    microbatches=st.integers(1, 6),
+    chunks=st.integers(1, 2),
+    memory=st.sampled_from([0.5, 1.0, 2.0]),
+    times=st.tuples(*[st.sampled_from([0.0, 0.4, 1.0, 2.3])] * 2),
+)
+@settings(max_examples=8, deadline=None)
+def test_it_is_whole_within_memory_and_no_slower_than_what_is_known(
+    ranks: int, microbatches: int, chunks: int, memory: float, times: tuple[float, float]
+) -> None:
+    latency_s, busy_s = times
+    costs = Costs(1.0, 0.9, 0.8, (latency_s,) * (ranks - 1), (busy_s,) * (ranks - 1))
+    request = ScheduleRequest(ranks, microbatches, chunks, memory, costs, effort=0.5)
+    owners = request.loop if chunks == 1 else request.there_and_back
+    found = optimum(request, owners)
+    assert check_orders(found.orders, microbatches) == tuple(owners)
+    assert most_alive(found.orders) <= room_of(request)
+    timed = carried_out(owners, found.orders, costs)
+    assert timed is not None
+    assert timed.step_s == pytest.approx(found.step_s)
+    assert found.bound_s <= found.step_s <= min(step_s for _, step_s in found.known)
+
+
+def test_the_same_is_found_again() -> None:
+    costs = Costs(1.0, 0.9, 0.8, (0.0, 2.0), (0.0, 0.6))
+    first, second = (searched(costs, 3, 12) for _ in range(2))
+    assert first == second
+
+
+def test_a_long_step_is_searched_window_by_window() -> None:
+    ranks, microbatches = 8, 48
+    latencies, times = (0.0,) * 3 + (2.0,) + (0.0,) * 3, (0.0,) * 3 + (0.6,) + (0.0,) * 3
+    request = ScheduleRequest(ranks, microbatches, 1, 1.0, Costs(1.0, 0.9, 0.8, latencies, times), effort=1.5)
+    found = optimum(request, request.loop)
+    assert 3 * ranks * microbatches > 1000
+    assert check_orders(found.orders, microbatches) == tuple(request.loop)
+    assert most_alive(found.orders) <= room_of(request)
+    assert found.bound_s <= found.step_s <= found.known[0][1]
+
+
+def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = Costs(1.0, 0.9, 0.8, (1.0, 1.0), (0.2, 0.2))
+    first = make_schedule("optimal", 3, 4, costs)
+    assert len(list(own_cache.glob("*.json"))) == 1
+    monkeypatch.setattr(keeping, "_known", {})
+    monkeypatch.setattr("testbed.workload.schedules.optimum.optimum", None)
+    again = make_schedule("optimal", 3, 4, costs)
+    assert (again, again.searched) == (first, first.searched)
+    monkeypatch.undo()
+
+
+def test_a_cache_that_cannot_be_read_is_done_without(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = Costs(1.0, 0.9, 0.8, (1.0,), (0.2,))
+    first = make_schedule("optimal", 2, 2, costs)
+    (file,) = own_cache.glob("*.json")
+    file.write_text('{"orders": "0F0')
+    monkeypatch.setattr(keeping, "_known", {})
+    assert make_schedule("optimal", 2, 2, costs) == first
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name not in ("Interleaved1F1B", "LoopedBFS")])
+@pytest.mark.parametrize("microbatches", [3, 8])
+def test_times_of_orders_are_the_models(name: str, microbatches: int) -> None:
+    changes = {
+        "workload.schedule.name": name,
+        "workload.schedule.microbatches": microbatches,
+        "workload.schedule.receives": "early",
+        "workload.schedule.time_limit": "1 s",
+    }
+    (tried,) = dry_runs(pipeline().changed(changes, "alone"), Scale()).values()
+    training = tried.workload.training
+    assert training is not None
+    stages, hops = len(training.schedule.owners), 7
+    each = 8 / stages
+    costs = Costs(
+        0.038 * each,
+        0.0334 * each,
+        0.0334 * each,
+        tuple(0.076 * (hop == 3) for hop in range(hops)),
+        tuple(0.0757 if hop == 3 else 0.00259 for hop in range(hops)),
+    )
+    timed = carried_out(training.schedule.owners, training.schedule.orders, costs)
+    assert timed is not None
+    assert timed.step_s == pytest.approx(tried.timeline.step_time_s, rel=0.02)
+
+
+def pipeline(*changes: str) -> Scenario:
+    return load_scenario(Path("scenarios/optimal-schedule.yaml"), changes)
+
+
+def test_crosspipes_pair_takes_a_fifth_less_than_its_best_schedule() -> None:
+    """Two latencies and two times on the link: what CrossPipe's table 5 has at 0.196 s a microbatch."""
+    tried = dry_runs(pipeline("workload.schedule.time_limit=30 s"), Scale())
+    optimal, best_known = tried["optimal"], tried["crossudsub"]
+    assert optimal.timeline.step_time_s < 0.82 * best_known.timeline.step_time_s
+    training = optimal.workload.training
+    assert training is not None
+    assert training.schedule.searched is not None
+    assert training.schedule.searched.step_s == pytest.approx(
+        training.schedule.searched.bounds_s[1], rel=2e-3
+    )
+    assert optimal.timeline.step_time_s == pytest.approx(training.schedule.searched.step_s, rel=2e-3)
+
+
+def test_over_four_data_centers_crosswave_is_no_slower_than_1f1b() -> None:
+    latencies = tuple(4.0 * (hop % 2) for hop in range(7))
+    wave = make_schedule("CrossWave", 8, 16, Costs(0.5, 0.45, 0.45, latencies, (0.0,) * 7))
+    plain = make_schedule("1F1B", 8, 16, Costs(1.0, 0.9, 0.9, latencies, (0.0,) * 7))
+    took = [
+        carried_out(one.owners, one.orders, Costs(1 / n, 0.9 / n, 0.9 / n, latencies, (0.0,) * 7))
+        for one, n in ((wave, 2), (plain, 1))
+    ]
+    assert took[0] is not None
+    assert took[1] is not None
+    assert took[0].step_s < took[1].step_s
+
+
+def test_a_guest_gets_it_as_a_file(tmp_path: Path) -> None:
+    scenario = pipeline("workload.schedule.microbatches=4", "workload.schedule.time_limit=2 s").variant(
+        "optimal"
+    )
+    given = _with_schedule(scenario, Scale(), tmp_path)
+    assert given.workload.schedule is not None
+    assert given.workload.schedule.file == str(tmp_path / "optimal.csv")
+    assert check_orders(read_csv((tmp_path / "optimal.csv").read_text()), 4)
+    other = pipeline().variant("1f1b")
+    assert _with_schedule(other, Scale(), tmp_path) is other
