@@ -16,6 +16,7 @@ from testbed.explorer import Exploration, NothingFits, Search, Standing, searche
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
+from testbed.explorer.sensitivity import document as sensitivity_document
 from testbed.explorer.work import step_work
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
@@ -139,6 +140,7 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         "combinations": found.combinations,
         "tried": found.tried,
         "indifferent": dict(found.indifferent),
+        "sensitivity": sensitivity_document(found.sensitivity),
         "infeasible": [
             {"count": count, **asdict(found.examples[name])} for name, count in found.infeasible.items()
         ],

@@ -39,7 +39,7 @@ class Configuration:
         return hash(self.key)
 
     def __str__(self) -> str:
-        return ", ".join(f"{_short(path)} {_shown(value)}" for path, value in self.changes.items())
+        return ", ".join(f"{short(path)} {_shown(value)}" for path, value in self.changes.items())
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _memory_bytes(job: Job, timeline: Timeline) -> float | None:
     )
 
 
-def _short(path: str) -> str:
+def short(path: str) -> str:
     """What a path is about: pipeline_parallel of ...pipeline_parallel_degree, schedule of ...schedule.name."""
     *_, above, last = f".{path}".split(".")
     return above if last == "name" else last.removesuffix("_degree")

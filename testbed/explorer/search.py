@@ -21,6 +21,7 @@ from testbed.explorer.evaluation import (
     check_modelled,
     searched,
 )
+from testbed.explorer.sensitivity import Sensitivity, sensitivity
 from testbed.explorer.space import Space, Values, chosen_by, own_values, varied
 from testbed.explorer.trying import Standing, Tried, Tries
 from testbed.model.closed_form import Screener, looked_at
@@ -65,6 +66,7 @@ class Exploration:
     combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
     random, where not all were tried; infeasible: how many each constraint kept out, one example each. baselines,
     single: as given, then tuned. indifferent: paths whose other values, where they fit, leave the best as it is.
+    sensitivity: of what the best has and the first baseline, as given, has not.
     """
 
     combinations: int
@@ -76,6 +78,7 @@ class Exploration:
     infeasible: Mapping[str, int]
     examples: Mapping[str, Infeasible]
     indifferent: Mapping[str, Any] = field(default_factory=dict)
+    sensitivity: Sensitivity | None = None
 
     @property
     def best(self) -> Result:
@@ -153,6 +156,7 @@ class Search:
                 infeasible,
                 examples,
                 self._indifferent(tries, space, fitting[0]),
+                self._sensitivity(tries, fitting[0], next(iter(given.values()), None)),
             )
 
     @cached_property
@@ -245,6 +249,20 @@ class Search:
             if fits and all(tried == best.tried for tried in fits):
                 found[path] = best.configuration.changes[path]
         return found
+
+    def _sensitivity(
+        self, tries: Tries, best: Result, baseline: Mapping[str, Any] | None
+    ) -> Sensitivity | None:
+        """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
+        if baseline is None:
+            return None
+        changes = best.configuration.changes
+        paths = dict.fromkeys((*changes, *baseline["changes"]))
+        own = own_values(
+            self.scenario, {path: (changes[path], *self._explore.space[path]) for path in changes}
+        )
+        first = {path: value for path, value in {**own, **baseline["changes"]}.items() if path in paths}
+        return sensitivity(first, {**own, **changes}, lambda some: tries.all(some, among=False))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.report.answer import KINDS, Row, answer, best_of, paired
+from testbed.report.answer import BASELINE, KINDS, Row, answer, best_of, paired
 from testbed.report.charts import draw_time_axis, series_class
 from testbed.report.figures import size_text, time_text
 from testbed.report.pages import render_page
+from testbed.report.sensitivity import sensitivity_chart
 from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
 from testbed.results.records import JsonObject
 from testbed.results.result import Result
@@ -50,6 +51,7 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
         "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
         "sentences": answer(document, rows),
         "front": front_chart(document),
+        "sensitivity": _sensitivity(document, rows),
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
         "wrong": sorted(
             (row for row in rows if row["measured"]),
@@ -57,6 +59,12 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
         ),
     }
     return render_page("exploration.html.j2", content)
+
+
+def _sensitivity(document: JsonObject, rows: Sequence[Row]) -> Markup | None:
+    found = document.get("sensitivity")  # searches of before have none
+    baseline = next((row["of"] for row in rows if row["kind"] == BASELINE), None)
+    return sensitivity_chart(found, baseline) if found and baseline else None
 
 
 def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:

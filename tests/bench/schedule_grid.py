@@ -1,6 +1,6 @@
 """Every schedule, the optimum and its bound, over latency, time on the link, data centers and memory, by the model.
 
-    .venv/bin/python -m tests.bench.schedule_grid FILE.jsonl [--time-limit 12] [--picture docs/training/schedules.svg]
+    .venv/bin/python -m tests.bench.schedule_grid FILE.jsonl [--time-limit 24] [--centers 2] [--picture SVG]
 
 The pipeline is that of scenarios/crosspipe.yaml: eight stages, 16 microbatches, T_F = 38 ms. A line per cell; what FILE
 has already is not done again. Schedules without links in mind run as they stand there, receives in order, and a second
@@ -45,14 +45,15 @@ def main() -> None:
     """Do what is missing, print what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
-    parser.add_argument("--time-limit", type=float, default=12)
+    parser.add_argument("--time-limit", type=float, default=24)
+    parser.add_argument("--centers", type=int, nargs="*", choices=list(CENTERS), default=list(CENTERS))
     parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     cells = (
         [json.loads(line) for line in options.file.read_text().splitlines()] if options.file.exists() else []
     )
     done = {(cell["centers"], cell["memory"], cell["latency"], cell["time"]) for cell in cells}
-    for centers, memory, latency, time in itertools.product(CENTERS, MEMORIES, LATENCIES, TIMES):
+    for centers, memory, latency, time in itertools.product(options.centers, MEMORIES, LATENCIES, TIMES):
         if (centers, memory, latency, time) in done:
             continue
         cell = tried(centers, memory, latency, time, options.time_limit)

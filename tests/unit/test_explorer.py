@@ -98,6 +98,10 @@ def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> Non
     assert [result.label for result in found.single] == ["only placement"]
     assert found.single[0].tried.step_time_s == pytest.approx(times[0])
     assert found.pareto[0] is found.best
+    assert found.sensitivity is not None
+    assert found.sensitivity.best_s == times[0]
+    assert found.sensitivity.first_s == found.baselines[0].tried.step_time_s
+    assert found.sensitivity.taken[("degrees", "degrees")] is not None
     crossing = [result.tried.wan_bytes for result in found.pareto]
     assert crossing == sorted(set(crossing), reverse=True)
 

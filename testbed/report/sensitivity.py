@@ -1,0 +1,62 @@
+"""The map of what each choice is worth, alone and in pairs, between a baseline and the best."""
+
+from __future__ import annotations
+
+from markupsafe import Markup
+
+from testbed.report.figures import time_text
+from testbed.report.svg import CHART_WIDTH, Drawing, shorten
+from testbed.results.records import JsonObject
+
+_LABELS, _TOP, _ROW, _GAP = 150.0, 54.0, 34.0, 40.0
+_SHADES, _FULL = 6, 0.5  # shades, and the share of time from which on it is the darkest
+
+
+def sensitivity_chart(found: JsonObject, baseline: str) -> Markup:
+    """Two triangles: the baseline takes over from the best, the best gives back; on the diagonals one choice alone."""
+    choices = list(found["choices"])
+    panel = (CHART_WIDTH - _GAP) / 2
+    drawing = Drawing(
+        CHART_WIDTH, _TOP + _ROW * len(choices) + 8, "What each choice is worth, alone and in pairs"
+    )
+    sides = (
+        ("taken", f"{baseline} takes over from the best: time saved", found["first_s"], 1.0),
+        ("given_back", f"the best gives back to {baseline}: time lost", found["best_s"], -1.0),
+    )
+    for number, (name, title, base_s, sign) in enumerate(sides):
+        left = number * (panel + _GAP)
+        width = (panel - _LABELS) / len(choices)
+        drawing.text(left, 16, title, "row-label")
+        for column, choice in enumerate(choices):
+            middle = left + _LABELS + width * (column + 0.5)
+            drawing.text(
+                middle, _TOP - 10, shorten(choice, width - 4), "tick", anchor="middle", tooltip=choice
+            )
+            y = _TOP + _ROW * column + _ROW / 2 + 4
+            drawing.text(left + _LABELS - 8, y, shorten(choice, _LABELS - 12), "tick", anchor="end")
+        for entry in found[name]:
+            places = [choices.index(choice) for choice in entry["choices"]]
+            x, y = left + _LABELS + width * places[-1], _TOP + _ROW * places[0]
+            _cell(drawing, (x, y), width, entry, (base_s, sign))
+    return drawing.markup()
+
+
+def _cell(
+    drawing: Drawing, corner: tuple[float, float], width: float, entry: JsonObject, base: tuple[float, float]
+) -> None:
+    x, y = corner
+    base_s, sign = base
+    together, step_s = " and ".join(entry["choices"]), entry["step_time_s"]
+    if step_s is None:
+        tooltip, text, css = f"{together}: does not fit", "", "heat-none"
+    else:
+        won = sign * (1 - step_s / base_s)
+        tooltip, text = (
+            f"{together}: {time_text(step_s)} in place of {time_text(base_s)}",
+            f"{100 * won:+.0f} %",
+        )
+        shade = min(_SHADES, round(abs(won) / _FULL * _SHADES))
+        css = f"heat {'better' if won >= 0 else 'worse'} heat-{shade}"
+        text = "0 %" if text in ("+0 %", "-0 %") else text
+    drawing.rect(x + 1, y + 1, width - 2, _ROW - 2, css, radius=2, tooltip=tooltip)
+    drawing.text(x + width / 2, y + _ROW / 2 + 4, text, "value", anchor="middle", tooltip=tooltip)
