@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from testbed.catalogue import baselines
-from testbed.config.forms import Count, SizeOrNone, choice
+from testbed.config.forms import Count, Flag, SizeOrNone, choice
 from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
 
@@ -43,8 +43,13 @@ class ExploreSpec(Strict):
     """A search over configurations of this scenario."""
 
     space: Annotated[Mapping[str, tuple[Any, ...]], _SPACE] = Field(
+        default={},
         description="What may differ: paths as `--set` takes them, each with its values. All combinations are looked "
-        "at; those that fit nowhere are left out, and counted."
+        "at; those that fit nowhere are left out, and counted. Default: all that there is to choose, with usual values "
+        "(docs/explore.md).",
+    )
+    whole: Flag = Field(
+        default=False, description="What `space` does not name is searched as well, over its usual values."
     )
     memory_bytes: SizeOrNone = Field(
         default=None,

@@ -9,6 +9,7 @@ from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.explore import ExploreSpec
 from testbed.config.parallelism import ScheduleSpec
+from testbed.explorer.usual import filled
 from testbed.job.job import Job, job_of, unmodelled
 from testbed.model import Stuck, Timeline, peak_alive
 from testbed.model.closed_form import Changes, replicas, sequences
@@ -70,13 +71,16 @@ def searched(scenario: Scenario, file: str) -> ExploreSpec:
     if scenario.explore is None:
         expected = "a scenario that says what to search"
         raise ConfigError([Problem(file, None, "explore", "nothing", expected)])
-    return scenario.explore
+    explore = scenario.explore
+    if explore.space and not explore.whole:
+        return explore
+    return explore.model_copy(update={"space": filled(scenario, explore.space)})
 
 
 def check_modelled(scenario: Scenario) -> None:
     """ConfigError where the scenario, or what its search varies, asks for what the model of a step leaves out."""
-    assert scenario.explore is not None
-    kinds = {path: values for path, values in scenario.explore.space.items() if path.startswith(UNMODELLED)}
+    explore = searched(scenario, scenario.name)
+    kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
     if asked:
@@ -105,7 +109,7 @@ def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | I
 
 def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
     """What ranks do, if that fits together."""
-    if (infeasible := _wrong_degrees(scenario, changes)) is not None:
+    if (infeasible := wrong_degrees(scenario, changes)) is not None:
         return infeasible
     try:
         job = job_of(configured(scenario, changes), Scale())
@@ -141,7 +145,7 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
     return ConfigError([Problem("a configuration", None, field, found, expected)])
 
 
-def _wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
+def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
     parallelism = scenario.workload.parallelism
     assert parallelism is not None

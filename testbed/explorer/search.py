@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,13 +14,16 @@ from typing import Any, Literal
 from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.config.explore import ExploreSpec
+from testbed.config.parallelism import DEGREES as ALL_DEGREES
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import (
+    DEGREES,
     Configuration,
     Evaluation,
     Infeasible,
     check_modelled,
     searched,
+    wrong_degrees,
 )
 from testbed.explorer.sensitivity import Sensitivity, sensitivity
 from testbed.explorer.space import Space, Values, chosen_by, own_values, varied
@@ -34,6 +38,15 @@ DIMENSIONS: Mapping[str, tuple[str, ...]] = {
     "network": ("policy", "transport", "topology"),
 }
 ROUNDS = 3  # of looking at all that differ from the best in one path
+STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
+# What is screened of a space that is too large for all that the closed form looks at; the rest is found path by path.
+COARSE = (
+    "workload.schedule",
+    "workload.local_batch_size",
+    "workload.parallelism.placement",
+    "topology",
+    *(f"workload.parallelism.{name}_degree" for name in ALL_DEGREES),
+)
 
 
 Kind = Literal["baseline", "single", "random", "best"]
@@ -202,28 +215,52 @@ class Search:
             note(list(space))
             return found
         seen = {path: values for path, values in space.values.items() if looked_at(path)}
-        unseen = {path: values for path, values in space.values.items() if not looked_at(path)}
+        if math.prod(map(len, seen.values())) > MOST_SCREENED:
+            seen = {path: values for path, values in seen.items() if path.startswith(COARSE)}
+        unseen = {path: values for path, values in space.values.items() if path not in seen}
         usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
         alike = Space(unseen, {}).size
         groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
         note(self._screened(Space(seen, {**usual, **space.base}), groups))
-        for group in self._sorted(found):
-            if alike == 1 or len(found) >= explore.tries:
+        if alike <= explore.tries:
+            for group in self._sorted(found):
+                if alike == 1 or len(found) >= explore.tries:
+                    break
+                note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+            starts = 1
+        else:
+            starts = STARTS
+        for start in self._sorted(found)[:starts]:
+            self._descend(space, start, found, note)
+            if len(found) >= explore.tries:
                 break
-            note(list(Space(unseen, group.configuration.changes))[: explore.tries - len(found)])
+        return found
+
+    def _descend(
+        self,
+        space: Space,
+        start: Result,
+        found: Mapping[Configuration, Tried],
+        note: Callable[[Sequence[Configuration]], None],
+    ) -> None:
+        """From one on to the quickest that differs in one path, as long as there is one."""
         best: Result | None = None
+        here: Result | None = start
         for _ in range(ROUNDS):
-            quickest = next(iter(self._sorted(found)), None)
-            if quickest is None or quickest == best:
+            if here is None or here == best:
                 break
-            best = quickest
+            best = here
             near = [one for some in space.neighbours(best.configuration).values() for one in some]
             note([one for one in near if one not in found and self._screener.step_s(one.changes) is not None])
-        return found
+            around = {one: found[one] for one in (best.configuration, *near) if one in found}
+            here = next(iter(self._sorted(around)), None)
 
     def _screened(self, space: Space, most: int) -> list[Configuration]:
         """The best by the closed form that fit, by it."""
-        some: Iterable[Configuration] = space
+        degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
+        some: Iterable[Configuration] = space.where(
+            degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
+        )
         if space.size > MOST_SCREENED:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), MOST_SCREENED))
             some = map(space.numbered, numbers)

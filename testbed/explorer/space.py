@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -32,6 +32,15 @@ class Space:
     def __iter__(self) -> Iterator[Configuration]:
         for chosen in itertools.product(*self.values.values()):
             yield self._with(dict(zip(self.values, chosen, strict=True)))
+
+    def where(self, paths: Sequence[str], fits: Callable[[Changes], bool]) -> Iterator[Configuration]:
+        """Those whose values at some paths fit together, which is asked once for each of their combinations."""
+        some = {path: values for path, values in self.values.items() if path in paths}
+        rest = Space({path: values for path, values in self.values.items() if path not in some}, {})
+        for one in Space(some, self.base):
+            if fits(one.changes):
+                for other in rest:
+                    yield Configuration({**one.changes, **other.changes})
 
     def numbered(self, number: int) -> Configuration:
         """The combination of that number, from 0."""

@@ -24,11 +24,12 @@ from testbed.explorer import (
     Search,
     Standing,
     evaluate,
+    searched,
 )
 from testbed.explorer.confirming import agreement, confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper
 from testbed.explorer.search import Result
-from testbed.explorer.space import chosen_by
+from testbed.explorer.space import Space, chosen_by, own_values
 from testbed.explorer.work import step_work
 from testbed.job.job import job_of
 from testbed.model.closed_form import Screener
@@ -126,6 +127,28 @@ def test_a_baseline_is_tuned_in_what_it_chooses_and_in_nothing_else(tmp_path: Pa
     own = chosen_by(baselines()["crosspipe"], space)
     assert own.values["workload.schedule.name"] == ["CrossUDSub", "CrossUD", "CrossWave"]
     assert own.base == {"workload.parallelism.placement": "crosspipe", "policy": "ecmp"}
+
+
+def test_without_a_space_all_is_searched_with_the_scenarios_own_values_among_it(tmp_path: Path) -> None:
+    document = {**SCENARIO, "explore": {"tries": 12}}
+    file = tmp_path / "whole.yaml"
+    file.write_text(yaml.safe_dump(document))
+    scenario = load_scenario(file)
+    space = searched(scenario, "whole").space
+    unsaid = space.keys() - own_values(scenario, space).keys()  # of these "ring" is what it is unless said
+    assert {path.rpartition(".")[2] for path in unsaid} == {"data_parallel_shard", "tensor_parallel"}
+    for path, values in space.items():
+        for value in values:
+            scenario.changed({path: value}, path)  # each is a value that the scenario takes
+    assert Space(space, {}).size > 10**9
+    found = Search(scenario).run()
+    assert found.random is not None
+    assert found.best.tried.step_time_s <= found.random.tried.step_time_s
+    assert found.tried < 250
+    own = load_scenario(written(tmp_path, whole=True))
+    mixed = searched(own, "own").space
+    assert mixed.keys() == space.keys()
+    assert mixed["workload.parallelism.placement"] == ("production", "crosspipe")
 
 
 def test_what_every_baseline_tunes_says_why() -> None:
