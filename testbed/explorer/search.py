@@ -148,17 +148,16 @@ class Search:
         budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
         with Tries(self.scenario, self.known, self.found, self.progress, budget, self.jobs) as tries:
             joint = self._search(tries, space, among=True)
-            fitting = self._sorted(joint)
-            misfits = [tried for tried in joint.values() if isinstance(tried, Infeasible)]
-            infeasible = Counter(one.constraint for one in misfits)
-            examples = {one.constraint: one for one in reversed(misfits)}
-            if not fitting:
-                raise NothingFits(_why(infeasible, examples, len(joint) or explore.size))
+            if not any(isinstance(tried, Evaluation) for tried in joint.values()):
+                raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))
             held_against = [
                 replace(best, name=rival.name, kind=rival.kind, tuned=rival.tuned)
                 for rival in rivals
                 for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
             ]
+            self._overtake(tries, space, joint, held_against)
+            fitting = self._sorted(joint)
+            infeasible, examples = _misfits(joint)
             return Exploration(
                 explore.size,
                 len(joint),
@@ -236,6 +235,27 @@ class Search:
                 break
         return found
 
+    def _overtake(
+        self, tries: Tries, space: Space, joint: dict[Configuration, Tried], rivals: Sequence[Result]
+    ) -> None:
+        """A rival from within the space is one of all; from one that is quicker the search goes on."""
+
+        def note(some: Sequence[Configuration]) -> None:
+            joint.update(zip(some, tries.all(some, among=True), strict=True))
+
+        within = []
+        for rival in rivals:
+            changes = {**self._own, **rival.configuration.changes}
+            if changes.keys() == space.values.keys() and all(
+                changes[path] in values for path, values in space.values.items()
+            ):
+                within.append(Configuration({path: changes[path] for path in space.values}))
+        before_s = self._sorted(joint)[0].tried.step_time_s
+        note([one for one in dict.fromkeys(within) if one not in joint])
+        best = self._sorted(joint)[0]
+        if best.tried.step_time_s < before_s:
+            self._descend(space, best, joint, note)
+
     def _descend(
         self,
         space: Space,
@@ -300,6 +320,12 @@ class Search:
         )
         first = {path: value for path, value in {**own, **baseline["changes"]}.items() if path in paths}
         return sensitivity(first, {**own, **changes}, lambda some: tries.all(some, among=False))
+
+
+def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:
+    """How many each constraint keeps out, and one of them."""
+    some = [one for one in tried.values() if isinstance(one, Infeasible)]
+    return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
 
 
 @dataclass(frozen=True)
