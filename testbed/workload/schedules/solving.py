@@ -52,7 +52,6 @@ class Found:
 
     orders: tuple[Order, ...]
     bound_s: float
-    proven: bool
 
 
 def renamed(orders: Sequence[Order]) -> tuple[Order, ...]:
@@ -101,9 +100,9 @@ class _Model:
             down(costs.forward_s),
             down(costs.input_s),
             down(costs.weight_s),
-            tuple(map(self._down, costs.latency_s)),
-            tuple(map(self._down, costs.busy_s)),
-            tuple((self._down(f), self._down(i), self._down(w)) for f, i, w in costs.stages),
+            tuple(map(down, costs.latency_s)),
+            tuple(map(down, costs.busy_s)),
+            tuple((down(f), down(i), down(w)) for f, i, w in costs.stages),
         )
         timed = carried_out(shop.owners, orders, self.units)
         assert timed is not None
@@ -116,8 +115,8 @@ class _Model:
         for rank in range(shop.ranks):
             self._one_at_a_time(rank)
             self._memory(rank)
-        for pair, messages in self.sent.items():
-            self._link(pair, messages)
+        for messages in self.sent.values():
+            self._link(messages)
         self.model.minimize(self.end)
 
     def _down(self, seconds: float) -> int:
@@ -138,13 +137,13 @@ class _Model:
         parameters.random_seed = 1
         status = solver.solve(self.model)
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
-            return Found(self.orders, 0.0, False)
+            return Found(self.orders, 0.0)
         orders: list[list[Action]] = [[] for _ in range(self.shop.ranks)]
         # nothing lasts no time, except gradients that take none: those stay behind what they need
         for action in sorted(self.starts, key=lambda a: (solver.value(self.starts[a]), _rank_of(a))):
             orders[self.shop.owners[action.stage]].append(action)
         bound_s = solver.best_objective_bound * self.unit_s
-        return Found(tuple(map(tuple, orders)), bound_s, status == self.cp.OPTIMAL)
+        return Found(tuple(map(tuple, orders)), bound_s)
 
     def _actions(self) -> None:
         model, shop = self.model, self.shop
@@ -188,7 +187,7 @@ class _Model:
             self.model.add(target >= sent + busy + latency)
             self.sent.setdefault(pair, []).append((action, sent, busy))
 
-    def _link(self, pair: tuple[int, int], messages: Sequence[tuple[Action, Any, int]]) -> None:
+    def _link(self, messages: Sequence[tuple[Action, Any, int]]) -> None:
         """One message at a time. Of one kind they come in the order of their microbatches as it is."""
         intervals = [self.model.new_fixed_size_interval_var(sent, busy, "") for _, sent, busy in messages]
         self.model.add_no_overlap(intervals)
@@ -207,16 +206,19 @@ class _Model:
                 for action in moving
             ]
         )
-        fixed, since = None, []
+        if not self.free:
+            return
+        fixed: Action | None = None
+        since: list[Action] = []  # free ones behind the last that is not
         for action in order:
-            if action in moving and self.free:
-                if fixed is not None:
-                    self.model.add(self.starts[action] >= self._ended(fixed))
+            if fixed is not None:
+                self.model.add(self.starts[action] >= self._ended(fixed))
+            if action in self.free:
                 since.append(action)
-            elif self.free:
-                for before in [*since, *([fixed] if fixed is not None and not since else [])]:
-                    self.model.add(self.starts[action] >= self._ended(before))
-                fixed, since = action, []
+                continue
+            for before in since:
+                self.model.add(self.starts[action] >= self._ended(before))
+            fixed, since = action, []
 
     def _memory(self, rank: int) -> None:
         shop = self.shop
