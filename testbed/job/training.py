@@ -245,9 +245,15 @@ def _by_name(
     middle = stages[len(stages) // 2]
     forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
     latency_s = tuple(hop.latency_s(size) * crosses for hop, crosses in zip(hops, crossing, strict=True))
-    costs = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s))
+    costs, named = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s)), None
     if searched:
-        costs = _rounded(costs, [_seconds(stage) for stage in stages], scale)
+        each = [_seconds(stage) for stage in stages]
+        far = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
+        wan = [
+            tuple(one * crosses for one, crosses in zip(hop, far, strict=True)) for hop in (latency_s, busy_s)
+        ]
+        named = _rounded(replace(costs, latency_s=wan[0], busy_s=wan[1]), each, scale)
+        costs = _rounded(costs, each, scale)
     try:
         return make_schedule(
             asked.name,
@@ -258,6 +264,7 @@ def _by_name(
             asked.memory,
             asked.time_limit_s,
             beat_s,
+            named,
         )
     except ScheduleError as error:
         raise wrong_workload("schedule", error.found, error.expected) from None

@@ -111,6 +111,23 @@ def test_it_is_whole_within_memory_and_no_slower_than_what_is_known(
     assert found.bound_s <= found.step_s <= min(step_s for _, step_s in found.known)
 
 
+def test_a_schedule_by_other_costs_is_a_place_to_begin() -> None:
+    """CrossWave that knows only of the ways between buildings may be quicker than one that knows of all."""
+    latencies = tuple(1.0 if hop % 2 else 0.0 for hop in range(7))
+    all_hops = Costs(0.5, 0.44, 0.44, latencies, (0.068,) * 7)
+    far_alone = Costs(0.5, 0.44, 0.44, latencies, (0.0,) * 7)
+    waves = {}
+    for costs in (all_hops, far_alone):
+        wave = make_schedule("CrossWave", 8, 16, costs, memory=2.0)
+        timed = carried_out(wave.owners, wave.orders, all_hops)
+        assert timed is not None
+        waves[costs] = timed.step_s
+    request = ScheduleRequest(8, 16, 2, 2.0, all_hops, effort=0.1, named=far_alone)
+    found = optimum(request, request.there_and_back)
+    assert dict(found.known)["CrossWave"] == min(waves.values())
+    assert found.step_s <= min(waves.values())
+
+
 def test_the_same_is_found_again() -> None:
     costs = Costs(1.0, 0.9, 0.8, (0.0, 2.0), (0.0, 0.6))
     first, second = (searched(costs, 3, 12) for _ in range(2))

@@ -74,6 +74,7 @@ class ScheduleRequest:
         costs: Emulated seconds of a stage and of the messages between ranks.
         effort: How long a search may take, about seconds of a core; counted, so that no machine finds another order.
         beat_s: What has been found with another number of stages: a search that cannot be quicker may end.
+        named: Costs that schedules with a name would go by here, for a search that begins with theirs.
     """
 
     ranks: int
@@ -83,6 +84,7 @@ class ScheduleRequest:
     costs: Costs
     effort: float = 1.0
     beat_s: float = math.inf
+    named: Costs | None = None
 
     @property
     def loop(self) -> list[int]:
@@ -207,17 +209,20 @@ def make_schedule(
     memory: float = 1.0,
     effort: float = 0.3,
     beat_s: float = math.inf,
+    named: Costs | None = None,
 ) -> Schedule:
     """One of SCHEDULES, or of a file. costs: of a stage; chunks: stages per rank where the schedule leaves it open.
 
-    effort, beat_s: of one that is searched for, as ScheduleRequest has them.
+    effort, beat_s, named: of one that is searched for, as ScheduleRequest has them.
 
     ScheduleError where it does not fit the request, or is none; PluginError where its function raises, with the line.
     """
     entry = find_schedule(name)
     if not entry.takes(chunks):
         raise ScheduleError(where=name, got=f"{chunks} chunks", expected=str(entry.chunks))
-    request = ScheduleRequest(ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s)
+    request = ScheduleRequest(
+        ranks, microbatches, entry.chunks or chunks, memory, costs, effort, beat_s, named
+    )
     with blamed(f"schedule {name}", Path(entry.source[0])):
         made: Any = entry.make(request)
     searched = made if isinstance(made, Searched) else None

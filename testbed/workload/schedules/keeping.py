@@ -13,7 +13,7 @@ from pathlib import Path
 from testbed.workload.schedules.actions import read_csv, write_csv
 from testbed.workload.schedules.base import ScheduleRequest, Searched
 
-RULES = 1  # of the search: another number where it would find something else
+RULES = 2  # of the search: another number where it would find something else
 
 _known: dict[str, Searched] = {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 
 from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Order, ScheduleError
 from testbed.workload.schedules.base import SCHEDULES, ScheduleEntry, ScheduleRequest, Searched
@@ -118,11 +119,15 @@ def _known(request: ScheduleRequest, shop: Shop) -> Iterator[tuple[str, float, t
     for name, entry in SCHEDULES.items():
         if not isinstance(entry, ScheduleEntry) or entry.searched or entry.chunks != request.chunks:
             continue
-        made = entry.make(request)
-        assert not isinstance(made, Searched)
-        orders = tuple(map(tuple, made))
-        if most_alive(orders) <= shop.room + 1e-9:
-            yield name, shop.step_s(orders), orders
-    room = (shop.room,) * shop.ranks
-    orders = greedy(shop.owners, shop.microbatches, shop.costs, Rules(room))
+        found = []
+        for costs in dict.fromkeys((request.costs, request.named or request.costs)):
+            made = entry.make(replace(request, costs=costs))
+            assert not isinstance(made, Searched)
+            found.append(tuple(map(tuple, made)))
+        fitting = [orders for orders in found if most_alive(orders) <= shop.room + 1e-9]
+        if fitting:
+            best = min(fitting, key=shop.step_s)
+            yield name, shop.step_s(best), best
+    rules = Rules((shop.room,) * shop.ranks)
+    orders = greedy(shop.owners, shop.microbatches, shop.costs, rules)
     yield "", shop.step_s(orders), orders
