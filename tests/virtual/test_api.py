@@ -31,6 +31,7 @@ def test_the_code_on_the_page_does_what_it_says(
     for variant in result.variants:
         assert variant.wan_bytes.observed == variant.wan_bytes.expected
         assert variant.step_time_s.median == pytest.approx(predicted[variant.name].step_time_s, rel=0.1)
+        assert variant.predicted.step_time_s == pytest.approx(predicted[variant.name].step_time_s, rel=1e-9)
     assert result == type(result).open(Path(result.run_dir))
     assert Path(result.run_dir, "report.html").exists()
     assert "hierarchical trusted" in capsys.readouterr().out

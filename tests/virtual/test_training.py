@@ -52,6 +52,9 @@ variants:
   stages-with-tokens:
     workload.parallelism: {pipeline_parallel_degree: 2, data_parallel_replicate_degree: 4, placement: atlas}
     workload.schedule.wan_send_tokens: true
+  searched:
+    workload.parallelism.placement: crosspipe
+    workload.schedule: {name: optimal, microbatches: 4, time_limit: 4 s}
 trials: 1
 warmup: 1
 scale: {size_scale: 60}
@@ -65,6 +68,7 @@ VARIANTS = (
     "tensor-context",
     "experts-uneven",
     "stages-with-tokens",
+    "searched",
 )
 
 # Where much is sent at once, a step depends on whose packet is first at an instant: five steps of `in-order` took
