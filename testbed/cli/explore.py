@@ -25,6 +25,7 @@ from testbed.report.answer import BEST, Row, answer, best_of, paired
 from testbed.report.exploration import PAGE, compared_rows
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
+from testbed.results.result import Result
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -69,12 +70,14 @@ def explore(
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise
     if not as_json:
-        _print(explored, shown)
+        _print(explored, shown, confirming=confirm)
     if confirm:
         with telling(console) as listener:
             confirmed = experiment.confirm(explored, clock, jobs, listener)
         if confirmed.ran:
             print_summary(confirmed.result, console if as_json else shown)
+        if not as_json:
+            _answer(explored, shown, confirmed.result)
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
@@ -110,11 +113,19 @@ def _trying(console: Console) -> Iterator[Callable[[Standing], None]]:
         yield tell
 
 
-def _print(explored: experiment.Explored, console: Console) -> None:
+def _answer(explored: experiment.Explored, console: Console, confirmed: Result | None) -> None:
+    """All but how sure it is: that is told once it is known."""
+    *sentences, _ = answer(explored.document, compared_rows(explored.document, confirmed))
+    for sentence in sentences:
+        console.print(sentence, soft_wrap=True)
+
+
+def _print(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
     document, found = explored.document, explored.found
     rows = compared_rows(document)
-    for sentence in answer(document, rows):
-        console.print(sentence, soft_wrap=True)
+    _answer(explored, console, None)
+    if not confirming:
+        console.print(answer(document, rows)[-1], soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)

@@ -139,7 +139,7 @@ class Search:
     jobs: int = 1
 
     def run(self) -> Exploration:
-        """NothingFits; ConfigError without `explore`, or where the model leaves out what the scenario asks for."""
+        """NothingFits, TryingStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
         explore = self._explore
         check_modelled(self.scenario)
         space = Space(explore.space, {})

@@ -6,10 +6,12 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from testbed.config import Scenario
+from testbed.explorer.errors import TryingStopped
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate
 from testbed.links.process import end_with_parent
 
@@ -79,7 +81,16 @@ class Tries:
             self._pool = ProcessPoolExecutor(self.jobs, get_context("spawn"), _begin, (self.scenario,))
         if self._pool is None or len(fresh) <= AT_ONCE:
             return (evaluate(self.scenario, one) for one in fresh)
-        return iter(self._pool.map(_one, fresh, chunksize=AT_ONCE))
+        return _whole(self._pool.map(_one, fresh, chunksize=AT_ONCE))
+
+
+def _whole(results: Iterator[Tried]) -> Iterator[Tried]:
+    try:
+        yield from results
+    except BrokenProcessPool:
+        message = "a process that tried configurations was killed, by somebody or for want of memory"
+        hint = "the same command with -o FOLDER goes on; --jobs 1 takes the least memory"
+        raise TryingStopped(message, hint=hint) from None
 
 
 _SCENARIO: list[Scenario] = []  # of a process that tries

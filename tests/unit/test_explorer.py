@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -23,6 +24,7 @@ from testbed.explorer import (
     NothingFits,
     Search,
     Standing,
+    TryingStopped,
     evaluate,
     searched,
 )
@@ -149,6 +151,24 @@ def test_without_a_space_all_is_searched_with_the_scenarios_own_values_among_it(
     mixed = searched(own, "own").space
     assert mixed.keys() == space.keys()
     assert mixed["workload.parallelism.placement"] == ("production", "crosspipe")
+
+
+def test_a_process_that_was_killed_is_told_in_words(tmp_path: Path) -> None:
+    space = {
+        **SCENARIO["explore"]["space"],
+        "policy": ["ecmp", "te"],
+        "transport.congestion_control": ["reno", "bbr"],
+    }
+
+    def kill(configuration: Configuration, tried: object) -> None:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):  # it has gone already
+                if "spawn_main" in " ".join(child.cmdline()):
+                    child.kill()
+
+    search = Search(load_scenario(written(tmp_path, space=space)), found=kill, jobs=2)
+    with pytest.raises(TryingStopped, match="was killed, by somebody or for want of memory"):
+        search.run()
 
 
 def test_what_every_baseline_tunes_says_why() -> None:
@@ -491,6 +511,10 @@ def test_what_confirmed_an_exploration_is_taken_up_and_shown(tmp_path: Path) -> 
     (folder / "confirmed/summary.json").write_text(json.dumps(confirmed))
     ran = CliRunner().invoke(app, ["explore", file, "-o", str(folder), "--confirm"])
     assert "The model was 2.0% off in the median, 2.0% at the worst; Kendall's tau" in ran.stdout
+    assert "Nothing of it was measured" not in ran.stdout
+    first, second = (line for line in ran.stdout.splitlines() if line.startswith("The best: "))
+    assert "a step by the model" in first
+    assert "a step by the model" not in second  # measured
     assert json.loads((folder / "exploration.json").read_text())["agreement"]["median_error"] < 0.02
     page = (folder / "exploration.html").read_text()
     assert page.count("<circle") == len(document["fitting"]) + len(measured)
