@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,6 +157,20 @@ def test_what_was_found_is_kept(own_cache: Path, monkeypatch: pytest.MonkeyPatch
     again = make_schedule("optimal", 3, 4, costs)
     assert (again, again.searched) == (first, first.searched)
     monkeypatch.undo()
+
+
+def test_a_search_that_is_interrupted_ends_at_once_and_keeps_nothing(own_cache: Path) -> None:
+    hops = (0.0,) * 3 + (2.0,) + (0.0,) * 3
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(2.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            make_schedule("optimal", 8, 16, Costs(0.5, 0.45, 0.45, hops, hops), 2, effort=1000.0)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+    assert not own_cache.exists()
 
 
 def test_a_cache_that_cannot_be_read_is_done_without(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -135,7 +136,15 @@ class _Model:
         parameters.interleave_search = True
         parameters.linearization_level = 0
         parameters.random_seed = 1
-        status = solver.solve(self.model)
+        parameters.catch_sigint_signal = (
+            False  # it would end a search in the middle, as if that were its result
+        )
+        with ThreadPoolExecutor(1) as beside:  # so that Ctrl-C comes here, and at once
+            try:
+                status = beside.submit(solver.solve, self.model).result()
+            except BaseException:
+                solver.stop_search()
+                raise
         if status not in (self.cp.OPTIMAL, self.cp.FEASIBLE):
             return Found(self.orders, 0.0)
         orders: list[list[Action]] = [[] for _ in range(self.shop.ranks)]
