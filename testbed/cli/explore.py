@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +25,6 @@ from testbed.report.answer import BEST, Row, answer, best_of, paired
 from testbed.report.exploration import PAGE, compared_rows
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
-from testbed.results.result import Result
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -77,7 +76,8 @@ def explore(
         if confirmed.ran:
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
-            _answer(explored, shown, confirmed.result)
+            rows = compared_rows(explored.document, confirmed.result)
+            _tell(answer(explored.document, rows)[:-1], shown)  # how sure it is comes now
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
@@ -113,9 +113,7 @@ def _trying(console: Console) -> Iterator[Callable[[Standing], None]]:
         yield tell
 
 
-def _answer(explored: experiment.Explored, console: Console, confirmed: Result | None) -> None:
-    """All but how sure it is: that is told once it is known."""
-    *sentences, _ = answer(explored.document, compared_rows(explored.document, confirmed))
+def _tell(sentences: Sequence[str], console: Console) -> None:
     for sentence in sentences:
         console.print(sentence, soft_wrap=True)
 
@@ -123,9 +121,8 @@ def _answer(explored: experiment.Explored, console: Console, confirmed: Result |
 def _print(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
     document, found = explored.document, explored.found
     rows = compared_rows(document)
-    _answer(explored, console, None)
-    if not confirming:
-        console.print(answer(document, rows)[-1], soft_wrap=True)
+    sentences = answer(document, rows)
+    _tell(sentences[:-1] if confirming else sentences, console)  # a run will say how sure it is
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)

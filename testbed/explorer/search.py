@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from testbed.catalogue import baselines
@@ -206,10 +206,8 @@ class Search:
         """
         explore = self._explore
 
-        def note(some: Sequence[Configuration]) -> None:
-            found.update(zip(some, tries.all(some, among=among), strict=True))
-
         found: dict[Configuration, Tried] = {}
+        note = partial(_note, tries, found, among=among)
         if space.size <= explore.tries:
             note(list(space))
             return found
@@ -240,9 +238,7 @@ class Search:
     ) -> None:
         """A rival from within the space is one of all; from one that is quicker the search goes on."""
 
-        def note(some: Sequence[Configuration]) -> None:
-            joint.update(zip(some, tries.all(some, among=True), strict=True))
-
+        note = partial(_note, tries, joint, among=True)
         within = []
         for rival in rivals:
             changes = {**self._own, **rival.configuration.changes}
@@ -313,13 +309,15 @@ class Search:
         """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
         if baseline is None:
             return None
+        first = {**self._own, **baseline["changes"]}
         changes = best.configuration.changes
-        paths = dict.fromkeys((*changes, *baseline["changes"]))
-        own = own_values(
-            self.scenario, {path: (changes[path], *self._explore.space[path]) for path in changes}
-        )
-        first = {path: value for path, value in {**own, **baseline["changes"]}.items() if path in paths}
-        return sensitivity(first, {**own, **changes}, lambda some: tries.all(some, among=False))
+        return sensitivity(first, changes, lambda some: tries.all(some, among=False))
+
+
+def _note(
+    tries: Tries, found: dict[Configuration, Tried], some: Sequence[Configuration], *, among: bool
+) -> None:
+    found.update(zip(some, tries.all(some, among=among), strict=True))
 
 
 def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[str, Infeasible]]:

@@ -33,6 +33,7 @@ from testbed.workload.schedules import (
     Costs,
     Schedule,
     ScheduleError,
+    Searched,
     find_schedule,
     make_schedule,
     read_csv,
@@ -134,8 +135,8 @@ class _Planner:
         return mesh, schedule, stages, replace(plan, buildings=self.buildings, tuning=self.tuning)
 
     def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage]]:
-        """The quicker of one stage per rank and, where layers divide so far, of two."""
-        found: list[tuple[Schedule, list[Stage]]] = []
+        """The quicker of one stage per rank and, where there are layers enough, of two."""
+        found: list[tuple[Searched, Schedule, list[Stage]]] = []
         beat_s = math.inf
         for chunks, share in SHARES.items():
             try:
@@ -147,14 +148,12 @@ class _Planner:
             own = asked.model_copy(update={"chunks": chunks, "time_limit_s": share * asked.time_limit_s})
             schedule = _by_name(own, mesh, stages, self.network, self.hosts, self.scale, beat_s)
             assert schedule.searched is not None
-            found.append((schedule, stages))
+            found.append((schedule.searched, schedule, stages))
             beat_s = min(beat_s, schedule.searched.step_s)
-        searched = [schedule.searched for schedule, _ in found if schedule.searched is not None]
-        best, stages = min(found, key=lambda pair: pair[0].searched.step_s if pair[0].searched else math.inf)
-        assert best.searched is not None
-        bounds_s = {chunks: bound_s for one in searched for chunks, bound_s in one.bounds_s.items()}
-        known = sorted((entry for one in searched for entry in one.known), key=lambda entry: entry[1])
-        return replace(best, searched=replace(best.searched, bounds_s=bounds_s, known=tuple(known))), stages
+        best, schedule, stages = min(found, key=lambda one: one[0].step_s)
+        bounds_s = {chunks: bound_s for one, *_ in found for chunks, bound_s in one.bounds_s.items()}
+        known = sorted((entry for one, *_ in found for entry in one.known), key=lambda entry: entry[1])
+        return replace(schedule, searched=replace(best, bounds_s=bounds_s, known=tuple(known))), stages
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
@@ -237,23 +236,17 @@ def _by_name(
     line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
     hops = [network.paths[here, there] for here, there in pairwise(line)]
     size = scale.emulated_bytes(max(stage.activation for stage in stages))
-    crossing = [searched or hosts[a].building != hosts[b].building for a, b in pairwise(line)]
-    busy_s = [
-        size / min(network.capacities[part] for part in hop.parts) if crosses else 0.0
-        for hop, crosses in zip(hops, crossing, strict=True)
-    ]
+    busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
+    latency_s = [hop.latency_s(size) for hop in hops]
+    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
     middle = stages[len(stages) // 2]
     forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
-    latency_s = tuple(hop.latency_s(size) * crosses for hop, crosses in zip(hops, crossing, strict=True))
-    costs, named = Costs(forward_s, input_s, weight_s, latency_s, tuple(busy_s)), None
+    everywhere = Costs(forward_s, input_s, weight_s, tuple(latency_s), tuple(busy_s))
+    costs = replace(everywhere, latency_s=_where(crossing, latency_s), busy_s=_where(crossing, busy_s))
+    named = None
     if searched:
         each = [_seconds(stage) for stage in stages]
-        far = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
-        wan = [
-            tuple(one * crosses for one, crosses in zip(hop, far, strict=True)) for hop in (latency_s, busy_s)
-        ]
-        named = _rounded(replace(costs, latency_s=wan[0], busy_s=wan[1]), each, scale)
-        costs = _rounded(costs, each, scale)
+        costs, named = _rounded(everywhere, each, scale), _rounded(costs, each, scale)
     try:
         return make_schedule(
             asked.name,
@@ -268,6 +261,11 @@ def _by_name(
         )
     except ScheduleError as error:
         raise wrong_workload("schedule", error.found, error.expected) from None
+
+
+def _where(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Nothing where a hop stays in its building."""
+    return tuple(one if crosses else 0.0 for one, crosses in zip(seconds, crossing, strict=True))
 
 
 def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
+from testbed.caches import user_cache
 from testbed.virtual.changes import CHANGES, CHANGES_BEFORE, CHANGES_FROM
 from testbed.virtual.errors import NoKernelError
 from testbed.virtual.versions import numbers
 
 CACHE_VARIABLE = "TESTBED_KERNELS"
 SYSTEM_CACHE = Path("/var/cache/scale-across-testbed/kernels")
-USER_CACHE = "scale-across-testbed/kernels"
 MANIFEST = "manifest.json"
 
 
@@ -79,8 +79,7 @@ def caches() -> list[Path]:
     """Where kernels may be, in the order in which they are looked for."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return [Path(chosen)]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return [home / USER_CACHE, SYSTEM_CACHE]
+    return [user_cache("kernels"), SYSTEM_CACHE]
 
 
 def cache_to_write() -> Path:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from testbed.workload.layers import EXPERT_SHARD, FSDP, Group, LayerPlanner, Options, computing_s
 from testbed.workload.parallelism import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR, Mesh
 from testbed.workload.plan import Computing, JobPlan, Message, Operation, Pause
-from testbed.workload.schedules import Action, Kind, Schedule
+from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage
 
 TOKEN = "send_token"  # the kind of what passes it on
@@ -96,7 +96,7 @@ class _RankPlanner(LayerPlanner):
         for peer, order in enumerate(self.schedule.orders):
             if peer != self.own:
                 for action in order:
-                    target = _next_stage(action, len(self.stages))
+                    target = next_stage(action, len(self.stages))
                     if target is not None and self.schedule.owners[target] == self.own:
                         self._receive(target, action, ())
 
@@ -147,13 +147,13 @@ class _RankPlanner(LayerPlanner):
             for number in reversed(range(len(stage.parts))):
                 self.layer(action, number, stage.parts[number])
         self._account(action, first, stage.kept)
-        target, peer = _next_stage(action, len(self.stages)), self._next_rank(action)
+        target, peer = next_stage(action, len(self.stages)), self._next_rank(action)
         if target is not None and peer not in (None, self.rank):
             self._send(target, action, peer, tuple({*self.gate, self.computed[-1]}))
 
     def _next_rank(self, action: Action) -> int | None:
         """Whose stage goes on with what an action gives."""
-        target = _next_stage(action, len(self.stages))
+        target = next_stage(action, len(self.stages))
         return None if target is None else self.line[self.schedule.owners[target]]
 
     # ---- send tokens of replicas: who has one sends for as long as its message takes, then passes it on
@@ -216,15 +216,6 @@ class _RankPlanner(LayerPlanner):
         if action.kind is Kind.BACKWARD_WEIGHT:
             within = set()
         return action.parts > 1 or not (within or (self.groups and self.gives_weights(action)))
-
-
-def _next_stage(action: Action, stages: int) -> int | None:
-    """Which stage goes on with what an action gives."""
-    if action.kind is Kind.FORWARD:
-        return action.stage + 1 if action.stage + 1 < stages else None
-    if action.kind.gives_gradient:
-        return action.stage - 1 if action.stage else None
-    return None
 
 
 def _source_stage(action: Action, stages: int) -> int | None:

@@ -10,6 +10,7 @@ from testbed.workload.schedules.actions import (
     Order,
     ScheduleError,
     check_orders,
+    next_stage,
     read_csv,
     write_csv,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "check_orders",
     "find_schedule",
     "make_schedule",
+    "next_stage",
     "read_csv",
     "schedule",
     "schedule_of",

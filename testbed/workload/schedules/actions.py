@@ -59,6 +59,15 @@ class Action:
         return text if self.parts == 1 else f"{text}.{self.part}/{self.parts}"
 
 
+def next_stage(action: Action, stages: int) -> int | None:
+    """Which other stage goes on with what an action gives."""
+    if action.kind is Kind.FORWARD:
+        return action.stage + 1 if action.stage + 1 < stages else None
+    if action.kind.gives_gradient:
+        return action.stage - 1 if action.stage else None
+    return None
+
+
 Order = tuple[Action, ...]
 """What one rank computes, in its order."""
 

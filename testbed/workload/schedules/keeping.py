@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from testbed.caches import user_cache
 from testbed.workload.schedules.actions import read_csv, write_csv
 from testbed.workload.schedules.base import ScheduleRequest, Searched
 
@@ -19,9 +19,8 @@ _known: dict[str, Searched] = {}
 
 
 def folder() -> Path:
-    """Where they are kept; $XDG_CACHE_HOME moves it."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return home / "scale-across-testbed" / "schedules"
+    """Where they are kept."""
+    return user_cache("schedules")
 
 
 def find(request: ScheduleRequest) -> Searched | None:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Kind, Order
+from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Kind, Order, next_stage
 from testbed.workload.schedules.base import Costs
 
 
@@ -20,11 +20,10 @@ class Timed:
 
 def follower(action: Action, stages: int) -> tuple[int, Kind] | None:
     """Which stage goes on with what an action gives, and with what; None where nobody does."""
-    if action.kind is FORWARD:
-        return (action.stage + 1, FORWARD) if action.stage + 1 < stages else (action.stage, INPUT)
-    if action.kind.gives_gradient and action.stage:
-        return action.stage - 1, INPUT
-    return None
+    stage = next_stage(action, stages)
+    if stage is not None:
+        return stage, FORWARD if action.kind is FORWARD else INPUT
+    return (action.stage, INPUT) if action.kind is FORWARD else None
 
 
 def carried_out(owners: Sequence[int], orders: Sequence[Order], costs: Costs) -> Timed | None:
