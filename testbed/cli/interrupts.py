@@ -2,32 +2,44 @@
 
 A signal's handler runs wherever the main thread happens to be. In a finaliser or in the callback of a weak reference
 (the import system has such callbacks) the interpreter prints what is raised, and goes on as if nothing had been: a run
-told to end would go on to its own end. Such a signal is delivered again a moment later.
+told to end would go on to its own end. Where `subprocess.Popen` asks for a process's end, an exception may leave a lock
+held for which whoever waits for that process would wait for ever. Such a signal is delivered again a moment later.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
+from types import CodeType, FrameType
 
 AGAIN_S = 0.05
+# Where it takes its lock without a `with`, by CPython's own names; there is nothing to mind where there are none.
+_LOCK = "_waitpid_lock"
+_TAKE_IT: list[CodeType] = [
+    getattr(subprocess.Popen, name).__code__
+    for name in ("_internal_poll", "_wait")
+    if hasattr(subprocess.Popen, name)
+]
 
 
 def raise_on_signals() -> None:
     """From now on SIGINT raises KeyboardInterrupt, and SIGTERM and SIGHUP raise SystemExit(128 + number).
 
     To be called in the main thread. A signal that whoever started this process had ignored (nohup does, and a shell in
-    the background) stays ignored. Where the exception cannot leave (`sys.unraisablehook`) the signal comes again.
+    the background) stays ignored. Where the exception cannot leave (`sys.unraisablehook`), or must not, the signal
+    comes again.
     """
     last: list[int] = []
 
-    def handle(number: int, frame: FrameType | None) -> NoReturn:
+    def handle(number: int, frame: FrameType | None) -> None:
         last[:] = [number]
+        if _holds_lock(frame):
+            _deliver_again(number)
+            return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise _Ended(number)
@@ -66,10 +78,22 @@ def _again(last: list[int], others: Callable[[sys.UnraisableHookArgs], object]) 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if last and isinstance(unraisable.exc_value, (KeyboardInterrupt, SystemExit)):
             # not from here: what the handler raised in this hook would be lost, too
-            timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), last[0]))
-            timer.daemon = True
-            timer.start()
+            _deliver_again(last[0])
         else:
             others(unraisable)
 
     return hook
+
+
+def _holds_lock(frame: FrameType | None) -> bool:
+    """Whether what a signal has interrupted has to give a process's lock back first."""
+    if frame is None or frame.f_code not in _TAKE_IT:
+        return False
+    lock = getattr(frame.f_locals.get("self"), _LOCK, None)
+    return lock is not None and lock.locked()
+
+
+def _deliver_again(number: int) -> None:
+    timer = threading.Timer(AGAIN_S, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()

@@ -104,3 +104,32 @@ def test_what_fails_because_of_a_signal_is_the_signals_end(error: str) -> None:
     done = ended(code.replace("{number}", "0"))
     assert done.returncode == 1
     assert "half done" in done.stderr
+
+
+# a timer's signals find the main thread between any two of its instructions
+ASKING = """
+import contextlib, random, signal, subprocess, time
+from testbed.cli.interrupts import raise_on_signals
+
+raise_on_signals()
+signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
+process = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
+try:
+    for _ in range(1000):
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 6e-4))
+        with contextlib.suppress(SystemExit):
+            while True:
+                {ask}
+                time.sleep(0)
+finally:
+    process.kill()
+print(process.wait(timeout=5))
+"""
+
+
+@pytest.mark.parametrize(
+    "ask", ["process.poll()", "with contextlib.suppress(subprocess.TimeoutExpired): process.wait(timeout=0)"]
+)
+def test_a_signal_leaves_no_process_that_cannot_be_waited_for(ask: str) -> None:
+    done = ended(ASKING.format(ask=ask))
+    assert (done.returncode, done.stdout) == (0, "-9\n"), done.stderr
