@@ -10,6 +10,7 @@ from testbed.fabric import plan as planning
 from testbed.fabric import setups
 from testbed.fabric.bridges import CARD
 from testbed.fabric.plan import Plan
+from testbed.fabric.tcp_buffers import buffer_sysctls
 from testbed.links import SettingMismatch, network_namespace
 from testbed.links.dumps import Discipline, Interface, disciplines, interfaces, shortest_timeouts_ms
 from testbed.links.ingress import CUT_THROUGH_DEVICE, IngressDelay, device, verify_ingress_delays
@@ -75,7 +76,7 @@ def namespace_settings(plan: Plan, pids: Mapping[str, int]) -> Iterator[Namespac
     for building in plan.topology.buildings:
         probe = plan.probe(building.name)
         yield plain(probe, pids[probe], (CARD,))
-    sysctls = {**setups.HOST_SYSCTLS, **setups.buffer_sysctls(plan.topology)}
+    sysctls = {**setups.HOST_SYSCTLS, **buffer_sysctls(plan.topology)}
     rto_min_ms = plan.rto_min_ms if plan.time_dilation != 1 else None
     for host in plan.topology.hosts:
         yield NamespaceSettings(

@@ -26,7 +26,7 @@ from testbed.collectives.registry import (
 from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
 from testbed.model.folding import Folder, Isolated, software_of
-from testbed.model.waiting import Event, Mailbox
+from testbed.model.waiting import Event, Mailbox, SendBuffer
 from testbed.paths.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
@@ -112,6 +112,7 @@ class _Simulation:
         self.sending: dict[Ends, int] = {}
         # when lossy connections are done with what they have
         self.until_s: dict[tuple[Ends, int], float] = {}
+        self.buffers: dict[tuple[Ends, int], SendBuffer] = {}
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -201,20 +202,21 @@ class _Simulation:
                 self._join(rank, operation, self.folder, over)
 
     def _send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
-        """Begin to send; the event is that the last byte has left."""
-        left, box = Event(), self._box(key)
+        """Begin to send; the event is that the connection has taken the last byte."""
+        taken, box = Event(), self._box(key)
         here, there = ends
         paths, whole_bytes = self.network.paths_of(ends, dscp), size_bytes + self.network.header_bytes
         latency_s = self.arrival_s(paths, whole_bytes)
         least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
         shares = [path.shares for path in paths]
+        buffer = self.buffers.setdefault((ends, dscp), SendBuffer(self.network.send_buffer_bytes))
         until_s = 0.0
 
         def sent() -> None:
             late_s = latency_s + max(0.0, until_s - self.now_s)
             self._later(late_s, lambda: self._work(there, size_bytes, box.arrive))
             self.sending[ends] -= size_bytes
-            left.happen()
+            buffer.leave(whole_bytes)
 
         def begin() -> None:
             nonlocal until_s
@@ -226,12 +228,13 @@ class _Simulation:
                 until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
                 self.until_s[ends, dscp] = until_s
             self.fluid.send((ends, dscp), shares, whole_bytes, sent)
+            buffer.put(whole_bytes, taken)
 
         def hand_over() -> None:
             self._work(here, size_bytes, begin)
 
         box.leave(hand_over, held=held)
-        return left
+        return taken
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None]) -> None:
         """A rank's software handles one message after the other."""

@@ -1,4 +1,4 @@
-"""What happens once, and who waits for it; messages that have come, and receives that wait for theirs."""
+"""What happens once, and who waits for it; messages that have come or are to leave, and who waits for those."""
 
 from __future__ import annotations
 
@@ -67,3 +67,31 @@ class Mailbox:
         else:
             self.allowed += 1
         return event
+
+
+@dataclass(eq=False)
+class SendBuffer:
+    """Of one connection: a sender goes on once all of its message is in here, which is before it has left.
+
+    A message that is larger than the buffer, size_bytes, is in when it has left: less than a buffer too late.
+    """
+
+    size_bytes: float
+    put_bytes: float = 0.0
+    left_bytes: float = 0.0
+    waiting: deque[tuple[float, Event]] = field(default_factory=deque)
+
+    def put(self, message_bytes: float, taken: Event) -> None:
+        """A message behind all others; `taken` happens when all of it is in."""
+        self.put_bytes += message_bytes
+        self.waiting.append((self.put_bytes, taken))
+        self._take()
+
+    def leave(self, message_bytes: float) -> None:
+        """The first message has left."""
+        self.left_bytes += message_bytes
+        self._take()
+
+    def _take(self) -> None:
+        while self.waiting and self.waiting[0][0] <= self.left_bytes + self.size_bytes:
+            self.waiting.popleft()[1].happen()

@@ -10,6 +10,7 @@ from random import Random
 
 from testbed.config import Host, Topology
 from testbed.directions import QueueClass
+from testbed.fabric.tcp_buffers import send_buffer_bytes
 from testbed.paths.alpha_beta import frame_per_payload, nearest_plane
 from testbed.paths.hops import NETEM, Paths, passage
 from testbed.paths.losses import Lossy
@@ -81,7 +82,7 @@ class Network:
     paths: between ranks, as if alone.
     parallel: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
     classes: where a part's traffic has several queues, the part that each of them is.
-    header_bytes: that a message has in front of its payload.
+    header_bytes: that a message has in front of its payload. send_buffer_bytes: of each connection, at the most.
     """
 
     capacities: Mapping[str, float]
@@ -90,6 +91,7 @@ class Network:
     queues: Mapping[str, float] = field(default_factory=dict)
     classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
     header_bytes: int = 0
+    send_buffer_bytes: float = 0.0
 
     def paths_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """Those that a message takes side by side, one or more."""
@@ -127,4 +129,10 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
                     parts.append(own)
             nearest = passage(topology, [hop.by(nearest_plane) for hop in hops])
             paths[source, target] = Path(nearest.delay_s, tuple(parts), serialisation=nearest.serialisation)
-    return Network(capacities, paths, queues=queues, header_bytes=HEADER_BYTES)
+    return Network(
+        capacities,
+        paths,
+        queues=queues,
+        header_bytes=HEADER_BYTES,
+        send_buffer_bytes=send_buffer_bytes(topology),
+    )

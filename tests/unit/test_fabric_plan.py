@@ -6,7 +6,8 @@ from pathlib import Path
 
 from testbed.config import load_topology
 from testbed.fabric.plan import FIRST_WAN_PORT, make_plan
-from testbed.fabric.setups import bridge_setup, buffer_sysctls, host_setup, probe_setup
+from testbed.fabric.setups import bridge_setup, host_setup, probe_setup
+from testbed.fabric.tcp_buffers import buffer_sysctls
 from testbed.links.shaping import Shape, shape_commands
 from testbed.scale import Scale
 

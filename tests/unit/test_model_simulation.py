@@ -86,6 +86,24 @@ def test_messages_of_a_pair_keep_their_order() -> None:
     assert [end for _, end in timeline.spans[1]] == pytest.approx([2.0, 2.0])
 
 
+def test_a_stream_goes_on_when_its_socket_has_taken_a_message() -> None:
+    busy = Computing("busy", "compute", "forward", duration_s=0.5)
+    ours = (busy, send(1, 25, 1, "a"), send(1, 25, 2, "a"), send(1, 25, 3, "b", after=(0,)))
+    plan = JobPlan((ours, tuple(replace(recv(0, 25, tag), stream=str(tag)) for tag in (1, 2, 3))))
+
+    def ends(buffer_bytes: float) -> list[list[float]]:
+        network = replace(one_link(2), send_buffer_bytes=buffer_bytes)
+        return [[end for _, end in rank] for rank in simulate(plan, network, BYTES).spans]
+
+    in_turns, half, at_once = (ends(buffer_bytes) for buffer_bytes in (0, 150, 300))
+    assert in_turns[0][1:] == pytest.approx([1.0, 3.0, 2.0])
+    assert in_turns[1] == pytest.approx([1.0, 3.0, 2.0])
+    # the first is taken at once, the second when the first has left
+    assert half[0][1:] == pytest.approx([0.0, 1.0, 2.0])
+    assert at_once[0][1:] == pytest.approx([0.0, 0.0, 0.5])
+    assert half[1] == at_once[1] == pytest.approx([1.0, 2.0, 3.0])
+
+
 def test_held_messages_leave_when_their_receiver_waits_for_them() -> None:
     busy = Computing("busy", "compute", "forward", duration_s=3.0)
     operations: tuple[Operation, ...] = (busy, recv(0, 25, after=(0,)))
