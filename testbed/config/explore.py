@@ -62,6 +62,12 @@ class ExploreSpec(Strict):
         description="How many configurations the model of the step tries: of more, the best by a closed form.",
     )
     confirm: Count = Field(default=3, description="How many of the best are run on the emulated network.")
+    candidates: Count = Field(
+        default=8,
+        description="Of how many of the best by the model those are chosen, on the emulated network: all are run for "
+        "one trial, the quicker half for three, and so on. Those that the model has a fifth slower than the best are "
+        "left out.",
+    )
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
         default=BASELINES, description="What the best is held against, from data/baselines.yaml."
     )

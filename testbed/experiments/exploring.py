@@ -6,11 +6,12 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.experiments.halving import RUNGS, halve
 from testbed.experiments.running import Listener, run
 from testbed.explorer import Exploration, NothingFits, Search, Standing, searched
 from testbed.explorer.confirming import Agreement, agreement, confirmation
@@ -32,6 +33,7 @@ class Explored:
     """What a search found, as its folder has it. document: what `exploration.json` holds."""
 
     folder: Path
+    scenario: Scenario
     found: Exploration
     document: dict[str, Any]
 
@@ -85,29 +87,47 @@ def explore(
             shutil.rmtree(folder)
         raise
     confirms = confirmation(scenario, found)
-    explored = Explored(folder, found, _document(scenario, found, confirms.variants))
+    explored = Explored(folder, scenario, found, _document(scenario, found, confirms.variants))
     explored.confirmation.write_text(confirms.scenario.to_yaml())
     _write(explored)
     return explored
 
 
 def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener) -> Confirmed:
-    """Run what confirms it, unless that was done; the page and `exploration.json` then say how right the model was.
+    """Let packets choose among the best, run these and what they are held against, unless that was done.
 
-    ConfigError where the folder holds another run, BadResult where it holds none, and all that a run raises.
+    The page and `exploration.json` then have what was measured, and say how right the model was. ConfigError where the
+    folder holds another run, BadResult where it holds none, and all that a run raises.
     """
-    folder, file = explored.folder / CONFIRMED, explored.confirmation
-    ran = not folder.exists()
-    if ran:
-        run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
-    result = Result.open(folder)
-    if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
-        expected = "a folder without one, or the same configurations and clock"
-        raise ConfigError([Problem("command line", None, "--confirm", f"another run in {folder}", expected)])
+    new: list[Path] = []
+
+    def measure(scenario: Scenario, folder: Path) -> Result:
+        file = folder.with_suffix(".yaml") if folder.name != CONFIRMED else explored.confirmation
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(scenario.to_yaml())
+        if not folder.exists():
+            run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
+            new.append(folder)
+        result = Result.open(folder)
+        if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
+            expected = "a folder without one, or the same configurations and clock"
+            found = f"another run in {folder}"
+            raise ConfigError([Problem("command line", None, "--confirm", found, expected)])
+        return result
+
+    scenario, document = explored.scenario, explored.document
+    confirms = confirmation(scenario, explored.found)
+    if (explored.folder / RUNGS).exists() or not (explored.folder / CONFIRMED).exists():
+        chosen, rungs = halve(scenario, explored.found, explored.folder, measure)
+        found = replace(explored.found, chosen=chosen)
+        confirms = confirmation(scenario, found)
+        document.update(_document(scenario, found, confirms.variants), rungs=rungs)
+        _write(explored)
+    result = measure(confirms.scenario, explored.folder / CONFIRMED)
     right = agreement(result.variants)
-    explored.document["agreement"] = asdict(right) if right else None
+    document["agreement"] = asdict(right) if right else None
     _write(explored, result)
-    return Confirmed(result, ran, right)
+    return Confirmed(result, explored.folder / CONFIRMED in new, right)
 
 
 def _write(explored: Explored, confirmed: Result | None = None) -> None:
@@ -149,5 +169,6 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         ],
         "pareto": entries(found.pareto),
         "fitting": entries(found.fitting),
+        "rungs": [],
         "agreement": None,
     }

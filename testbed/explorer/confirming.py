@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from testbed.config import Scenario
 from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.evaluation import MICROBATCHES, configured
 from testbed.explorer.search import Exploration
+from testbed.explorer.search import Result as Found
 from testbed.results.result import Variant
+
+WITHIN = 1.2  # of the best by the model: what it has slower than that is not the quickest on packets
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,38 @@ def confirmation(scenario: Scenario, found: Exploration) -> Confirmation:
         changed = configured(scenario, result.configuration.changes)
         name = known.setdefault(changed.to_yaml(), result.label.replace(" ", "-"))
         names[result.label] = name
-        # with the microbatches that follow from the changes
-        schedule = changed.workload.schedule or ScheduleSpec()
-        variants.setdefault(name, {**result.configuration.changes, MICROBATCHES: schedule.microbatches})
+        variants.setdefault(name, _changes(scenario, result))
+    return Confirmation(_with_variants(scenario, variants), names)
+
+
+def candidates(scenario: Scenario, found: Exploration) -> list[Found]:
+    """Of which packets choose: the best by the model, that it can tell apart, and none that it has too far behind."""
+    explore = scenario.explore
+    assert explore is not None
+    most_s = WITHIN * found.best.tried.step_time_s
+    return [one for one in found.distinct if one.tried.step_time_s <= most_s][: explore.candidates]
+
+
+def short_run(scenario: Scenario, some: Mapping[str, Found], trials: int) -> Scenario:
+    """The scenario whose variants these are, with so many trials. ConfigError."""
+    variants = {name: _changes(scenario, one) for name, one in some.items()}
+    return _with_variants(scenario.model_copy(update={"trials": trials}), variants)
+
+
+def survivors(ranked: Sequence[Found], least: int) -> Sequence[Found]:
+    """The first half of them (successive halving: Jamieson and Talwalkar 2016), no less than so many."""
+    return ranked[: max(least, math.ceil(len(ranked) / 2))]
+
+
+def _changes(scenario: Scenario, one: Found) -> dict[str, Any]:
+    """A configuration's, with the microbatches that follow from them."""
+    schedule = configured(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
+    return {**one.configuration.changes, MICROBATCHES: schedule.microbatches}
+
+
+def _with_variants(scenario: Scenario, variants: Mapping[str, Mapping[str, Any]]) -> Scenario:
     document = scenario.model_copy(update={"explore": None, "variants": variants})
-    return Confirmation(Scenario.model_validate(document.to_data()), names)
+    return Scenario.model_validate(document.to_data())
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ class Exploration:
     combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
     random, where not all were tried; infeasible: how many each constraint kept out, one example each. baselines,
     single: as given, then tuned. indifferent: paths whose other values, where they fit, leave the best as it is.
-    sensitivity: of what the best has and the first baseline, as given, has not.
+    sensitivity: of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the
+    quickest first.
     """
 
     combinations: int
@@ -92,6 +93,7 @@ class Exploration:
     examples: Mapping[str, Infeasible]
     indifferent: Mapping[str, Any] = field(default_factory=dict)
     sensitivity: Sensitivity | None = None
+    chosen: Sequence[Result] = ()
 
     @property
     def best(self) -> Result:
@@ -109,7 +111,7 @@ class Exploration:
     def compared(self, most: int) -> list[Result]:
         """The baselines, the best of each dimension alone and at random, and so many of the best of all."""
         named = [*self.baselines, *self.single, *([self.random] if self.random else [])]
-        best = self.distinct[:most]
+        best = (self.chosen or self.distinct)[:most]
         return [
             *named,
             *(replace(result, name=f"best {n}", kind="best") for n, result in enumerate(best, 1)),

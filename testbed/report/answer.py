@@ -30,13 +30,16 @@ def answer(document: JsonObject, rows: Sequence[Row]) -> list[str]:
         *_gains(best, [row for row in rows if row["kind"] == BASELINE]),
         *_alone(rows),
         *_indifferent(document["indifferent"]),
+        *_by_packets(document.get("rungs", [])),  # searches of before have none
         _sure(document, best),
     ]
 
 
 def best_of(rows: Sequence[Row]) -> Row:
-    """The very best of what is compared."""
-    return next(row for row in rows if row["kind"] == BEST)
+    """The very best of what is compared: the quickest that was measured and is not untrusted, or the first."""
+    best = [row for row in rows if row["kind"] == BEST]
+    trusted = [row for row in best if row["measured"] and row["measured"].verdict.status != "untrusted"]
+    return min(trusted, key=step_time_s, default=best[0])
 
 
 def _best(document: JsonObject, best: Row) -> str:
@@ -93,6 +96,22 @@ def _alone(rows: Sequence[Row]) -> Iterator[str]:
 def _indifferent(indifferent: JsonObject) -> Iterator[str]:
     if indifferent:
         yield f"No effect on the best, by the model: {Configuration(indifferent)}."
+
+
+def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
+    """Of how many the best were chosen on the network, and where the quickest of them had stood."""
+    if not rungs:
+        return
+    by_model = sorted(rungs[0]["candidates"], key=lambda one: float(one["predicted_s"]))
+    steps = {one["name"]: float(one["step_time_s"]) for rung in rungs for one in rung["candidates"]}
+    quickest = rungs[-1]["candidates"][0]["name"]
+    place = [one["name"] for one in by_model].index(quickest)
+    told = f"Of the {len(by_model)} quickest by the model packets chose "
+    if place == 0:
+        yield f"{told}its first."
+    else:
+        less = percent_text(1 - steps[quickest] / steps[by_model[0]["name"]])
+        yield f"{told}its number {place + 1}, {less} less time than its first."
 
 
 def _sure(document: JsonObject, best: Row) -> str:

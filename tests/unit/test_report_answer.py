@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from testbed.report.answer import Row, answer, paired
+from testbed.report.answer import Row, answer, best_of, paired
 from tests.unit.report_run import measured_variant
 
 BEST = {"workload.schedule.name": "ZBH1", "policy": "te"}
@@ -82,3 +82,34 @@ def test_a_baseline_is_shown_once_as_tuned_with_as_given_beside_it() -> None:
     (alone,) = paired([row("baseline", "arnold", 3.0)])  # tuned it does not fit
     assert alone["as_given"] is not None
     assert alone["step_time_s"] == pytest.approx(3.0)
+
+
+def test_packets_that_chose_are_told_with_where_their_choice_had_stood() -> None:
+    def rung(*names: str) -> dict[str, Any]:
+        steps = {"candidate-1": (2.0, 2.2), "candidate-2": (2.1, 2.0), "candidate-3": (2.2, 1.98)}
+        chosen = [
+            {"name": name, "predicted_s": steps[name][0], "step_time_s": steps[name][1]} for name in names
+        ]
+        return {"trials": 1, "candidates": chosen}
+
+    third = [rung("candidate-3", "candidate-2", "candidate-1"), rung("candidate-3", "candidate-2")]
+    (said,) = (words for words in answer({**DOCUMENT, "rungs": third}, ROWS) if "packets" in words)
+    assert said == "Of the 3 quickest by the model packets chose its number 3, 10 % less time than its first."
+    first = [rung("candidate-1", "candidate-2")]
+    (said,) = (words for words in answer({**DOCUMENT, "rungs": first}, ROWS) if "packets" in words)
+    assert said == "Of the 2 quickest by the model packets chose its first."
+
+
+def test_the_best_is_the_quickest_that_was_measured_and_is_trusted() -> None:
+    slow, quick = measured_variant("a", 2.5), measured_variant("b", 2.2)
+    doubtful = measured_variant("c", 1.0, status="untrusted")
+    rows = [
+        row("best", name, predicted_s, measured=measured)
+        for name, predicted_s, measured in (
+            ("best 1", 2.0, slow),
+            ("best 2", 2.1, quick),
+            ("best 3", 2.2, doubtful),
+        )
+    ]
+    assert best_of(rows)["name"] == "best 2"
+    assert best_of(rows[2:])["name"] == "best 3"

@@ -1,0 +1,67 @@
+"""The best by packets: of the quickest by the model all run shortly, the better half for longer, until few are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from testbed.config import Scenario
+from testbed.explorer import Exploration
+from testbed.explorer.confirming import candidates, short_run, survivors
+from testbed.explorer.search import Result as Found
+from testbed.results.result import Result, Variant
+
+RUNGS = "rungs"
+LONGER = 3  # times the trials for each half
+
+Measure = Callable[[Scenario, Path], Result]
+"""Runs a scenario into a folder, or opens what it came to there."""
+
+
+def halve(
+    scenario: Scenario, found: Exploration, folder: Path, measure: Measure
+) -> tuple[Sequence[Found], list[dict[str, Any]]]:
+    """As many as the search confirms, the quickest first; and what each rung, a run in `folder`, has measured.
+
+    What is untrusted comes behind all that is not. No rungs where no more are candidates than are confirmed.
+    """
+    assert scenario.explore is not None
+    least, trials = scenario.explore.confirm, 1
+    standing: Sequence[Found] = candidates(scenario, found)
+    names = {one.configuration: f"candidate-{number}" for number, one in enumerate(standing, start=1)}
+    rungs: list[dict[str, Any]] = []
+    while len(standing) > least:
+        asked = short_run(scenario, {names[one.configuration]: one for one in standing}, trials)
+        result = measure(asked, folder / RUNGS / str(len(rungs) + 1))
+        variants = {variant.name: variant for variant in result.variants}
+
+        def order(one: Found, variants: dict[str, Variant] = variants) -> tuple[bool, float]:
+            variant = variants[names[one.configuration]]
+            return variant.verdict.status == "untrusted", variant.step_time_s.median
+
+        ranked = sorted(standing, key=order)
+        standing = survivors(ranked, least)
+        rungs.append(
+            {
+                "trials": trials,
+                "candidates": [
+                    _entry(one, names[one.configuration], variants[names[one.configuration]], one in standing)
+                    for one in ranked
+                ],
+            }
+        )
+        trials = min(trials * LONGER, scenario.trials)
+    return standing, rungs
+
+
+def _entry(one: Found, name: str, variant: Variant, goes_on: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "configuration": str(one.configuration),
+        "changes": dict(one.configuration.changes),
+        "predicted_s": one.tried.step_time_s,
+        "step_time_s": variant.step_time_s.median,
+        "status": variant.verdict.status,
+        "goes_on": goes_on,
+    }
