@@ -84,8 +84,17 @@ def test_segments_shrink_as_messages_do() -> None:
         "same_region": 4,
         "other_region": 8,
     }
-    assert {stripe["segment_bytes"] for stripe in stripes.values()} == {524}
-    assert options_of(spec, Scale(1e6))["stripes"]["same_rack"]["segment_bytes"] == 256
+    a_little = options_of(spec, Scale(10))["stripes"]["same_rack"]
+    assert (a_little["segment_bytes"], a_little["outstanding"]) == (52_429, 128)
+    # to a packet, of which fewer are under way: 128 times 524 bytes
+    assert {(stripe["segment_bytes"], stripe["outstanding"]) for stripe in stripes.values()} == {(8192, 8)}
+    least = options_of(spec, Scale(1e6))["stripes"]["same_rack"]
+    assert (least["segment_bytes"], least["outstanding"]) == (8192, 2)
+    small = TransportSpec.model_validate(
+        {"kind": "striped", "stripes": {"same_rack": {"segment": "4 KiB", "outstanding": 1}}}
+    )
+    own = options_of(small, Scale(1000))["stripes"]["same_rack"]
+    assert (own["segment_bytes"], own["outstanding"]) == (4096, 1)
 
 
 def test_ranks_know_how_far_the_others_are(tmp_path: Path) -> None:
