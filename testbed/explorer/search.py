@@ -241,10 +241,11 @@ class Search:
         """A rival from within the space is one of all; from one that is quicker the search goes on."""
 
         note = partial(_note, tries, joint, among=True)
+        first = {path: values[0] for path, values in space.values.items()}  # where nobody says what it is
         within = []
         for rival in rivals:
-            changes = {**self._own, **rival.configuration.changes}
-            if changes.keys() == space.values.keys() and all(
+            changes = {**first, **self._own, **rival.configuration.changes}
+            if changes.keys() == first.keys() and all(
                 changes[path] in values for path, values in space.values.items()
             ):
                 within.append(Configuration({path: changes[path] for path in space.values}))
