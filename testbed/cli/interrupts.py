@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from types import CodeType, FrameType
 
-AGAIN_S = 0.05
+AGAIN_S = 0.01
 # Where it takes its lock without a `with`, by CPython's own names; there is nothing to mind where there are none.
 _LOCK = "_waitpid_lock"
 _TAKE_IT: list[CodeType] = [

@@ -17,6 +17,7 @@ from testbed.cli.bars import searching
 from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import predicting
+from testbed.report.answer import short_queue_words
 from testbed.report.figures import size_text, time_text
 
 
@@ -37,7 +38,8 @@ def predict(
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
 
     The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
-    per message, and what each collective sends. It knows nothing of full queues, events, background traffic, protocols.
+    per message, and what each collective sends. It knows nothing of full queues, and says where some are short; nor of
+    events, background traffic, protocols.
     """
     began_s = time.perf_counter()
     with searching(Console(stderr=True, highlight=False)):
@@ -61,6 +63,8 @@ def predict(
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"
         console.print(f"\nnot in these figures, as the model does not know it: {what}{of}", soft_wrap=True)
+    if short := list(dict.fromkeys(one for entry in found.values() for one in entry.short_queues)):
+        console.print(f"\n{short_queue_words(short)}", soft_wrap=True)
     scaled = "" if predicted.scale.is_one else f", {predicted.scale}"
     console.print(
         f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}; `testbed run {scenario}` "

@@ -19,6 +19,7 @@ from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
 from testbed.explorer.sensitivity import document as sensitivity_document
 from testbed.explorer.work import step_work
+from testbed.paths.queues import short_queues
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
 from testbed.results.result import Result
@@ -169,6 +170,7 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         ],
         "pareto": entries(found.pareto),
         "fitting": entries(found.fitting),
+        "short_queues": short_queues(scenario.topology.resolve()),
         "rungs": [],
         "agreement": None,
     }

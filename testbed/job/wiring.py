@@ -112,6 +112,10 @@ class Wiring:
         """Over how many connections, or subflows of one, what two ranks send each other is spread."""
         return self.transport.channels(self.distance(rank, peer))
 
+    def overhead(self, rank: int, peer: int) -> float:
+        """What the transport adds on the network for each byte that two ranks send each other."""
+        return self.transport.overhead(self.distance(rank, peer))
+
     def connection(self, rank: int, peer: int, traffic: TrafficClass, channel: int) -> ConnectionKey:
         """Of two ranks, for traffic of a class, on one of their channels: MPTCP's are all of one connection."""
         return self.transport.connection(traffic, channel, self.distance(rank, peer))

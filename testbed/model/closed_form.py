@@ -69,14 +69,21 @@ def looked_at(path: str) -> bool:
 
 @dataclass(frozen=True)
 class Pace:
-    """Of a kind of traffic, where all groups do it at once: latency of all its rounds, seconds per byte of an array."""
+    """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
+
+    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other.
+    """
 
     latency_s: float = 0.0
     byte_s: float = 0.0
+    way: tuple[float, float] = (0.0, 0.0)
 
     def seconds(self, size_bytes: float) -> float:
-        """Of an array; nothing for none."""
-        return self.latency_s + size_bytes * self.byte_s if size_bytes else 0.0
+        """Of so many bytes, 0 of none."""
+        if not size_bytes:
+            return 0.0
+        latency_s, byte_s = self.way
+        return max(self.latency_s + size_bytes * self.byte_s, latency_s + size_bytes * byte_s)
 
 
 @dataclass(frozen=True)
@@ -250,28 +257,33 @@ def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
 def _pace(
     network: Network, groups: Sequence[Members], collective: str, algorithm: str, buildings: Sequence[str]
 ) -> Pace:
-    """Of a kind of collective; buildings: of all ranks. Bytes share what they meet, rounds wait for their slowest."""
+    """Of a kind of collective; buildings: of all ranks. Bytes share what they meet, blocks wait on their way."""
     loads: dict[tuple[int, int], float] = {}
-    latency_s = 0.0
+    latency_s, way = 0.0, (0.0, 0.0)
     for members in groups:
         of_members = tuple(buildings[member] for member in members)
         pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
         loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
-        rounds_s = [
-            count
-            * max(network.paths[members[here], members[there]].latency_s(size) for here, there, size in sends)
-            for sends, count in pattern.rounds.items()
-        ]
-        latency_s = max(latency_s, sum(rounds_s))
-    return Pace(latency_s, _busy_s(network, loads) / UNIT)
+        # a block does not cross between buildings in every round
+        ways = [(0.0, 0.0)] * len(members)
+        for sends in pattern.rounds:
+            before = ways.copy()
+            for here, there, size in sends:
+                path = network.paths[members[here], members[there]]
+                own_s, (waited_s, busy_s) = path.latency_s(size), before[here]
+                latency_s = max(latency_s, own_s)
+                slowest = min(network.capacities[part] for part in path.parts)
+                ways[there] = max(ways[there], (waited_s + own_s, busy_s + size / slowest / UNIT))
+        way = max(way, *ways)
+    return Pace(latency_s, _busy_s(network, loads) / UNIT, way)
 
 
 @dataclass(frozen=True)
 class _Pattern:
-    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; how often which ones are sent at once."""
+    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; round by round, what is sent at once."""
 
     loads: Mapping[tuple[int, int], float]
-    rounds: Mapping[frozenset[tuple[int, int, int]], int]
+    rounds: Sequence[Sequence[tuple[int, int, int]]]
 
 
 @cache
@@ -294,7 +306,7 @@ def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pa
                 count = sum(bounds[end] - bounds[start] for start, end in runs)
                 loads[own, peer] += count
                 at_once.setdefault(index, set()).add((own, peer, count))
-    return _Pattern(loads, Counter(map(frozenset, at_once.values())))
+    return _Pattern(loads, [sorted(at_once[index]) for index in sorted(at_once)])
 
 
 def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
@@ -326,7 +338,7 @@ def _stage_work(stage: Stage, shape: _Shape) -> _Work:
     """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring."""
     paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
     forward_s = input_s = weight_s = 0.0
-    gathered_s = reduced_s = 0.0
+    gathered_s = gathering_s = reduced_s = 0.0
     reduced = 0.0
     for part in stage.parts:
         within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
@@ -334,6 +346,7 @@ def _stage_work(stage: Stage, shape: _Shape) -> _Work:
         ring_s = turns * paces[CONTEXT].seconds(part.context)
         gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered)
         gathered_s += gather_s
+        gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
         hidden_s = 0.0 if pipelined else max(0.0, gather_s - part.forward_s)
         forward_s += part.forward_s + within_s + max(0.0, ring_s - part.forward_s) + hidden_s
         input_s += part.input_s + within_s + max(0.0, 2 * ring_s - part.input_s) + hidden_s
@@ -346,8 +359,9 @@ def _stage_work(stage: Stage, shape: _Shape) -> _Work:
     if pipelined:
         end_s += gathered_s
     else:
-        # with one stage all but the first layers' gradients go while the others are computed
-        end_s = max(end_s / max(1, len(stage.parts)), end_s - input_s - weight_s)
+        # with one stage all but the first layers' gradients go while the others are computed, and nothing is gathered
+        idle_s = max(0.0, input_s + weight_s - gathering_s)
+        end_s = max(end_s / max(1, len(stage.parts)), end_s - idle_s)
     pipe = paces[PIPELINE]
     message_s = pipe.byte_s * stage.activation
     return _Work(forward_s, input_s, weight_s, message_s, pipe.latency_s, end_s)

@@ -1,7 +1,8 @@
 """What flows on a network: connections share what they go through as evenly as its parts allow.
 
 Bytes of a message flow at its connection's rate and arrive a latency later. Rates are max-min fair (Bertsekas and
-Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow.
+Gallager, "Data Networks", section 6.5.2), which is what TCP comes to where queues do not overflow; of messages that are
+sent at once and go into queues whole, the one that came first has all that it can use, as queues serve them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -22,17 +24,20 @@ from testbed.paths.network import PartShares
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
 ALIKE = 1e-9  # shares of parts that differ by less are one
 TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
+AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all of a message to come before most has left
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+Order = tuple[int, ...]
 
 
 @dataclass(eq=False)
 class _Connection:
     """Messages one after the other, on all of its paths at once. paths: the parts of each; loads: see `PartShares`.
 
-    parts: of all paths, and what goes through each for each byte of a message.
+    parts: of all paths, and what goes through each for each byte of a message. messages: of each its bytes, its turn,
+    and who is told. queue_bytes: the least that waits in front of a part, of those where any do.
     """
 
     number: int
@@ -40,8 +45,9 @@ class _Connection:
     paths: tuple[Indices, ...]
     loads: tuple[Floats, ...]
     parts: tuple[tuple[int, float], ...]
-    messages: deque[tuple[float, Callable[[], None]]] = field(default_factory=deque)
+    messages: deque[tuple[float, int | None, Callable[[], None]]] = field(default_factory=deque)
     burst_bytes: float = math.inf
+    queue_bytes: float = 0.0
 
 
 class _Shares(NamedTuple):
@@ -82,7 +88,10 @@ class Fluid:
         # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
         self._who = 0
         self._draw = random.Random(0)
-        self._known: dict[int, _Shares] = {}
+        self._known: dict[tuple[int, Order], _Shares] = {}
+        # of connections whose message has a turn, that
+        self._turns: dict[int, int] = {}
+        self._turn = count()
         self._shares: _Shares | None = None
 
     def send(
@@ -92,22 +101,35 @@ class Fluid:
         size_bytes: float,
         sent: Callable[[], None],
         burst_bytes: float = math.inf,
+        *,
+        in_turn: bool = False,
     ) -> None:
         """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
 
         paths: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
-        so many are on their way, or in queues, at once.
+        so many are on their way, or in queues, at once. in_turn: what came earlier in turn goes first, and all else
+        after: so it is with what TCP sends at once, where it comes to the slowest part much quicker than it leaves,
+        and queues on the way have room for it; elsewhere packets of several messages take turns.
         """
         connection = self._by_key.get(key) or self._open(key, paths)
-        connection.messages.append((size_bytes, sent))
+        fits = size_bytes <= connection.queue_bytes
+        connection.messages.append((size_bytes, next(self._turn) if in_turn and fits else None, sent))
         if len(connection.messages) == 1:
             connection.burst_bytes = burst_bytes
             self._busy[connection.number] = connection
             for part, load in connection.parts:
                 self._through[part][connection.number] = load
-            self._left[connection.number] = size_bytes
             self._who ^= connection.mark
             self._shares = None
+            self._first(connection)
+
+    def _first(self, connection: _Connection) -> None:
+        """Begin with the connection's next message."""
+        self._left[connection.number], turn, _ = connection.messages[0]
+        if self._turns.pop(connection.number, None) != turn:
+            self._shares = None
+        if turn is not None:
+            self._turns[connection.number] = turn
 
     def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
         indices, loads = _arrays(self._part, paths)
@@ -119,11 +141,20 @@ class Fluid:
         connection = _Connection(
             len(self._connections), self._draw.getrandbits(128), indices, loads, tuple(through.items())
         )
+        connection.queue_bytes = self._holds_bytes(through)
         self._connections.append(connection)
         self._by_key[key] = connection
         if len(self._left) < len(self._connections):
             self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
         return connection
+
+    def _holds_bytes(self, parts: Iterable[int]) -> float:
+        """Of a message that comes to the slowest part at once, how much the queues on its way hold; 0 if none does."""
+        queues = {part: self._queues[part] for part in parts if self._queues[part]}
+        if not queues:
+            return 0.0
+        slowest, *others = sorted(float(self._capacities[part]) for part in queues)
+        return min(queues.values()) if not others or others[-1] >= AT_ONCE * slowest else 0.0
 
     def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
         """When a message's last byte has left, if all that others have in queues now goes before it.
@@ -162,11 +193,12 @@ class Fluid:
         over = numbers[left <= rates * INSTANT_S]
         for number in over.tolist():
             connection = self._busy[number]
-            _, sent = connection.messages.popleft()
+            *_, sent = connection.messages.popleft()
             if connection.messages:
-                self._left[number] = connection.messages[0][0]
+                self._first(connection)
             else:
                 del self._busy[number]
+                self._turns.pop(number, None)
                 for part, _ in connection.parts:
                     del self._through[part][number]
                 self._who ^= connection.mark
@@ -176,20 +208,32 @@ class Fluid:
     def _now(self) -> _Shares:
         """Of those that are busy now, remembered for when they are so again."""
         if self._shares is None:
-            found = self._known.get(self._who)
+            # in the order of their turns
+            key = self._who, tuple(sorted(self._turns, key=self._turns.__getitem__))
+            found = self._known.get(key)
             if found is None:
                 if len(self._known) >= MOST_SHARES:
                     self._known.clear()
-                found = self._known[self._who] = self._share()
+                found = self._known[key] = self._share(key[1])
             self._shares = found
         return self._shares
 
-    def _share(self) -> _Shares:
+    def _share(self, order: Order) -> _Shares:
         connections = list(self._busy.values())
         paths = [path for connection in connections for path in connection.paths]
         loads = [load for connection in connections for load in connection.loads]
-        rates = _fair(self._with_classes(paths, loads), paths, loads)
+        left = self._with_classes(paths, loads).copy()
+        least = ALIKE * left  # what waits for all others still comes to an end
         owner = np.repeat(np.arange(len(connections)), [len(one.paths) for one in connections])
+        places = {number: place for place, number in enumerate(order)}
+        place = np.array([places.get(connection.number, len(order)) for connection in connections])[owner]
+        rates = np.zeros(len(paths))
+        for one in np.unique(place):
+            some = np.flatnonzero(place == one)
+            own_paths, own_loads = [paths[index] for index in some], [loads[index] for index in some]
+            rates[some] = _fair(np.maximum(left, least), own_paths, own_loads)
+            for path, load, rate in zip(own_paths, own_loads, rates[some], strict=True):
+                left[path] -= load * rate
         numbers = np.array([connection.number for connection in connections], dtype=np.intp)
         return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
 

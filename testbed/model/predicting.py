@@ -17,6 +17,7 @@ from testbed.fabric.plan import make_plan
 from testbed.job.job import Job, job_of
 from testbed.model import Timeline, simulate
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
+from testbed.model.messages import message_count
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
 from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
@@ -25,6 +26,8 @@ from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
 
 DRAWS = 9
+PACED = "bbr"
+MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
@@ -38,10 +41,10 @@ def predict(job: Job, algorithm: str, calibration: Calibration | None = None, dr
     workload = job.workload
     cost = calibration.cost(job.scenario.transport, job.scale)
     network, seed = routed(job, algorithm, calibration), job.scenario.seed
-    chances = [Random(f"{seed}/{number}") for number in range(draws if job.topology.lossy else 0)]
-    return simulate(
-        workload.plan.using(algorithm), network, workload.itemsize, *cost, folded=True, draws=chances
-    )
+    plan, lossy = workload.plan.using(algorithm), job.topology.lossy
+    chances = [Random(f"{seed}/{number}") for number in range(draws if lossy else 0)]
+    folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES) > MOST_MESSAGES
+    return simulate(plan, network, workload.itemsize, *cost, folded=folded, draws=chances)
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:
@@ -106,7 +109,16 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         capacities |= more
         key = ends, flow.dscp
         parallel[key] = (*parallel.get(key, ()), path)
-    return replace(network, capacities=capacities, parallel=parallel, queues=queues, classes=classes)
+    overheads = {ends: job.wiring.overhead(*ends) for ends in network.paths}
+    return replace(
+        network,
+        capacities=capacities,
+        parallel=parallel,
+        queues=queues,
+        classes=classes,
+        overheads=overheads,
+        sends_at_once=job.wiring.congestion_control != PACED,
+    )
 
 
 def class_part(link: str, entry: QueueClass) -> str:

@@ -9,6 +9,7 @@ from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
 from testbed.model.predicting import predict
+from testbed.paths.queues import ShortQueue, short_queues
 from testbed.scale import Scale
 
 
@@ -16,12 +17,14 @@ from testbed.scale import Scale
 class Prediction:
     """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
 
-    unmodelled: what the scenario asks for and the model leaves out, by name.
+    unmodelled: what the scenario asks for and the model leaves out, by name. short_queues: that may overflow, of which
+    the model knows nothing.
     """
 
     step_time_s: float
     wan_bytes: int
     unmodelled: tuple[str, ...] = ()
+    short_queues: tuple[ShortQueue, ...] = ()
 
 
 def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> dict[str, Prediction]:
@@ -38,5 +41,6 @@ def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> d
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         step_s = scale.real_s(predict(job, algorithm, calibration).step_time_s)
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
-        found[name] = Prediction(step_s, wan_bytes, job.unmodelled)
+        short = tuple(short_queues(job.scenario.topology.resolve()))
+        found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short)
     return found

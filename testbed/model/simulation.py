@@ -16,16 +16,11 @@ from random import Random
 
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.plan import Stage, Strand, Transfer
-from testbed.collectives.registry import (
-    AUTO,
-    PlanRequest,
-    algorithm_of,
-    collective_of,
-    rows_algorithm_of,
-)
+from testbed.collectives.registry import rows_algorithm_of
 from testbed.errors import TestbedError
 from testbed.model.fluid import Fluid
 from testbed.model.folding import Folder, Isolated, software_of
+from testbed.model.messages import collective_plan
 from testbed.model.waiting import Event, Mailbox, SendBuffer
 from testbed.paths.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
@@ -85,7 +80,7 @@ class _Call:
 
     def part(self, number: int) -> _Call:
         """The piece of this number."""
-        return replace(self, key=(*self.key, number))
+        return _Call(self.members, self.own, (*self.key, number), self.dscp)
 
     def ends(self, source: int, target: int) -> Ends:
         """The ranks of two members."""
@@ -205,7 +200,7 @@ class _Simulation:
         """Begin to send; the event is that the connection has taken the last byte."""
         taken, box = Event(), self._box(key)
         here, there = ends
-        paths, whole_bytes = self.network.paths_of(ends, dscp), size_bytes + self.network.header_bytes
+        paths, whole_bytes = self.network.paths_of(ends, dscp), self.network.whole_bytes(ends, size_bytes)
         latency_s = self.arrival_s(paths, whole_bytes)
         least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
         shares = [path.shares for path in paths]
@@ -227,7 +222,7 @@ class _Simulation:
             if least_s:
                 until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
                 self.until_s[ends, dscp] = until_s
-            self.fluid.send((ends, dscp), shares, whole_bytes, sent)
+            self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
             buffer.put(whole_bytes, taken)
 
         def hand_over() -> None:
@@ -325,18 +320,11 @@ class _Simulation:
             how = rows_algorithm_of(operation.collective, operation.algorithm)
             yield from self._exchange(call, operation.sent_rows(), how.concurrency)
             return
-        size, collective, algorithm = len(members), collective_of(operation.collective), operation.algorithm
-        numel = collective.part(operation.numel, size)
-        groups = self.plan.buildings_of(operation.group)
-        size_bytes = numel * self.itemsize
-        if algorithm == AUTO:
-            algorithm = self.plan.tuning.choose(operation.collective, size_bytes, groups)
-        made = algorithm_of(collective, algorithm)
-        plan = made(PlanRequest(call.own, groups, 0, made.pieces(size_bytes, size)))
-        bounds = plan.bounds(numel * collective.blocks(size))
+        made, elements = collective_plan(self.plan, operation, call.own, self.itemsize)
+        bounds = made.bounds(elements)
         yield [
             self._begin(self._channel(call.part(channel), bounds, stages))
-            for channel, stages in enumerate(plan.channels)
+            for channel, stages in enumerate(made.channels)
         ]
 
     def _exchange(self, call: _Call, rows: list[list[int]], concurrency: int) -> Events:

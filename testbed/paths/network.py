@@ -82,7 +82,8 @@ class Network:
     paths: between ranks, as if alone.
     parallel: where a policy spreads traffic, by its ends and DSCP, the paths that its bytes take side by side.
     classes: where a part's traffic has several queues, the part that each of them is.
-    header_bytes: that a message has in front of its payload. send_buffer_bytes: of each connection, at the most.
+    header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
+    send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
     """
 
     capacities: Mapping[str, float]
@@ -91,7 +92,13 @@ class Network:
     queues: Mapping[str, float] = field(default_factory=dict)
     classes: Mapping[str, tuple[tuple[str, QueueClass], ...]] = field(default_factory=dict)
     header_bytes: int = 0
+    overheads: Mapping[Ends, float] = field(default_factory=dict)
     send_buffer_bytes: float = 0.0
+    sends_at_once: bool = True
+
+    def whole_bytes(self, ends: Ends, size_bytes: float) -> float:
+        """Of a message, with all that goes with it."""
+        return size_bytes * (1 + self.overheads.get(ends, 0.0)) + self.header_bytes
 
     def paths_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """Those that a message takes side by side, one or more."""

@@ -7,8 +7,9 @@ from typing import Any
 
 from testbed.explorer import Configuration
 from testbed.explorer.work import StepWork
+from testbed.paths.queues import ShortQueue
 from testbed.report.compare import speedup_interval
-from testbed.report.figures import percent_text, time_text
+from testbed.report.figures import percent_text, size_text, time_text
 from testbed.results.records import JsonObject
 from testbed.results.result import Variant
 
@@ -25,12 +26,14 @@ def answer(document: JsonObject, rows: Sequence[Row]) -> list[str]:
     document: of `exploration.json`; rows: what it compares.
     """
     best = best_of(rows)
+    short = document.get("short_queues", [])  # searches of before have none of either
     return [
         _best(document, best),
         *_gains(best, [row for row in rows if row["kind"] == BASELINE]),
         *_alone(rows),
         *_indifferent(document["indifferent"]),
-        *_by_packets(document.get("rungs", [])),  # searches of before have none
+        *([short_queue_words([ShortQueue(*one) for one in short])] if short else []),
+        *_by_packets(document.get("rungs", [])),
         _sure(document, best),
     ]
 
@@ -124,6 +127,18 @@ def _sure(document: JsonObject, best: Row) -> str:
     if best["measured"]:
         return "Measured on the emulated network."
     return "Nothing of it was measured yet; --confirm runs what is compared on the emulated network."
+
+
+def short_queue_words(short: Sequence[ShortQueue]) -> str:
+    """That the model is too quick where they overflow; there are some."""
+    each = ", ".join(
+        f"{one.here} to {one.there} {size_text(one.queue_bytes)} of {size_text(one.under_way_bytes)}"
+        for one in short
+    )
+    return (
+        f"Queues that hold less than a round trip of bytes: {each}. "
+        "Where they overflow steps take longer than the model says, which knows nothing of that."
+    )
 
 
 def step_time_s(row: Row) -> float:

@@ -270,9 +270,11 @@ class LayerPlanner:
 
 def computing_s(part: Part, kind: Kind) -> float:
     """What an action of this kind takes for a layer."""
-    return {
-        Kind.FORWARD: part.forward_s,
-        Kind.BACKWARD_INPUT: part.input_s,
-        Kind.BACKWARD_WEIGHT: part.weight_s,
-        Kind.FULL_BACKWARD: part.input_s + part.weight_s,
-    }[kind]
+    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
+    if kind is Kind.FORWARD:
+        return part.forward_s
+    if kind is Kind.BACKWARD_INPUT:
+        return part.input_s
+    if kind is Kind.BACKWARD_WEIGHT:
+        return part.weight_s
+    return part.input_s + part.weight_s

@@ -6,6 +6,7 @@ sends to another building (Atlas, arXiv:2411.14458). What goes on within an acti
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -199,7 +200,7 @@ class _RankPlanner(LayerPlanner):
 
     def _account(self, action: Action, first: int, kept: float) -> None:
         """Note memory with the action's computing."""
-        indices = [index for index in self.computed if index >= first]
+        indices = self.computed[bisect_left(self.computed, first) :]
         if action.kind is Kind.FORWARD:
             self.plan[indices[0]] = replace(self._computing(indices[0]), holds=kept)
         elif action.kind is not Kind.BACKWARD_INPUT:

@@ -115,7 +115,7 @@ raise_on_signals()
 signal.signal(signal.SIGALRM, signal.getsignal(signal.SIGTERM))
 process = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 try:
-    for _ in range(1000):
+    for _ in range(300):
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-4, 6e-4))
         with contextlib.suppress(SystemExit):
             while True:

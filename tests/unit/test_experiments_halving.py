@@ -17,7 +17,7 @@ from tests.unit.test_explorer import SCENARIO
 def searched(**explore: Any) -> tuple[Scenario, Exploration]:
     space = {
         **SCENARIO["explore"]["space"],
-        "topology.wan.0.delay": ["1 ms", "1.1 ms", "1.2 ms", "1.3 ms"],
+        "topology.wan.0.delay": ["1 ms", "1.02 ms", "1.04 ms", "1.06 ms", "1.08 ms", "1.1 ms", "1.3 ms"],
     }
     scenario = load_scenario(
         {**SCENARIO, "trials": 5, "explore": {"space": space, "baselines": [], **explore}}

@@ -167,10 +167,10 @@ def test_collectives_send_what_their_formulas_say(
     sent: dict[tuple[int, int], float] = {}
     send = Fluid.send
 
-    def counted(self: Fluid, key: Any, ways: Any, size_bytes: float, over: Any) -> None:
+    def counted(self: Fluid, key: Any, ways: Any, size_bytes: float, over: Any, **more: Any) -> None:
         ends, _ = key
         sent[ends] = sent.get(ends, 0.0) + size_bytes
-        send(self, key, ways, size_bytes, over)
+        send(self, key, ways, size_bytes, over, **more)
 
     monkeypatch.setattr(Fluid, "send", counted)
     buildings, larger = (0, 0, 0, 1, 1, 1), 6 * 70_000
@@ -254,15 +254,38 @@ def test_a_short_message_waits_for_what_stands_in_the_queue() -> None:
     wait = Computing("wait", "wait", "test", duration_s=1.0)
     plan = JobPlan(((send(1, 125),), (recv(0, 125),), (recv(3, 1),), (wait, send(2, 1, after=(0,)))))
 
-    def arrived_s(queue: float) -> float:
+    def arrived_s(queue: float, long_s: float = 5.04) -> float:
         network = Network({"link": 100.0}, paths, queues={"link": queue})
         timeline = simulate(plan, network, BYTES)
-        assert timeline.spans[1][0][1] == pytest.approx(5.04)
+        assert timeline.spans[1][0][1] == pytest.approx(long_s)
         return timeline.spans[2][0][1] - 1.0
 
     assert arrived_s(queue=0.0) == pytest.approx(0.08)
     assert arrived_s(queue=100.0) == pytest.approx(1.04)
-    assert arrived_s(queue=1e9) == pytest.approx(4.04)
+    assert arrived_s(queue=1e9, long_s=5.0) == pytest.approx(4.04)  # the whole long one is before it
+
+
+def test_messages_that_queues_hold_whole_go_one_after_the_other() -> None:
+    # 400 bytes each on a link of 100 a second, the second from 1 s on: side by side both are done at the end
+    paths = {ends: Path(0.0, ("link",)) for ends in ((0, 1), (3, 2))}
+    wait = Computing("wait", "wait", "test", duration_s=1.0)
+    plan = JobPlan(((send(1, 100),), (recv(0, 100),), (recv(3, 100),), (wait, send(2, 100, after=(0,)))))
+
+    def arrived_s(queue: float) -> tuple[float, float]:
+        spans = simulate(plan, Network({"link": 100.0}, paths, queues={"link": queue}), BYTES).spans
+        return spans[1][0][1], spans[2][0][1]
+
+    assert arrived_s(queue=399.0) == pytest.approx((7.0, 8.0))
+    assert arrived_s(queue=400.0) == pytest.approx((4.0, 8.0))
+    # at the same moment whoever is told first is first: no two cards send the same packets at the same time for long
+    plan = JobPlan(((send(1, 100),), (recv(0, 100),), (recv(3, 100),), (send(2, 100),)))
+    assert arrived_s(queue=400.0) == pytest.approx((4.0, 8.0))
+    # who cannot use all of the link leaves the rest to the next
+    capacities = {"link": 100.0, "card": 75.0}
+    network = Network(capacities, {**paths, (0, 1): Path(0.0, ("card", "link"))}, queues={"link": 400.0})
+    spans = simulate(plan, network, BYTES).spans
+    assert spans[1][0][1] == pytest.approx(400 / 75)
+    assert spans[2][0][1] == pytest.approx(8.0)
 
 
 def test_a_collective_has_no_more_in_queues_than_it_sends_at_once() -> None:

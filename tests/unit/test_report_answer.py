@@ -100,6 +100,12 @@ def test_packets_that_chose_are_told_with_where_their_choice_had_stood() -> None
     assert said == "Of the 2 quickest by the model packets chose its first."
 
 
+def test_queues_that_may_overflow_are_told() -> None:
+    short = [["east", "west", 1_000_000_000, 3_427_500_000]]
+    (said,) = (words for words in answer({**DOCUMENT, "short_queues": short}, ROWS) if "round trip" in words)
+    assert said.startswith("Queues that hold less than a round trip of bytes: east to west 1 GB of 3.43 GB. ")
+
+
 def test_the_best_is_the_quickest_that_was_measured_and_is_trusted() -> None:
     slow, quick = measured_variant("a", 2.5), measured_variant("b", 2.2)
     doubtful = measured_variant("c", 1.0, status="untrusted")

@@ -88,6 +88,10 @@ class TransportKind(ABC):
         """How many subflows a host's kernel adds to each connection, each to a port more that the listener has."""
         return 0
 
+    def overhead(self, distance: str) -> float:
+        """Of long messages, what the transport itself adds on the network for each byte: headers, acknowledgements."""
+        return 0.0
+
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """What a byte takes at least on one connection, by rules of the transport's own, such as a window.
 

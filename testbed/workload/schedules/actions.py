@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from testbed.errors import BadInput
 
@@ -55,6 +56,10 @@ class Action:
     parts: int = 1
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:  # all layers of an action are named after it
         text = f"{self.stage}{self.kind.value}{self.microbatch}"
         return text if self.parts == 1 else f"{text}.{self.part}/{self.parts}"
 

@@ -1,0 +1,47 @@
+"""A collective message by message, as its ranks send it; and how many messages a whole plan has."""
+
+from __future__ import annotations
+
+from testbed.collectives.plan import Plan
+from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of
+from testbed.workload.plan import GroupCollective, JobPlan, Message
+
+
+def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
+    """What one member does, by its number in the group, and for how many elements in all."""
+    _, members = plan.groups[operation.group]
+    size, collective, algorithm = len(members), collective_of(operation.collective), operation.algorithm
+    numel = collective.part(operation.numel, size)
+    groups = plan.buildings_of(operation.group)
+    size_bytes = numel * itemsize
+    if algorithm == AUTO:
+        algorithm = plan.tuning.choose(operation.collective, size_bytes, groups)
+    made = algorithm_of(collective, algorithm)
+    request = PlanRequest(own, groups, 0, made.pieces(size_bytes, size))
+    return made(request), numel * collective.blocks(size)
+
+
+def message_count(plan: JobPlan, itemsize: int, most: int) -> int:
+    """How many messages its ranks send in all; it is not counted on beyond `most`."""
+    known: dict[tuple[GroupCollective, int], int] = {}
+    found = 0
+    for rank, operations in enumerate(plan.ranks):
+        for operation in operations:
+            if isinstance(operation, Message):
+                found += operation.sends
+            elif isinstance(operation, GroupCollective):
+                key = operation.alike, plan.groups[operation.group][1].index(rank)
+                if key not in known:
+                    known[key] = _sends(plan, operation, key[1], itemsize)
+                found += known[key]
+            if found > most:
+                return found
+    return found
+
+
+def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> int:
+    if operation.uneven:  # to each other member a count, and the elements
+        return 2 * (len(plan.groups[operation.group][1]) - 1)
+    made, _ = collective_plan(plan, operation, own, itemsize)
+    strands = (strand for stages in made.channels for stage in stages for strand in stage)
+    return sum(len(step.sends) for strand in strands for step in strand)
