@@ -52,6 +52,11 @@ class WanLink:
         return f"{self.a}-{self.b}-{self.plane}"
 
     @property
+    def ways(self) -> tuple[tuple[str, str, Direction], ...]:
+        """From which building to which, and how, both ways."""
+        return (self.a, self.b, self.a_to_b), (self.b, self.a, self.b_to_a)
+
+    @property
     def round_trip_s(self) -> float:
         """There and back, without queues."""
         return self.a_to_b.delay_s + self.b_to_a.delay_s

@@ -102,8 +102,7 @@ def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener
     """
     new: list[Path] = []
 
-    def measure(scenario: Scenario, folder: Path) -> Result:
-        file = folder.with_suffix(".yaml") if folder.name != CONFIRMED else explored.confirmation
+    def measure(scenario: Scenario, file: Path, folder: Path) -> Result:
         file.parent.mkdir(exist_ok=True)
         file.write_text(scenario.to_yaml())
         if not folder.exists():
@@ -124,7 +123,7 @@ def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener
         confirms = confirmation(scenario, found)
         document.update(_document(scenario, found, confirms.variants), rungs=rungs)
         _write(explored)
-    result = measure(confirms.scenario, explored.folder / CONFIRMED)
+    result = measure(confirms.scenario, explored.confirmation, explored.folder / CONFIRMED)
     right = agreement(result.variants)
     document["agreement"] = asdict(right) if right else None
     _write(explored, result)

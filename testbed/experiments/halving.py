@@ -15,8 +15,8 @@ from testbed.results.result import Result, Variant
 RUNGS = "rungs"
 LONGER = 3  # times the trials for each half
 
-Measure = Callable[[Scenario, Path], Result]
-"""Runs a scenario into a folder, or opens what it came to there."""
+Measure = Callable[[Scenario, Path, Path], Result]
+"""Writes a scenario into a file and runs it into a folder, or opens what it came to there."""
 
 
 def halve(
@@ -33,31 +33,22 @@ def halve(
     rungs: list[dict[str, Any]] = []
     while len(standing) > least:
         asked = short_run(scenario, {names[one.configuration]: one for one in standing}, trials)
-        result = measure(asked, folder / RUNGS / str(len(rungs) + 1))
-        variants = {variant.name: variant for variant in result.variants}
-
-        def order(one: Found, variants: dict[str, Variant] = variants) -> tuple[bool, float]:
-            variant = variants[names[one.configuration]]
-            return variant.verdict.status == "untrusted", variant.step_time_s.median
-
-        ranked = sorted(standing, key=order)
-        standing = survivors(ranked, least)
-        rungs.append(
-            {
-                "trials": trials,
-                "candidates": [
-                    _entry(one, names[one.configuration], variants[names[one.configuration]], one in standing)
-                    for one in ranked
-                ],
-            }
-        )
+        rung = folder / RUNGS / str(len(rungs) + 1)
+        variants = {
+            variant.name: variant for variant in measure(asked, rung.with_suffix(".yaml"), rung).variants
+        }
+        ranked = [(one, variants[names[one.configuration]]) for one in standing]
+        ranked.sort(key=lambda pair: (pair[1].verdict.status == "untrusted", pair[1].step_time_s.median))
+        standing = survivors([one for one, _ in ranked], least)
+        tried = [_entry(one, variant, one in standing) for one, variant in ranked]
+        rungs.append({"trials": trials, "candidates": tried})
         trials = min(trials * LONGER, scenario.trials)
     return standing, rungs
 
 
-def _entry(one: Found, name: str, variant: Variant, goes_on: bool) -> dict[str, Any]:
+def _entry(one: Found, variant: Variant, goes_on: bool) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": variant.name,
         "configuration": str(one.configuration),
         "changes": dict(one.configuration.changes),
         "predicted_s": one.tried.step_time_s,

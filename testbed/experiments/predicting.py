@@ -31,9 +31,8 @@ def predict(scenario: Scenario, clock: str) -> Predicted:
     calibration = find_calibration(clock)
     if clock == VIRTUAL:
         rank_bytes = 0.0
-        if (
-            scenario.scale.size_scale == "auto"
-        ):  # only then the scale goes by them, and plans are made for that
+        # only then the scale goes by them, and plans are made for that
+        if scenario.scale.size_scale == "auto":
             rank_bytes = max(workload.rank_bytes for workload in workloads_of(scenario, Scale()).values())
         scale = choose_virtual_scale(scenario, rank_bytes)
     else:

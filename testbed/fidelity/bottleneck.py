@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.controller.view import View
-from testbed.paths.serialisation import HEADER_BYTES
+from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 
 def payload_share(mtu: int) -> float:
     """Of a link's rate, what full packets leave for TCP's payload."""
     frame = mtu + ETHERNET_HEADER_BYTES
-    return (frame - HEADER_BYTES) / frame
+    return (frame - PACKET_HEADERS_BYTES) / frame
 
 
 def bottleneck_s(

@@ -45,9 +45,9 @@ class _Connection:
     paths: tuple[Indices, ...]
     loads: tuple[Floats, ...]
     parts: tuple[tuple[int, float], ...]
+    queue_bytes: float
     messages: deque[tuple[float, int | None, Callable[[], None]]] = field(default_factory=deque)
     burst_bytes: float = math.inf
-    queue_bytes: float = 0.0
 
 
 class _Shares(NamedTuple):
@@ -139,9 +139,13 @@ class Fluid:
                 number = self._part[part]
                 through[number] = through.get(number, 0.0) + load / len(paths)
         connection = _Connection(
-            len(self._connections), self._draw.getrandbits(128), indices, loads, tuple(through.items())
+            len(self._connections),
+            self._draw.getrandbits(128),
+            indices,
+            loads,
+            tuple(through.items()),
+            self._holds_bytes(through),
         )
-        connection.queue_bytes = self._holds_bytes(through)
         self._connections.append(connection)
         self._by_key[key] = connection
         if len(self._left) < len(self._connections):

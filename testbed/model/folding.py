@@ -98,4 +98,4 @@ class Folder:
         for ends, paths in taken.items():
             own = [next(rates, 1.0) for _ in paths]
             for path, rate in zip(paths, own, strict=True):
-                yield path, pairs[ends] * (1 + self.network.overheads.get(ends, 0.0)) * rate / sum(own)
+                yield path, self.network.loading_bytes(ends, pairs[ends]) * rate / sum(own)

@@ -21,12 +21,11 @@ from testbed.model.messages import message_count
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
 from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
-from testbed.paths.losses import USUAL
+from testbed.paths.losses import USUAL, control_of
 from testbed.transport import TrafficClass
 from testbed.transport.wire import ConnectionKey
 
 DRAWS = 9
-PACED = "bbr"
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
@@ -117,8 +116,13 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         queues=queues,
         classes=classes,
         overheads=overheads,
-        sends_at_once=job.wiring.congestion_control != PACED,
+        sends_at_once=not control_of(_model_of(job, job.wiring.congestion_control or USUAL)).paces,
     )
+
+
+def _model_of(job: Job, control: str) -> str:
+    """By which congestion control the model knows one of the kernel's."""
+    return (job.scenario.transport.congestion_models or {}).get(control, control)
 
 
 def class_part(link: str, entry: QueueClass) -> str:
@@ -148,7 +152,7 @@ class _Routes:
                 direction,
             )
             for link in self.topology.wan
-            for here, there, direction in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
+            for here, there, direction in link.ways
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
@@ -186,8 +190,7 @@ class _Routes:
         wiring = self.job.wiring
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL
-        models = self.job.scenario.transport.congestion_models or {}
-        model = models.get(control, control)
+        model = _model_of(self.job, control)
         response = self.calibration.response(control, model)
         packet_bytes = packet_payload_bytes(self.topology)
         return Lossy(model, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)

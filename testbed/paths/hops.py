@@ -11,7 +11,8 @@ from testbed.controller.view import View
 from testbed.directions import Direction
 from testbed.fabric.bridges import cables
 from testbed.links.ingress import CUT_THROUGH_S
-from testbed.paths.serialisation import HEADER_BYTES, Serialisation, serialisation_of
+from testbed.paths.serialisation import Serialisation, serialisation_of
+from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 NETEM = "netem"  # the link engine with which every cable holds frames
 
@@ -52,7 +53,7 @@ def passage(topology: Topology, hops: Sequence[Hop]) -> Passage:
 
 def packet_payload_bytes(topology: Topology) -> int:
     """Payload of a full packet, in bytes."""
-    return topology.mtu + ETHERNET_HEADER_BYTES - HEADER_BYTES
+    return topology.mtu + ETHERNET_HEADER_BYTES - PACKET_HEADERS_BYTES
 
 
 class Paths:

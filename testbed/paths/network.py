@@ -98,7 +98,11 @@ class Network:
 
     def whole_bytes(self, ends: Ends, size_bytes: float) -> float:
         """Of a message, with all that goes with it."""
-        return size_bytes * (1 + self.overheads.get(ends, 0.0)) + self.header_bytes
+        return self.loading_bytes(ends, size_bytes) + self.header_bytes
+
+    def loading_bytes(self, ends: Ends, size_bytes: float) -> float:
+        """What so much payload loads the network with, but for messages' headers."""
+        return size_bytes * (1 + self.overheads.get(ends, 0.0))
 
     def paths_of(self, ends: Ends, dscp: int) -> tuple[Path, ...]:
         """Those that a message takes side by side, one or more."""

@@ -23,6 +23,6 @@ def short_queues(topology: Topology) -> list[ShortQueue]:
     found = [
         ShortQueue(here, there, direction.queue_bytes, round(direction.rate_bps / 8 * link.round_trip_s))
         for link in topology.wan
-        for here, there, direction in ((link.a, link.b, link.a_to_b), (link.b, link.a, link.b_to_a))
+        for here, there, direction in link.ways
     ]
     return [one for one in dict.fromkeys(found) if one.queue_bytes < ENOUGH * one.under_way_bytes]

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-HEADER_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
+from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Serialisation:
         """What of that is more than the message's bytes at the slowest hop, a full packet's share of headers each."""
         if not self.byte_s:
             return 0.0
-        frames = size_bytes * (1 + HEADER_BYTES / self.packet_bytes)
+        frames = size_bytes * (1 + PACKET_HEADERS_BYTES / self.packet_bytes)
         return max(0.0, self.whole_s(size_bytes) - frames * max(self.byte_s))
 
 
@@ -59,11 +59,11 @@ def _whole_s(byte_s: tuple[float, ...], packet_bytes: int, size_bytes: float) ->
     through the slowest of those. The last one follows them from some hop on.
     """
     packets = max(1, math.ceil(size_bytes / packet_bytes))
-    last_bytes = size_bytes - (packets - 1) * packet_bytes + HEADER_BYTES
+    last_bytes = size_bytes - (packets - 1) * packet_bytes + PACKET_HEADERS_BYTES
     rest = sum(byte_s)
     if packets == 1:
         return last_bytes * rest
-    full_bytes = packet_bytes + HEADER_BYTES
+    full_bytes = packet_bytes + PACKET_HEADERS_BYTES
     latest_s = come = slowest = 0.0
     for own in byte_s:
         come += own

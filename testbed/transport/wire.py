@@ -21,6 +21,7 @@ HELLO_BYTES = _HELLO.size
 
 HEADER = struct.Struct("<QQ")
 HEADER_BYTES = HEADER.size
+PACKET_HEADERS_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
 GOODBYE_TAG = 2**64 - 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from testbed.collectives.late_counts import sent_rows
@@ -82,7 +83,7 @@ class GroupCollective(Operation):
         """Whether every pair of members has a count of its own."""
         return bool(self.counts or self.table)
 
-    @property
+    @cached_property
     def alike(self) -> GroupCollective:
         """The same for all that send the same in the same group."""
         return replace(self, name="", stream="", kind="", after=())

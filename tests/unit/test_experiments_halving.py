@@ -32,7 +32,7 @@ class Network:
         self.untrusted = untrusted
         self.runs: list[tuple[str, int, list[str]]] = []
 
-    def measure(self, scenario: Scenario, folder: Path) -> Any:
+    def measure(self, scenario: Scenario, file: Path, folder: Path) -> Any:
         names = list(scenario.variants or ())
         self.runs.append((folder.name, scenario.trials, names))
         return SimpleNamespace(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from testbed.paths.serialisation import HEADER_BYTES, Serialisation, serialisation_of
+from testbed.paths.serialisation import Serialisation, serialisation_of
+from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 PAYLOAD = 8948
 
@@ -31,7 +32,7 @@ def replay(wires: Sequence[Wire], size_bytes: int) -> float:
         free_s = 0.0
         for number, size in enumerate(sizes):
             start_s = max(come[number], free_s)
-            free_s = start_s + (size + HEADER_BYTES) * wire.byte_s
+            free_s = start_s + (size + PACKET_HEADERS_BYTES) * wire.byte_s
             come[number] = (free_s if wire.held else start_s) + wire.delay_s
     return come[-1]
 
@@ -67,13 +68,13 @@ def test_a_switch_that_cuts_through_leaves_its_cable_s_hold_out(
 @given(st.lists(RATES, min_size=1, max_size=7), SIZES)
 def test_what_is_beyond_the_bytes_is_a_frame_a_hop_at_most(rates: list[float], size_bytes: int) -> None:
     way = serialisation_of(tuple(rates), (True,) * len(rates), PAYLOAD)
-    frame_s = [(PAYLOAD + HEADER_BYTES) * 8 / rate for rate in rates]
+    frame_s = [(PAYLOAD + PACKET_HEADERS_BYTES) * 8 / rate for rate in rates]
     assert 0 <= way.beyond_s(size_bytes) <= sum(frame_s) * (1 + 1e-9)
 
 
 def test_of_whole_frames_it_is_one_at_each_hop_but_the_slowest() -> None:
     way = serialisation_of((100e6, 50e6, 100e6), (True,) * 3, PAYLOAD)
-    frame_s = (PAYLOAD + HEADER_BYTES) * 8 / 100e6
+    frame_s = (PAYLOAD + PACKET_HEADERS_BYTES) * 8 / 100e6
     assert way.beyond_s(100 * PAYLOAD) == pytest.approx(2 * frame_s)
     assert way.whole_s(PAYLOAD) == pytest.approx(4 * frame_s)
     assert way.whole_s(0) == pytest.approx(66 * 8 / 100e6 * 4)

@@ -26,6 +26,9 @@ class CongestionControl(ABC):
     goes_by_losses: ClassVar[bool] = True
     """Whether losses lower its rate."""
 
+    paces: ClassVar[bool] = False
+    """Whether it spreads a window's packets over a round trip; else they are sent at once."""
+
     @staticmethod
     @abstractmethod
     def window_packets(loss: float, rtt_s: float) -> float:

@@ -12,6 +12,7 @@ class Bbr(CongestionControl):
     """Its first version, which does not go by losses."""
 
     goes_by_losses = False
+    paces = True
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:

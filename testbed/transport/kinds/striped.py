@@ -12,10 +12,9 @@ from testbed.transport.channels import FRAME, StripeSettings
 from testbed.transport.kinds.base import TRANSPORTS, TransportKind
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.striped import StripedTransport
-from testbed.transport.wire import ConnectionKey
+from testbed.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 
 PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
-PACKET_HEADERS_BYTES = 66  # Ethernet, IPv4, TCP with timestamps
 LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
@@ -73,7 +72,7 @@ class Striped(TransportKind):
 
     def overhead(self, distance: str) -> float:
         """A segment's header, and its acknowledgement in a packet of its own; as if both ends sent as much."""
-        return (FRAME.size + FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes
+        return (2 * FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """By the segments that may be under way; one is acknowledged when all of it has come."""
