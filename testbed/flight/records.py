@@ -1,0 +1,155 @@
+"""What a dump of one rank's flight recorder says: the last operations of each communicator, finished or not.
+
+After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank asks for
+it, started once its control part (buffers registered, peers told) is over, completed when its result is there. Times are
+seconds of the rank's own clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.errors import TestbedError
+
+SCHEMA = 1
+SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "failed"
+STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
+
+
+class DumpError(TestbedError):
+    """A file that is not a dump of a flight recorder, or memory that is not one's."""
+
+
+@dataclass(frozen=True)
+class GroupRecord:
+    """A communicator: its number, the same on all its ranks, its name, its ranks' numbers on the transport, in order."""
+
+    id: int
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PeerTraffic:
+    """What one operation has exchanged with one peer, whole messages; times of the first and last of a kind, or None.
+
+    sent: given to the transport. expected: receives that were posted. received: of these, those that have come.
+    """
+
+    sent: int = 0
+    sent_bytes: int = 0
+    sent_first_s: float | None = None
+    sent_last_s: float | None = None
+    expected: int = 0
+    expected_bytes: int = 0
+    expected_first_s: float | None = None
+    received: int = 0
+    received_bytes: int = 0
+    received_last_s: float | None = None
+
+    @property
+    def missing(self) -> int:
+        """How many messages are waited for."""
+        return self.expected - self.received
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation of a rank.
+
+    group: the communicator's number. sequence: of the communicator's collectives, from 1, the same on all ranks that go
+    by the rules; of a point-to-point message 0. name: "all_reduce", ..., "isend", "irecv". size_bytes: of the rank's
+    array. peer, tag: of a point-to-point message, the peer by its number on the transport. phase, round, rounds: how far
+    it was, where its algorithm says. peers: by number on the transport. error: why it failed.
+    """
+
+    group: int
+    sequence: int
+    name: str
+    algorithm: str
+    dtype: str
+    op: str
+    size_bytes: int
+    state: str
+    scheduled_s: float
+    started_s: float | None = None
+    ended_s: float | None = None
+    peer: int | None = None
+    tag: int | None = None
+    phase: str = ""
+    round: int = 0
+    rounds: int = 0
+    error: str = ""
+    peers: Mapping[int, PeerTraffic] = field(default_factory=dict)
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state in (COMPLETED, FAILED)
+
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """Peers from which messages are missing, while it is not over."""
+        return () if self.state == COMPLETED else tuple(p for p, own in self.peers.items() if own.missing > 0)
+
+
+@dataclass(frozen=True)
+class RankDump:
+    """One rank's recorder, read at `time_s` of the rank's clock. ended: how the rank ended, "" while it goes on.
+
+    entries: in the order in which they were scheduled.
+    """
+
+    rank: int
+    host: str
+    time_s: float
+    ended: str = ""
+    groups: tuple[GroupRecord, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        document = asdict(self)
+        for entry in document["entries"]:
+            entry["peers"] = {str(peer): own for peer, own in entry["peers"].items()}
+        return {"schema": SCHEMA, **document}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> RankDump:
+        """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
+        if document.get("schema") != SCHEMA:
+            raise DumpError(f"schema: got {document.get('schema')!r}, expected {SCHEMA}")
+        try:
+            groups = tuple(
+                GroupRecord(item["id"], item["name"], tuple(item["ranks"])) for item in document["groups"]
+            )
+            entries = tuple(
+                Entry(**{**item, "peers": {int(k): PeerTraffic(**own) for k, own in item["peers"].items()}})
+                for item in document["entries"]
+            )
+            head = {name: document[name] for name in ("rank", "host", "time_s", "ended")}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DumpError(f"not a dump of a flight recorder: {error}") from error
+        return cls(**head, groups=groups, entries=entries)
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(self.to_document()) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> RankDump:
+        """The inverse of `write`. DumpError, OSError."""
+        try:
+            document = json.loads(path.read_text())
+        except ValueError as error:
+            raise DumpError(f"{path}: not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise DumpError(f"{path}: got {type(document).__name__}, expected an object")
+        try:
+            return cls.from_document(document)
+        except DumpError as error:
+            raise DumpError(f"{path}: {error}") from error
