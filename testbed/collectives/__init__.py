@@ -37,6 +37,7 @@ from testbed.collectives.registry import (
     collective_of,
     rows_algorithm_of,
 )
+from testbed.collectives.scopes import Revoked
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import CollectiveTimeout, Work
 
@@ -64,6 +65,7 @@ __all__ = [
     "Pieces",
     "Plan",
     "PlanRequest",
+    "Revoked",
     "Round",
     "RowsAlgorithm",
     "Transfer",

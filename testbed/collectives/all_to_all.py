@@ -12,7 +12,7 @@ from testbed.collectives.data import Array, PairBlocks
 from testbed.collectives.definitions import ALL_TO_ALL, ALL_TO_ALL_V
 from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import relays_blocks
-from testbed.collectives.messages import Members
+from testbed.collectives.messages import About, Members
 from testbed.collectives.operations import check_array, padded, shares, split_bounds
 from testbed.collectives.registry import AUTO, Algorithm, RowsAlgorithm, algorithm_of, rows_algorithm_of
 from testbed.collectives.work import Work
@@ -67,9 +67,10 @@ class AllToAll(Members):
                 yield from self._blocks(share, whole, whole, tag, position)
                 self._check_counts(counts, outputs)
             data = PairBlocks(self.rank, inputs, outputs, counts.reshape(-1).tolist())
-            yield from carry_out(self._group, plan, data, tag + 1, position)
+            yield from carry_out(self._group, plan.plan, data, tag + 1, position)
 
-        return self._collective("all_to_all_single", steps, async_op, timeout_s)
+        about = About(input, plan.algorithm)
+        return self._collective("all_to_all_single", steps, async_op, timeout_s, about)
 
     def all_to_all_v_dynamic(
         self,
@@ -104,7 +105,10 @@ class AllToAll(Members):
         travel = [how.sent(count, most) for count in input_split_sizes]
         rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
         exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how)
-        return self._collective("all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, exchange.come)
+        about = About(input, algorithm if isinstance(algorithm, str) else "")
+        return self._collective(
+            "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.come
+        )
 
     def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:
         """What all ranks say they send to all must make sense, and be what this one expects."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from testbed.collectives.data import Array, Data, as_bytes
 from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.plan import Plan, Round, Runs, Stage, Strand
+from testbed.flight import Record
 from testbed.transport import Request, TrafficClass
 
 # receives are posted for so many rounds ahead, so that a peer who is early finds room
@@ -23,13 +24,24 @@ class Group:
         self.ranks = ranks
         self.traffic = traffic
 
-    def send(self, peer: int, tag: int, view: memoryview) -> Request:
+    def send(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
         """Begin to send to a member."""
-        return self.transport.isend(self.ranks[peer], tag, view, self.traffic)
+        there = self.ranks[peer]
+        if record is not None:
+            record.sent(there, len(view), self.transport.now_s)
+        return self.transport.isend(there, tag, view, self.traffic)
 
-    def receive(self, peer: int, tag: int, view: memoryview) -> Request:
-        """Begin to receive from a member."""
-        return self.transport.irecv(self.ranks[peer], tag, view, self.traffic)
+    def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
+        """Begin to receive from a member; say `arrived` when it is there."""
+        there = self.ranks[peer]
+        if record is not None:
+            record.expected(there, len(view), self.transport.now_s)
+        return self.transport.irecv(there, tag, view, self.traffic)
+
+    def arrived(self, request: Request, record: Record | None) -> None:
+        """What was received is there; for the record."""
+        if record is not None:
+            record.received(request.peer, len(request.view), self.transport.now_s)
 
 
 def carry_out(group: Group, plan: Plan, data: Data, tag: int, position: Position) -> Steps:
@@ -69,29 +81,33 @@ def _strand(
     group: Group, strand: Strand, data: Data, tag: int, position: Position, sends: list[Request]
 ) -> Steps:
     count = len(strand)
-    posted = [_post(group, step, data, tag) for step in strand[:AHEAD]]
+    record = position.record
+    posted = [_post(group, step, data, tag, record) for step in strand[:AHEAD]]
     for number, (phase, outgoing, _, reduces) in enumerate(strand):
         position.phase, position.round, position.rounds = phase, number + 1, count
+        if record is not None:
+            record.position(phase, number + 1, count)
         if sends and sends[0].done:  # it holds what was packed for it; all of them, the whole array and more
             sends[:] = [request for request in sends if not request.done]
         for peer, runs in outgoing:
             array = data.outgoing(runs)
             if array.size:
-                sends.append(group.send(peer, tag, as_bytes(array)))
+                sends.append(group.send(peer, tag, as_bytes(array), record))
         expected = posted[number]
         if expected:
             yield tuple([request for _, _, request in expected])
-            for runs, array, _ in expected:
+            for runs, array, request in expected:
+                group.arrived(request, record)
                 data.arrived(runs, reduces, array)
             posted[number] = []
         if number + AHEAD < count:
-            posted.append(_post(group, strand[number + AHEAD], data, tag))
+            posted.append(_post(group, strand[number + AHEAD], data, tag, record))
 
 
-def _post(group: Group, step: Round, data: Data, tag: int) -> Posted:
+def _post(group: Group, step: Round, data: Data, tag: int, record: Record | None) -> Posted:
     posted = []
     for peer, runs in step.receives:
         array = data.incoming(runs, step.reduces)
         if array.size:
-            posted.append((runs, array, group.receive(peer, tag, as_bytes(array))))
+            posted.append((runs, array, group.receive(peer, tag, as_bytes(array), record)))
     return posted

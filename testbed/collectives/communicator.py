@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
+from testbed.collectives.agreement import Vote
 from testbed.collectives.all_to_all import AllToAll
 from testbed.collectives.data import NOTHING, Array
 from testbed.collectives.engine import Engine, Position, Steps
-from testbed.collectives.messages import COMMUNICATORS, Members
+from testbed.collectives.messages import COMMUNICATORS, EVERYBODY, About, Members
 from testbed.collectives.operations import check_array, finish, given, operation_named
 from testbed.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.collectives.tuning import TuningTable
-from testbed.collectives.work import Work
+from testbed.collectives.work import CollectiveTimeout, Work
+from testbed.flight import Recorder
 from testbed.transport import BEST_EFFORT, TrafficClass, Transport
 
 
@@ -29,7 +32,9 @@ class Communicator(AllToAll):
     TypeError otherwise. All operations return a Work, which is done already unless `async_op`; any number may be under
     way. They move on only inside calls of this communicator, or of others split from it: `wait` of any Work, `sleep`,
     `progress`, or any blocking operation. One communicator per transport, others by `split`; one thread, but `abort`.
-    An operation that fails, fails all that are waited for on this rank; what is in their arrays is undefined then.
+    An operation that fails, fails all of its communicator on this rank, and no others; a peer that is lost fails all
+    communicators that contain it. What is in their arrays is undefined then; `shrink` gets the living together again.
+    recorder: where operations of this and all split from it are written down.
     """
 
     def __init__(
@@ -41,14 +46,15 @@ class Communicator(AllToAll):
         traffic: TrafficClass | None = None,
         tuning: TuningTable | None = None,
         name: str = "",
+        recorder: Recorder | None = None,
     ) -> None:
         if groups is not None and len(groups) != transport.size:
             raise ValueError(f"groups: got {len(groups)} entries, expected one per rank, {transport.size}")
         buildings = tuple(groups) if groups is not None else (0,) * transport.size
-        engine = Engine(transport)
+        engine = Engine(transport, recorder)
         ranks = range(transport.size)
         traffic, tuning = traffic or BEST_EFFORT, tuning or TuningTable()
-        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, 0, tuning)
+        super().__init__(engine, ranks, buildings, timeout_s, traffic, name, EVERYBODY, tuning)
         self._next_number = [1]  # shared by all split from this one
 
     # ---- groups of ranks
@@ -76,6 +82,17 @@ class Communicator(AllToAll):
             raise ValueError(f"split: {COMMUNICATORS} communicators have been made, there can be no more")
         if self.rank not in ranks:
             return None
+        return self._made(ranks, int(number[0]), name, timeout_s, traffic)
+
+    def _made(
+        self,
+        ranks: Sequence[int],
+        number: int,
+        name: str = "",
+        timeout_s: float | None = None,
+        traffic: TrafficClass | None = None,
+    ) -> Communicator:
+        """A communicator of these ranks of this one, all of which make it under this number."""
         made = Communicator.__new__(Communicator)
         Members.__init__(
             made,
@@ -85,11 +102,56 @@ class Communicator(AllToAll):
             self.timeout_s if timeout_s is None else timeout_s,
             self.traffic if traffic is None else traffic,
             name or self.name,
-            int(number[0]),
+            number,
             self.tuning,
         )
         made._next_number = self._next_number
         return made
+
+    # ---- after a failure
+
+    def agree(self, flags: int = -1, timeout_s: float | None = None) -> int:
+        """What all living members pass, combined by AND: the same for all, whoever dies meanwhile (`MPIX_Comm_agree`).
+
+        Works on a communicator that has failed or was aborted. Who hears of a decision and dies at once may have been
+        the only one to hear it. CollectiveTimeout naming the members that are waited for.
+        """
+        return self._agree(Vote(flags), "agree", timeout_s).flags
+
+    def shrink(
+        self, exclude: Sequence[int] = (), name: str = "", timeout_s: float | None = None
+    ) -> Communicator:
+        """A communicator of the members that live, in their order; this one has ended with it.
+
+        As `MPIX_Comm_shrink`: all living members call it, and agree on who has gone. exclude: members that are to be
+        left out as well, which do not call it, as of `ncclCommShrink`; what anybody leaves out is left out. Operations
+        under way are aborted first, on all members (`NCCL_SHRINK_ABORT`), who hear of it with Revoked.
+        """
+        gone = [self.ranks[self._root("exclude", rank)] for rank in exclude]
+        if self.rank in exclude:
+            raise ValueError(f"exclude: got this rank, {self.rank}, expected others")
+        scopes = self._engine.scopes
+        lost = self._scope.ranks & set(scopes.lost)
+        scopes.revoke(self._scope, "it shrinks to those that live")
+        scopes.settle()
+        vote = self._agree(Vote(-1, frozenset([*gone, *lost]), self._next_number[0]), "shrink", timeout_s)
+        self._next_number[0] = vote.number + 1
+        living = [rank for rank, there in enumerate(self.ranks) if there not in vote.out]
+        return self._made(living, vote.number, name)
+
+    def _agree(self, vote: Vote, word: str, timeout_s: float | None) -> Vote:
+        self._agreements += 1
+        engine, timeout_s = self._engine, self.timeout_s if timeout_s is None else timeout_s
+        agreement = engine.scopes.agree(self._scope, self._agreements, vote)
+        deadline_s = time.monotonic() + timeout_s
+        while agreement.decided is None:
+            engine.check(None)
+            left_s = deadline_s - engine.transport.now_s
+            if left_s <= 0:
+                words = f"{word} #{self._agreements}"
+                raise CollectiveTimeout(words, engine.transport.rank, [], agreement.waits_for, timeout_s)
+            engine.progress(left_s)
+        return agreement.decided
 
     # ---- reductions
 
@@ -111,7 +173,7 @@ class Communicator(AllToAll):
             yield from self._blocks(plan, flat, flat, tag, position, operation)
             finish(op, flat, self.size)
 
-        return self._collective("all_reduce", steps, async_op, timeout_s)
+        return self._collective("all_reduce", steps, async_op, timeout_s, About(array, plan.algorithm, op))
 
     def reduce_scatter_tensor(
         self,
@@ -136,7 +198,9 @@ class Communicator(AllToAll):
             flat[:] = scratch[own]
             finish(op, flat, self.size)
 
-        return self._collective("reduce_scatter_tensor", steps, async_op, timeout_s)
+        return self._collective(
+            "reduce_scatter_tensor", steps, async_op, timeout_s, About(input, plan.algorithm, op)
+        )
 
     def reduce(
         self,
@@ -160,7 +224,7 @@ class Communicator(AllToAll):
             if self.rank == root:
                 finish(op, flat, self.size)
 
-        return self._collective("reduce", steps, async_op, timeout_s)
+        return self._collective("reduce", steps, async_op, timeout_s, About(array, plan.algorithm, op))
 
     # ---- copies
 
@@ -183,7 +247,9 @@ class Communicator(AllToAll):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective("all_gather_into_tensor", steps, async_op, timeout_s)
+        return self._collective(
+            "all_gather_into_tensor", steps, async_op, timeout_s, About(input, plan.algorithm)
+        )
 
     def broadcast(
         self,
@@ -202,7 +268,7 @@ class Communicator(AllToAll):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective("broadcast", steps, async_op, timeout_s)
+        return self._collective("broadcast", steps, async_op, timeout_s, About(array, plan.algorithm))
 
     def gather(
         self,
@@ -228,7 +294,7 @@ class Communicator(AllToAll):
         def steps(tag: int, position: Position) -> Steps:
             return self._blocks(plan, flat, flat, tag, position)
 
-        return self._collective("gather", steps, async_op, timeout_s)
+        return self._collective("gather", steps, async_op, timeout_s, About(input, plan.algorithm))
 
     def scatter(
         self,
@@ -255,7 +321,7 @@ class Communicator(AllToAll):
             yield from self._blocks(plan, flat, flat, tag, position)
             output.reshape(-1)[:] = own
 
-        return self._collective("scatter", steps, async_op, timeout_s)
+        return self._collective("scatter", steps, async_op, timeout_s, About(output, plan.algorithm))
 
     # ---- by definition
 
@@ -298,7 +364,8 @@ class Communicator(AllToAll):
             if known.reduces:
                 finish(op, target, self.size)
 
-        return self._collective(known.name, steps, async_op, timeout_s)
+        about = About(input, plan.algorithm, op if known.reduces else "")
+        return self._collective(known.name, steps, async_op, timeout_s, about)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Done when every rank has called it. Dissemination: in round k tell the rank 2^k further, hear from 2^k back.
@@ -307,13 +374,12 @@ class Communicator(AllToAll):
         """
 
         def steps(tag: int, position: Position) -> Steps:
-            distance = 1
+            distance, record = 1, position.record
             while distance < self.size:
                 position.phase = f"distance {distance}"
-                yield (
-                    self._group.send((self.rank + distance) % self.size, tag, NOTHING),
-                    self._group.receive((self.rank - distance) % self.size, tag, NOTHING),
-                )
+                heard = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
+                yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), heard
+                self._group.arrived(heard, record)
                 distance *= 2
 
-        return self._collective("barrier", steps, async_op, timeout_s)
+        return self._collective("barrier", steps, async_op, timeout_s, About())

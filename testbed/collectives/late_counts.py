@@ -16,6 +16,7 @@ from testbed.collectives.definitions import ALL_TO_ALL_V
 from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import CONCURRENCY
 from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
+from testbed.flight import Record
 from testbed.transport import Request, TransportError
 
 COUNT_BYTES = 8
@@ -77,23 +78,26 @@ class Exchange:
         strands = min(self._algorithm.concurrency, size - 1)
         start = self._group.engine.start
         yield tuple(
-            start("", self._strand(range(1 + first, size, strands), tag + 2 * first))
+            start("", self._strand(range(1 + first, size, strands), tag + 2 * first, position.record))
             for first in range(strands)
         )
 
-    def _strand(self, distances: Sequence[int], tag: int) -> Steps:
+    def _strand(self, distances: Sequence[int], tag: int, record: Record | None) -> Steps:
         group, algorithm = self._group, self._algorithm
         size, most = self._output.shape[:2]
         sends: list[Request] = []
         for distance in distances:
             target, source = (self._rank + distance) % size, (self._rank - distance) % size
             count = np.zeros(1, dtype=np.int64)
-            announced = group.receive(source, tag, as_bytes(count))
-            data = self._receive(source, algorithm.sent(most, most), tag + 1) if algorithm.ahead else []
-            sends.append(group.send(target, tag, as_bytes(self._counts[target : target + 1])))
+            announced = group.receive(source, tag, as_bytes(count), record)
+            data: list[Request] = []
+            if algorithm.ahead:
+                data = self._receive(source, algorithm.sent(most, most), tag + 1, record)
+            sends.append(group.send(target, tag, as_bytes(self._counts[target : target + 1]), record))
             if self._rows[target].size:
-                sends.append(group.send(target, tag + 1, as_bytes(self._rows[target])))
+                sends.append(group.send(target, tag + 1, as_bytes(self._rows[target]), record))
             yield (announced,)
+            group.arrived(announced, record)
             come = int(count[0])
             if not 0 <= come <= most:
                 raise TransportError(
@@ -102,9 +106,12 @@ class Exchange:
                 )
             self.come[source] = come
             rows = algorithm.sent(come, most)
-            yield tuple(data if algorithm.ahead else self._receive(source, rows, tag + 1))
+            data = data if algorithm.ahead else self._receive(source, rows, tag + 1, record)
+            yield tuple(data)
+            for request in data:
+                group.arrived(request, record)
         yield tuple(sends)
 
-    def _receive(self, source: int, rows: int, tag: int) -> list[Request]:
+    def _receive(self, source: int, rows: int, tag: int, record: Record | None) -> list[Request]:
         view = self._output[source, :rows]
-        return [self._group.receive(source, tag, as_bytes(view))] if view.size else []
+        return [self._group.receive(source, tag, as_bytes(view), record)] if view.size else []

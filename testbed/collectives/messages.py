@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from testbed.collectives.carrying import Group, carry_out
 from testbed.collectives.data import Array, Blocks, Operation, as_bytes
-from testbed.collectives.engine import Engine, Position, Steps, Waitable
+from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.operations import check_array
 from testbed.collectives.plan import Plan
 from testbed.collectives.registry import AUTO, Algorithm, Collective, PlanRequest, algorithm_of, collective_of
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
-from testbed.transport import TrafficClass
+from testbed.flight import Record
+from testbed.transport import TrafficClass, TransportError
 
 LARGEST_TAG = 2**32 - 1
 # a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
@@ -23,6 +25,7 @@ _POINT_TO_POINT = 1 << 62
 _COMMUNICATOR_BIT = 46
 _STRAND_BITS = 16
 _SEQUENCE_MASK = (1 << 30) - 1
+EVERYBODY = 0  # the number of the communicator of all ranks
 
 
 class P2POp(NamedTuple):
@@ -34,12 +37,30 @@ class P2POp(NamedTuple):
     tag: int = 0
 
 
+class Planned(NamedTuple):
+    """A rank's part of a collective, and the name of the algorithm that made it."""
+
+    plan: Plan
+    algorithm: str
+
+
+class About(NamedTuple):
+    """What the flight recorder is told of an operation."""
+
+    array: Array | None = None
+    algorithm: str = ""
+    op: str = ""
+
+
 class Members:
     """Ranks of a transport, numbered from 0 in the order of `ranks`, their numbers there; `groups`: their buildings.
 
     traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
     number: tells their messages from those of other communicators of the same transport. tuning: what `auto` goes by.
+    control_delay: what the control part of each operation takes from now on, in seconds; None: nothing.
     """
+
+    control_delay: Callable[[], float] | None = None
 
     def __init__(
         self,
@@ -61,24 +82,26 @@ class Members:
         self.traffic = traffic
         self.name = name
         self._engine = engine
-        self._group = Group(engine, ranks, traffic)
         self._number = number
+        self._scope = engine.scopes.add(number, ranks)
+        self._group = Group(engine, ranks, traffic)
+        if engine.recorder is not None:
+            engine.recorder.group(number, name, tuple(ranks))
         self.tuning = tuning
         self._sequence = 0
+        self._agreements = 0
 
     # ---- point to point
 
     def isend(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
         """Begin to send to `peer`; leave the array alone until it is done. Tags: 0 to 2**32 - 1."""
         check_array(array, "array")
-        request = self._group.send(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
-        return self._work(f"isend to rank {peer}, tag {tag}", _one(request), timeout_s)
+        return self._message("isend", f"isend to rank {peer}, tag {tag}", array, peer, tag, timeout_s)
 
     def irecv(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> Work:
         """Begin to receive from `peer` into `array`, whose size in bytes is the message's. Tags: 0 to 2**32 - 1."""
         check_array(array, "array", writes=True)
-        request = self._group.receive(self._root("peer", peer), self._message_tag(tag), as_bytes(array))
-        return self._work(f"irecv from rank {peer}, tag {tag}", _one(request), timeout_s)
+        return self._message("irecv", f"irecv from rank {peer}, tag {tag}", array, peer, tag, timeout_s)
 
     def send(self, array: Array, peer: int, tag: int = 0, timeout_s: float | None = None) -> None:
         """`isend`, then wait."""
@@ -106,13 +129,16 @@ class Members:
     # ---- time, and the end
 
     def sleep(self, seconds: float) -> None:
-        """Let this much time pass, as computing would, while operations move on. Raises when one of them fails."""
-        self._engine.sleep(seconds)
+        """Let this much time pass, as computing would, while operations move on.
+
+        Raises when one of this communicator's fails, or has failed; so does `progress`.
+        """
+        self._engine.sleep(seconds, self._scope)
 
     def progress(self, timeout_s: float = 0.0) -> None:
-        """Move operations on; waits up to `timeout_s` for something to do. Raises when one of them has failed."""
+        """Move operations on, those of all communicators; waits up to `timeout_s` for something to do."""
         self._engine.progress(timeout_s)
-        self._engine.check()
+        self._engine.check(self._scope)
 
     @property
     def ended(self) -> int:
@@ -120,11 +146,21 @@ class Members:
         return self._engine.ended
 
     def abort(self, reason: str) -> None:
-        """End every operation of this rank, of all its communicators, with Aborted; peers lose this rank.
+        """End every operation of this communicator, here and, told by a note, on all its members, with Revoked.
 
-        For any thread, or a signal handler. The first reason given counts. Arrays' contents are undefined after it.
+        As `ncclCommAbort`, and as `MPIX_Comm_revoke` it reaches everybody: only `agree` and `shrink` work after it.
+        Of the communicator of all ranks, which the others were split from: end everything of this rank with Aborted;
+        peers lose it. For any thread, or a signal handler. Arrays' contents are undefined after it.
         """
-        self._engine.abort(reason)
+        if self._number == EVERYBODY:
+            self._engine.abort(reason)
+        else:
+            self._engine.scopes.revoke(self._scope, reason)
+
+    @property
+    def failure(self) -> TransportError | None:
+        """What has ended this communicator's operations, for good; None while they go on."""
+        return self._engine.failure or self._scope.failure
 
     # ---- how
 
@@ -140,17 +176,18 @@ class Members:
 
     def _plan(
         self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
-    ) -> Plan:
+    ) -> Planned:
         """This rank's plan; size as `catalogue.traffic` counts it. PluginError for an algorithm that there is not."""
         known = collective_of(collective)
         if algorithm == AUTO:
             algorithm = self.tuning.choose(known, size_bytes, self.groups)
         made = algorithm_of(known, algorithm)
-        return made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
+        plan = made(PlanRequest(self.rank, self.groups, root, made.pieces(size_bytes, self.size)))
+        return Planned(plan, made.name)
 
     def _blocks(
         self,
-        plan: Plan,
+        planned: Planned,
         source: Array,
         target: Array,
         tag: int,
@@ -158,8 +195,8 @@ class Members:
         operation: Operation | None = None,
     ) -> Steps:
         """The plan carried out on blocks of these arrays."""
-        data = Blocks(source, target, plan.bounds(target.size), operation)
-        return carry_out(self._group, plan, data, tag, position)
+        data = Blocks(source, target, planned.plan.bounds(target.size), operation)
+        return carry_out(self._group, planned.plan, data, tag, position)
 
     def _collective(
         self,
@@ -167,16 +204,62 @@ class Members:
         steps: Callable[[int, Position], Steps],
         async_op: bool,
         timeout_s: float | None,
+        about: About,
         result: object = None,
     ) -> Work:
         self._sequence += 1
         numbers = self._number << _COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
         position = Position()
         words = f"{name} #{self._sequence}"
-        work = self._work(words, steps(numbers, position), timeout_s, position, result)
+        record = self._begin_record(name, self._sequence, about)
+        position.record = record
+        work = self._work(words, steps(numbers, position), timeout_s, position, result, record)
         if not async_op:
             work.wait()
         return work
+
+    def _message(
+        self,
+        kind: Literal["isend", "irecv"],
+        words: str,
+        array: Array,
+        peer: int,
+        tag: int,
+        timeout_s: float | None,
+    ) -> Work:
+        there, number = self._root("peer", peer), self._message_tag(tag)
+        record = self._begin_record(kind, 0, About(array), self.ranks[there], tag)
+
+        def steps() -> Steps:
+            begin = self._group.send if kind == "isend" else self._group.receive
+            request = begin(there, number, as_bytes(array), record)
+            yield (request,)
+            if record is not None and kind == "irecv":
+                record.received(self.ranks[there], array.nbytes, self.transport.now_s)
+
+        return self._work(words, steps(), timeout_s, record=record)
+
+    def _begin_record(
+        self, name: str, sequence: int, about: About, peer: int = -1, tag: int = 0
+    ) -> Record | None:
+        recorder = self._engine.recorder
+        if recorder is None:
+            return None
+        array, algorithm, op = about
+        dtype, size_bytes = (array.dtype.name, array.nbytes) if array is not None else ("", 0)
+        now_s = time.monotonic()
+        return recorder.begin(
+            self._number,
+            sequence,
+            name,
+            now_s,
+            size_bytes=size_bytes,
+            algorithm=algorithm,
+            dtype=dtype,
+            op=op,
+            peer=peer,
+            tag=tag,
+        )
 
     def _work(
         self,
@@ -185,11 +268,19 @@ class Members:
         timeout_s: float | None,
         position: Position | None = None,
         result: object = None,
+        record: Record | None = None,
     ) -> Work:
         name = f"{name} of {self.name}" if self.name else name
-        task = self._engine.start(name, steps, position)
+        if self.control_delay is not None or record is not None:
+            steps = self._controlled(steps, record)
+        task = self._engine.start(name, steps, position, self._scope, record)
         return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
 
-
-def _one(item: Waitable) -> Steps:
-    yield (item,)
+    def _controlled(self, steps: Steps, record: Record | None) -> Steps:
+        """An operation behind its control part, in which buffers are registered and peers told."""
+        delay_s = self.control_delay() if self.control_delay is not None else 0.0
+        if delay_s > 0:
+            yield (self._engine.timer(time.monotonic() + delay_s),)
+        if record is not None:
+            record.started(time.monotonic() if delay_s > 0 else self.transport.now_s)
+        yield from steps

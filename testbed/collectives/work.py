@@ -77,8 +77,8 @@ class Work:
         """Return when it is done; after an error the arrays' contents are undefined.
 
         Raises CollectiveTimeout `timeout_s` from now, or by default the operation's own timeout after its start; it can
-        be waited for again. TransportError (PeerLost, Aborted) as soon as this or any other operation of the rank has
-        failed.
+        be waited for again. TransportError (PeerLost, Revoked) as soon as this or another operation of its communicator
+        has failed, Aborted once this rank has given up.
         """
         engine, task = self._engine, self._task
         if timeout_s is None:
@@ -88,7 +88,7 @@ class Work:
         if not task.done:
             engine.progress(0.0)
         while not task.done:
-            engine.check()
+            engine.check(task.scope)
             left_s = deadline_s - engine.transport.now_s
             if left_s <= 0:
                 raise self._timeout(timeout_s)

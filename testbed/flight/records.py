@@ -1,8 +1,8 @@
 """What a dump of one rank's flight recorder says: the last operations of each communicator, finished or not.
 
-After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank asks for
-it, started once its control part (buffers registered, peers told) is over, completed when its result is there. Times are
-seconds of the rank's own clock.
+After NCCLX's CollTrace (arXiv:2510.20171) and PyTorch's flight recorder: an operation is scheduled when the rank asks
+for it, started once its control part (buffers registered, peers told) is over, completed when its result is there.
+Times are seconds of the rank's own clock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DumpError(TestbedError):
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A communicator: its number, the same on all its ranks, its name, its ranks' numbers on the transport, in order."""
+    """A communicator: its number, the same on all ranks, its name, its ranks in order, by number on the transport."""
 
     id: int
     name: str
@@ -63,8 +63,8 @@ class Entry:
 
     group: the communicator's number. sequence: of the communicator's collectives, from 1, the same on all ranks that go
     by the rules; of a point-to-point message 0. name: "all_reduce", ..., "isend", "irecv". size_bytes: of the rank's
-    array. peer, tag: of a point-to-point message, the peer by its number on the transport. phase, round, rounds: how far
-    it was, where its algorithm says. peers: by number on the transport. error: why it failed.
+    array. peer, tag: of a point-to-point message, the peer by its number on the transport. phase, round, rounds: how
+    far it was, where its algorithm says. peers: by number on the transport. error: why it failed.
     """
 
     group: int

@@ -12,6 +12,7 @@ from testbed.errors import TestbedError
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
 MOST_REASON_BYTES = 256  # of what an aborting rank tells its peers
+MOST_NOTE_BYTES = 4096  # of what a rank tells a peer beside its messages
 
 
 class TransportError(TestbedError):
@@ -36,10 +37,13 @@ class TransportError(TestbedError):
 
 
 class PeerLost(TransportError):
-    """The peer has gone: it closed or reset its connection, broke the protocol, or aborted."""
+    """The peer has gone: it closed or reset its connection, broke the protocol, or aborted.
 
-    def __init__(self, rank: int, peer: int, reason: str) -> None:
-        self.rank, self.peer, self.reason = rank, peer, reason
+    orderly: it said goodbye when it had done its part, which is a failure only for those who still wait for it.
+    """
+
+    def __init__(self, rank: int, peer: int, reason: str, orderly: bool = False) -> None:
+        self.rank, self.peer, self.reason, self.orderly = rank, peer, reason, orderly
         super().__init__(f"rank {rank}: lost peer {peer}: {reason}")
 
 

@@ -174,7 +174,7 @@ class _Bootstrap:
         if len(heard) < wanted:
             return None
         try:
-            peer, _ = read_hello(bytes(heard[:HELLO_BYTES]), 0, self.size, self.token)
+            peer = read_hello(bytes(heard[:HELLO_BYTES]), 0, self.size, self.token).sender
         except ValueError:
             return -1
         return peer
@@ -221,7 +221,7 @@ class _Bootstrap:
                 continue
             try:
                 hello = self._receive(sock, HELLO_BYTES, "the hello of", before)
-                sender, _ = read_hello(hello, self.rank, self.size, self.token)
+                sender = read_hello(hello, self.rank, self.size, self.token).sender
             except (ValueError, TransportError, OSError):
                 sock.close()
                 continue

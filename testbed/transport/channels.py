@@ -12,12 +12,18 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from testbed.transport.base import MOST_REASON_BYTES, Request, TransportError, aborted_words
+from testbed.transport.base import (
+    MOST_NOTE_BYTES,
+    MOST_REASON_BYTES,
+    Request,
+    TransportError,
+    aborted_words,
+)
 from testbed.transport.mailbox import Staged
 from testbed.transport.stream import NOTHING, Stream
 
 FRAME = struct.Struct("<BBHIIIQQQ")
-_SEGMENT, _ACK, _NOTIFY, _GOODBYE = 1, 2, 3, 4
+_SEGMENT, _ACK, _NOTIFY, _GOODBYE, _NOTE = 1, 2, 3, 4, 5
 LAST, FAST = 1, 2
 LEAST_SEGMENT_BYTES = 256
 
@@ -141,6 +147,7 @@ class Channel(Stream):
         # the segment coming in: its message, offset, length, flags and sequence number
         self.current: tuple[Incoming, int, int, int, int] | None = None
         self._farewell: bytearray | None = None
+        self._told: bytearray | None = None
 
     def attach(self, sock: Any, watch: Any) -> None:
         """See Stream; then there is a channel more."""
@@ -180,6 +187,9 @@ class Channel(Stream):
     def _goodbye(self, reason: bytes) -> bytes:
         return FRAME.pack(_GOODBYE, 0, 0, 0, 0, len(reason), 0, 0, 0)
 
+    def _note(self, data: bytes) -> bytes:
+        return FRAME.pack(_NOTE, 0, 0, 0, 0, len(data), 0, 0, 0)
+
     def _begin(self, stage: bytearray, start: int) -> bool:
         frame = _Frame._make(FRAME.unpack_from(stage, start))
         self.current = None
@@ -193,6 +203,10 @@ class Channel(Stream):
             return self._announced(frame)
         if frame.kind == _GOODBYE and frame.length <= MOST_REASON_BYTES:
             return self._begin_farewell(frame.length)
+        if frame.kind == _NOTE and frame.length <= MOST_NOTE_BYTES:
+            self._told = bytearray(frame.length)
+            self._target = memoryview(self._told)
+            return True
         return self._refuse(f"it sent a frame of kind {frame.kind}, {frame.length} bytes")
 
     def _begin_segment(self, frame: _Frame) -> bool:
@@ -233,7 +247,7 @@ class Channel(Stream):
             self._target = memoryview(self._farewell)
             return True
         self.left_well = True
-        self._end("it closed its end")
+        self._end("it closed its end", orderly=True)
         return False
 
     def _wait(self) -> None:
@@ -249,6 +263,11 @@ class Channel(Stream):
     def _arrived(self) -> None:
         if self._farewell is not None:
             self._end(aborted_words(self._farewell))
+            return
+        if self._told is not None:
+            told, self._told = bytes(self._told), None
+            if self.on_note is not None:
+                self.on_note(self.peer, told)
             return
         if self.current is None:
             return

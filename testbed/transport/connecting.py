@@ -29,7 +29,10 @@ StreamKey = tuple[int, ConnectionKey]
 
 
 class Connecting:
-    """What is under way until connections stand. `stream_at` gives the stream of a which, begun if need be."""
+    """What is under way until connections stand.
+
+    stream_at: gives the stream of a which, begun if need be. came: is told a peer and its incarnation, as it said.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Connecting:
         settings: MeshSettings,
         loop: EventLoop,
         stream_at: Callable[[StreamKey], Stream],
+        came: Callable[[int, int], None],
     ) -> None:
         self.refused = 0  # connections from elsewhere
         self._rank = rank
@@ -47,6 +51,7 @@ class Connecting:
         self._sockets = settings.sockets
         self._loop = loop
         self._stream_at = stream_at
+        self._came = came
         self._deadlines_s: dict[StreamKey, float] = {}  # of those that this rank dials
         self._attempts: dict[StreamKey, tuple[float, str]] = {}  # when to try again, and why
         self._pauses_s: dict[StreamKey, float] = {}  # for how long, if it fails again
@@ -72,6 +77,15 @@ class Connecting:
             self._deadlines_s[which] = time.monotonic() + self._settings.bootstrap_timeout_s
             self._attempts[which] = (0.0, "not tried yet")
             self._due_s = 0.0
+
+    def forget(self, peer: int) -> None:
+        """Dial this peer no longer, let go of what is under way with it."""
+        for handshake, _ in list(self._handshakes.values()):
+            if handshake.peer == peer:
+                self._fail_handshake(handshake, "given up")
+        for found in (self._deadlines_s, self._attempts, self._pauses_s):
+            for which in [which for which in found if which[0] == peer]:
+                del found[which]
 
     def listen(self, listener: socket.socket | None) -> None:
         """Take calls on this rank's address, or on this socket, bound already. TransportError."""
@@ -138,7 +152,7 @@ class Connecting:
     def _dial(self, which: StreamKey) -> None:
         peer, key = which
         sock = self._sockets.make()
-        handshake = Handshake(sock, self._rank, self._size, self._settings.token, peer, key)
+        handshake = self._handshake(sock, peer, key)
         try:
             self._settings_of(which).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,13 +189,17 @@ class Connecting:
             self.refused += 1
             sock.close()
             return
-        handshake = Handshake(sock, self._rank, self._size, self._settings.token, None, None)
+        handshake = self._handshake(sock, None, None)
         try:
             self._sockets.apply(sock)
         except OSError as error:  # reset in the meantime
             self._fail_handshake(handshake, str(error))
             return
         self._begin_handshake(handshake, time.monotonic() + _HELLO_TIMEOUT_S)
+
+    def _handshake(self, sock: socket.socket, peer: int | None, key: ConnectionKey | None) -> Handshake:
+        settings = self._settings
+        return Handshake(sock, self._rank, self._size, settings.token, peer, key, settings.incarnation)
 
     def _begin_handshake(self, handshake: Handshake, deadline_s: float) -> None:
         self._handshakes[handshake.sock.fileno()] = (handshake, deadline_s)
@@ -193,11 +211,12 @@ class Connecting:
     def _on_handshake(self, handshake: Handshake) -> None:
         sock = handshake.sock
         try:
-            which = handshake.on_event()
-            if which is None:
+            hello = handshake.on_event()
+            if hello is None:
                 self._loop.watch(sock, handshake.events, self._loop.handler_of(sock))
                 return
-            peer, key = which
+            peer, key = which = hello.sender, hello.key
+            self._came(peer, hello.incarnation)
             if handshake.peer is None:
                 if peer < self._rank:
                     raise ValueError(f"sender: rank {peer} has no business to dial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed.transport.base import (
+    MOST_NOTE_BYTES,
     MOST_REASON_BYTES,
     PeerCounters,
     Request,
@@ -11,7 +12,7 @@ from testbed.transport.base import (
 )
 from testbed.transport.mailbox import Mailbox, Staged, wrong_length
 from testbed.transport.stream import Stream
-from testbed.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES
+from testbed.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG
 
 
 class Connection(Stream):
@@ -26,6 +27,7 @@ class Connection(Stream):
         self._mailbox = Mailbox()
         self._into: Request | Staged | None = None  # the message that is coming in
         self._farewell: bytearray | None = None  # the peer's, which is coming in
+        self._told: bytearray | None = None  # a note of the peer's, which is coming in
 
     # ---- what the rank asks for
 
@@ -73,12 +75,22 @@ class Connection(Stream):
     def _goodbye(self, reason: bytes) -> bytes:
         return HEADER.pack(GOODBYE_TAG, len(reason))
 
+    def _note(self, data: bytes) -> bytes:
+        return HEADER.pack(NOTE_TAG, len(data))
+
     def _begin(self, stage: bytearray, start: int) -> bool:
         """Find the place for a message; False when it has none."""
         tag, length = HEADER.unpack_from(stage, start)
         into: Request | Staged
         if tag == GOODBYE_TAG:
             return self._begin_farewell(length)
+        if tag == NOTE_TAG:
+            if length > MOST_NOTE_BYTES:
+                self.fail(f"its note announces {length} bytes")
+                return False
+            self._told = bytearray(length)
+            self._target = memoryview(self._told)
+            return True
         request = self._mailbox.take_posted(tag)
         if request is not None and len(request.view) == length:
             into = request
@@ -102,7 +114,7 @@ class Connection(Stream):
     def _begin_farewell(self, length: int) -> bool:
         """The peer gives its reason, if it has one, and nothing after that."""
         if length == 0:
-            self._end("it closed its end")
+            self._end("it closed its end", orderly=True)
             return False
         if length > MOST_REASON_BYTES:
             self._end(f"its goodbye announces {length} bytes")
@@ -113,6 +125,11 @@ class Connection(Stream):
 
     def _arrived(self) -> None:
         """The message that was coming in is whole."""
+        if self._told is not None:
+            told, self._told = bytes(self._told), None
+            if self.on_note is not None:
+                self.on_note(self.peer, told)
+            return
         into = self._into
         self._into = None
         if into is None:

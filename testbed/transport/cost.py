@@ -7,7 +7,7 @@ after it has come from there.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from testbed.transport.base import (
@@ -32,6 +32,7 @@ class CostedTransport(Wrapper):
         self._per_byte_s = per_byte_s
         self._busy_until_s = 0.0
         self._lost: dict[int, TransportError] = {}
+        self._forgotten: Counter[int] = Counter()  # how many times each peer was
         # what comes next when its time has come: times only grow, for the rank does one thing after another
         self._due: deque[tuple[float, Callable[[], None]]] = deque()
 
@@ -50,7 +51,15 @@ class CostedTransport(Wrapper):
         if peer in self._lost:
             request.fail(self._lost[peer])
             return request
-        self._after(len(view), lambda: self._follow(request, self.inner.isend(peer, tag, view, traffic)))
+        forgotten = self._forgotten[peer]
+
+        def leave() -> None:
+            if self._forgotten[peer] != forgotten:  # meant for one that has gone
+                request.fail(PeerLost(self.rank, peer, "it was given up"))
+            else:
+                self._follow(request, self.inner.isend(peer, tag, view, traffic))
+
+        self._after(len(view), leave)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
@@ -90,6 +99,12 @@ class CostedTransport(Wrapper):
         while self._due:
             self.progress(None)
         self.inner.close()
+
+    def forget(self, peer: int) -> None:
+        """See Wrapper."""
+        self._forgotten[peer] += 1
+        super().forget(peer)
+        self._lost.pop(peer, None)
 
     def _valid(self, peer: int, tag: int) -> bool:
         return peer in self.inner.counters and tag >= 0

@@ -7,13 +7,14 @@ import select
 import socket
 
 from testbed.transport.sockets import IPPROTO_MPTCP, subflows
-from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello, read_hello
+from testbed.transport.wire import HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
 
 
 class Handshake:
     """A socket that has not proven yet to belong to a rank of this job.
 
-    peer, key: the rank that was dialled and for which connection; None on one that was accepted.
+    peer, key: the rank that was dialled and for which connection; None on one that was accepted. incarnation: of this
+    rank.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class Handshake:
         token: str,
         peer: int | None,
         key: ConnectionKey | None,
+        incarnation: int = 0,
     ) -> None:
         self.sock = sock
         self.peer = peer
@@ -31,6 +33,7 @@ class Handshake:
         self._rank = rank
         self._size = size
         self._token = token
+        self._incarnation = incarnation
         self._spoken = False
         self._heard = b""
 
@@ -39,8 +42,8 @@ class Handshake:
         """The epoll events that it waits for."""
         return select.EPOLLIN if self.peer is None or self._spoken else select.EPOLLOUT
 
-    def on_event(self) -> tuple[int, ConnectionKey] | None:
-        """Go on; the peer's rank and the connection once they are known.
+    def on_event(self) -> Hello | None:
+        """Go on; what the peer said once it has.
 
         Raises OSError or ValueError saying why there will be none.
         """
@@ -60,10 +63,11 @@ class Handshake:
         self._heard += data
         if len(self._heard) < HELLO_BYTES:
             return None
-        sender, key = read_hello(self._heard, self._rank, self._size, self._token)
-        if self.peer is not None and (sender, key) != (self.peer, self.key):
-            raise ValueError(f"sender: got rank {sender}, {key}, expected rank {self.peer}, {self.key}")
-        return sender, key
+        hello = read_hello(self._heard, self._rank, self._size, self._token)
+        if self.peer is not None and (hello.sender, hello.key) != (self.peer, self.key):
+            got = f"rank {hello.sender}, {hello.key}"
+            raise ValueError(f"sender: got {got}, expected rank {self.peer}, {self.key}")
+        return hello
 
     def speak(self, peer: int, key: ConnectionKey) -> None:
         """Say hello to this rank, for this connection. Raises OSError, or ValueError for MPTCP that is none."""
@@ -71,4 +75,4 @@ class Handshake:
             subflows(self.sock)
         self._spoken = True
         # the first bytes of a connection: there is room for them
-        self.sock.send(make_hello(self._rank, peer, self._size, self._token, key))
+        self.sock.send(make_hello(self._rank, peer, self._size, self._token, key, self._incarnation))

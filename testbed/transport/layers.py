@@ -50,6 +50,11 @@ class Wrapper:
         """See Transport."""
         self.inner.wake()
 
+    def forget(self, peer: int) -> None:
+        """See TellsOfPeers; nothing more happens where the transport below knows nothing of it."""
+        if hasattr(self.inner, "forget"):
+            self.inner.forget(peer)
+
 
 class Layer(Wrapper):
     """What both have in common: notes from rank to rank beside the messages, and things done after `progress`."""
@@ -111,6 +116,13 @@ class Layer(Wrapper):
             self.progress(left_s)
         self.inner.close()
         self._catch_up()
+
+    def forget(self, peer: int) -> None:
+        """See Wrapper."""
+        super().forget(peer)
+        self._catch_up()  # what waited for the peer has failed
+        for line in [line for line in self._listening if line[0] == peer]:
+            del self._listening[line]
 
     # ---- for those who derive
 

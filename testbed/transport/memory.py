@@ -15,17 +15,18 @@ from testbed.transport.base import (
     PeerLost,
     Request,
     TrafficClass,
-    TransportError,
     aborted_words,
     address_error,
     check_traffic_class,
     check_writable,
     reason_bytes,
 )
+from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.mailbox import Mailbox, wrong_length
 
 _CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
 _BELL = -2  # nothing came: somebody wants `progress` to return
+_NOTE = -3  # something told beside all messages
 
 
 class MemoryNetwork:
@@ -34,7 +35,13 @@ class MemoryNetwork:
     def __init__(self, size: int) -> None:
         if size < 1:
             raise ValueError(f"size: got {size}, expected at least 1")
-        self.transports = tuple(MemoryTransport(self, rank, size) for rank in range(size))
+        self.transports = [MemoryTransport(self, rank, size) for rank in range(size)]
+
+    def come_back(self, rank: int) -> MemoryTransport:
+        """A new transport of a rank that has gone, for its next incarnation; peers have to forget the old one first."""
+        size = len(self.transports)
+        self.transports[rank] = MemoryTransport(self, rank, size)
+        return self.transports[rank]
 
 
 class MemoryTransport:
@@ -47,12 +54,14 @@ class MemoryTransport:
         self.counters = {peer: PeerCounters() for peer in range(size) if peer != rank}
         self._network = network
         self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
-        self._lost: dict[int, TransportError] = {}
+        self._lost: dict[int, PeerLost] = {}
         self._closed = False
         self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
             deque()
         )  # other ranks' threads append here
         self._news = threading.Condition()
+        self.on_note: OnNote | None = None
+        self.on_peer_lost: OnPeerLost | None = None
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
@@ -92,8 +101,12 @@ class MemoryTransport:
             peer, tag, traffic, payload = self._arrived.popleft()
             if tag == _BELL:
                 continue
+            if tag == _NOTE:
+                if self.on_note is not None:
+                    self.on_note(peer, payload)
+                continue
             if tag == _CLOSED:
-                self._lose(peer, aborted_words(payload) if payload else "it closed its end")
+                self._lose(peer, aborted_words(payload) if payload else "it closed its end", not payload)
                 continue
             counters = self.counters[peer]
             counters.messages_received += 1
@@ -121,6 +134,7 @@ class MemoryTransport:
         if self._closed:
             return
         self._closed = True
+        self.on_peer_lost = None  # it knows
         for peer in self.counters:
             self._network.transports[peer]._deliver(self.rank, _CLOSED, BEST_EFFORT, told)
             self._lose(peer, reason)
@@ -146,8 +160,25 @@ class MemoryTransport:
             request.view[:] = payload
         request.complete()
 
-    def _lose(self, peer: int, reason: str) -> None:
-        error = self._lost.setdefault(peer, PeerLost(self.rank, peer, reason))
+    def tell(self, peer: int, data: bytes) -> None:
+        """See TellsOfPeers."""
+        if peer not in self._lost:
+            self._network.transports[peer]._deliver(self.rank, _NOTE, BEST_EFFORT, data)
+
+    def forget(self, peer: int) -> None:
+        """See TellsOfPeers."""
+        on_peer_lost, self.on_peer_lost = self.on_peer_lost, None
+        self._lose(peer, "it was given up")
+        self.on_peer_lost = on_peer_lost
+        del self._lost[peer]
+        for which in [which for which in self._mailboxes if which[0] == peer]:
+            del self._mailboxes[which]
+
+    def _lose(self, peer: int, reason: str, orderly: bool = False) -> None:
+        new = peer not in self._lost
+        error = self._lost.setdefault(peer, PeerLost(self.rank, peer, reason, orderly))
         for (other, _), mailbox in self._mailboxes.items():
             if other == peer:
                 mailbox.fail(error)
+        if new and not orderly and self.on_peer_lost is not None:
+            self.on_peer_lost(error)

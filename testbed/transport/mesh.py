@@ -17,6 +17,7 @@ from testbed.transport.base import (
     CONTROL_TAG,
     MAX_TAG,
     PeerCounters,
+    PeerLost,
     Request,
     TrafficClass,
     TransportError,
@@ -27,6 +28,7 @@ from testbed.transport.base import (
     reason_bytes,
 )
 from testbed.transport.connecting import Connecting, StreamKey
+from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
@@ -74,7 +76,10 @@ class Mesh:
         self._leftover: list[socket.socket] = []
         sharpen_timers()
         self._loop = EventLoop()
-        self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at)
+        self.on_note: OnNote | None = None
+        self.on_peer_lost: OnPeerLost | None = None
+        self._incarnations: dict[int, int] = {}  # of peers, the highest that was heard of
+        self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at, self._came)
         try:
             with settings.sockets.make() as trial:
                 settings.sockets.apply(trial)
@@ -99,6 +104,10 @@ class Mesh:
 
     def _keys(self, peer: int) -> list[ConnectionKey]:
         """The connections with a peer that `connect` makes."""
+        raise NotImplementedError
+
+    def _drop(self, peer: int) -> None:
+        """Forget all connections with a peer that are lost."""
         raise NotImplementedError
 
     # ---- the transport
@@ -215,6 +224,7 @@ class Mesh:
             sock = stream.farewell(reason_bytes(reason)) if stream.lost is None else None
             if sock is not None:
                 self._leftover.append(sock)
+        self.on_peer_lost = None  # it knows
         self._end_all("this rank has aborted")
 
     def close(self) -> None:
@@ -222,6 +232,7 @@ class Mesh:
         if self._closed:
             return
         self._closed = True
+        self.on_peer_lost = None
         deadline_s = time.monotonic() + self.settings.close_timeout_s
         self._before_goodbye(deadline_s)
         for stream in self._streams.values():
@@ -233,6 +244,48 @@ class Mesh:
             self.progress(left_s)
         self._end_all("this rank has closed its transport")
         self._give_back()
+
+    def tell(self, peer: int, data: bytes) -> None:
+        """See TellsOfPeers."""
+        self._check_address(peer, 0)
+        stream = self._stream(peer, self._keys(peer)[0])
+        if stream.lost is None:
+            stream.tell(data)
+
+    def forget(self, peer: int) -> None:
+        """See TellsOfPeers."""
+        self._check_address(peer, 0)
+        self._connecting.forget(peer)
+        for which, stream in list(self._streams.items()):
+            if which[0] == peer:
+                stream.on_lost = None  # whoever forgets it knows
+                stream.fail("it was given up")
+                del self._streams[which]
+        self._drop(peer)
+
+    def _came(self, peer: int, incarnation: int) -> None:
+        """A peer said hello. ValueError where a later incarnation of it has been heard of."""
+        known = self._incarnations.get(peer, 0)
+        if incarnation < known:
+            raise ValueError(f"incarnation: got {incarnation}, expected {known} or more")
+        if incarnation == known:
+            return
+        self._incarnations[peer] = incarnation
+        for which, stream in list(self._streams.items()):
+            if which[0] == peer and (stream.sock is not None or stream.lost is not None):
+                stream.fail(f"it came back, for the {incarnation}. time")
+                del self._streams[which]
+        self._drop(peer)
+
+    def _on_stream_lost(self, error: TransportError) -> None:
+        if isinstance(error, TransportTimeout):  # it never appeared
+            error = PeerLost(self.rank, error.peers[0], str(error))
+        if self.on_peer_lost is not None and isinstance(error, PeerLost) and not error.orderly:
+            self.on_peer_lost(error)
+
+    def _on_note(self, peer: int, data: bytes) -> None:
+        if self.on_note is not None:
+            self.on_note(peer, data)
 
     def _before_goodbye(self, deadline_s: float) -> None:
         """What has to be said before; nothing, unless one who derives knows something."""
@@ -271,6 +324,7 @@ class Mesh:
     def _new_stream(self, peer: int, key: ConnectionKey) -> Stream:
         check_traffic_class(key.traffic)
         stream = self._make_stream(peer, key)
+        stream.on_lost, stream.on_note = self._on_stream_lost, self._on_note
         self._streams[peer, key] = stream
         if self._ended is not None:
             stream.fail(str(self._ended))

@@ -114,6 +114,7 @@ class MeshSettings:
     multipath: MPTCP in place of TCP.
     source_port: (rank, peer, which connection) -> local port of a connection that `rank` dials to a peer, for hashing
     that can be repeated.
+    incarnation: for how many times this rank has come back after it was lost.
     bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
     close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
     that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
@@ -124,6 +125,7 @@ class MeshSettings:
     multipath: bool = False
     source_port: Callable[[int, int, ConnectionKey], int] | None = None
     bootstrap_timeout_s: float = 30.0
+    incarnation: int = 0
     close_timeout_s: float = 2.0
     max_staged_bytes: int = 256 * 1024**2
     send_buffer_bytes: int | None = None

@@ -49,6 +49,8 @@ class Stream:
         self.rank = rank
         self.peer = peer
         self.lost: TransportError | None = None
+        self.on_lost: Callable[[TransportError], None] | None = None
+        self.on_note: Callable[[int, bytes], None] | None = None
         self.sock: socket.socket | None = None
         self._info: dict[str, Any] = {}
         self._watch: Callable[[int], None] = _no_watch
@@ -84,6 +86,10 @@ class Stream:
         """The frame that says that nothing more will come."""
         raise NotImplementedError
 
+    def _note(self, data: bytes) -> bytes:
+        """The frame's header for something told beside all messages."""
+        raise NotImplementedError
+
     def _lost(self, error: TransportError) -> None:
         """The socket is gone, what was queued dropped."""
         raise NotImplementedError
@@ -111,6 +117,10 @@ class Stream:
             self._parse()
             self._set_low_water()
             self._rewatch()
+
+    def tell(self, data: bytes) -> None:
+        """Say something beside all messages, before those that have not begun to leave."""
+        self.queue(self._note(data), memoryview(data), None, first=True)
 
     def say_goodbye(self) -> None:
         """Tell the peer, after all that is queued, that nothing more will come."""
@@ -184,6 +194,8 @@ class Stream:
         self._paused = False
         self._outgoing.clear()
         self._lost(self.lost)
+        if self.on_lost is not None:
+            self.on_lost(self.lost)
 
     def _release(self) -> None:
         if self.sock is None:
@@ -254,6 +266,8 @@ class Stream:
                         return  # whoever waited for it goes on first
                     self._target = target[count:]
                 if not count:
+                    # nothing of it is left to be said to; a reset lets its next incarnation have the port pair
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     self.fail("its end closed without a goodbye, as when a process ends")
                 if count < room or self.lost is not None or self._paused:
                     return  # nothing is left in the kernel, or none of it wanted
@@ -298,7 +312,7 @@ class Stream:
         self._paused = True
         self._rewatch()
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, orderly: bool = False) -> None:
         """The peer said goodbye. It waits for ours, unless that is on its way already; then both ends let go."""
         sock = self.sock
         assert sock is not None
@@ -308,7 +322,7 @@ class Stream:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             elif not self._begun:
                 sock.send(self._goodbye(b""))
-        self.fail(reason)
+        self.fail(PeerLost(self.rank, self.peer, reason, orderly))
 
     def _set_low_water(self) -> None:
         """Let the kernel wake this rank for the rest of a payload, not for each of its packets."""

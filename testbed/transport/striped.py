@@ -60,6 +60,10 @@ class StripedTransport(Mesh):
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
 
+    def _drop(self, peer: int) -> None:
+        for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:
+            del self._pairs[which]
+
     def _keys(self, peer: int, traffic: TrafficClass = BEST_EFFORT) -> list[ConnectionKey]:
         count = self._stripes(peer).connections
         return [ConnectionKey(traffic, channel, count) for channel in range(count)]

@@ -60,5 +60,10 @@ class TcpTransport(Mesh):
         self._connections.setdefault(key.traffic, {})[peer] = made
         return made
 
+    def _drop(self, peer: int) -> None:
+        for connections in self._connections.values():
+            if peer in connections and connections[peer].lost is not None:
+                del connections[peer]
+
     def _keys(self, peer: int) -> list[ConnectionKey]:
         return [ConnectionKey()]

@@ -1,8 +1,9 @@
 """Bytes on the wire between two ranks.
 
 A connection begins with one hello from each side, the dialler's first. After that each side sends messages: a header
-of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. The last one is a goodbye, whose
-payload, if any, tells why its sender gave up. Channels of a striped pair send frames instead: see `channels`.
+of 16 bytes (tag, length; little-endian, unsigned, 64 bits each), then the payload. Notes, with a tag of their own, are
+for the ranks' communicators. The last message is a goodbye, whose payload, if any, tells why its sender gave up.
+Channels of a striped pair send frames instead: see `channels`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from typing import NamedTuple
 
 from testbed.transport.base import BEST_EFFORT, TrafficClass
 
-VERSION = 2
+VERSION = 3
 _MAGIC = b"SCALEACR"
-_HELLO = struct.Struct("<8sHBBHHIII32s")
+_HELLO = struct.Struct("<8sHBBHHIIII32s")
 HELLO_BYTES = _HELLO.size
 
 HEADER = struct.Struct("<QQ")
 HEADER_BYTES = HEADER.size
 PACKET_HEADERS_BYTES = 66  # Ethernet, IPv4 and TCP with timestamps, of each packet
 GOODBYE_TAG = 2**64 - 1
+NOTE_TAG = 2**64 - 3
 
 
 class ConnectionKey(NamedTuple):
@@ -36,7 +38,17 @@ class ConnectionKey(NamedTuple):
     channels: int = 0
 
 
-def make_hello(sender: int, receiver: int, size: int, token: str, key: ConnectionKey) -> bytes:
+class Hello(NamedTuple):
+    """Who said it, for which connection, and for how many times it has come back after it was lost."""
+
+    sender: int
+    key: ConnectionKey
+    incarnation: int
+
+
+def make_hello(
+    sender: int, receiver: int, size: int, token: str, key: ConnectionKey, incarnation: int = 0
+) -> bytes:
     """What `sender` says first to `receiver`, in a job of `size` ranks with this token."""
     traffic, channel, channels = key
     return _HELLO.pack(
@@ -49,18 +61,15 @@ def make_hello(sender: int, receiver: int, size: int, token: str, key: Connectio
         size,
         sender,
         receiver,
+        incarnation,
         _digest(token),
     )
 
 
-def read_hello(data: bytes, receiver: int, size: int, token: str) -> tuple[int, ConnectionKey]:
-    """The rank that said this hello, and for which connection.
-
-    Raises ValueError, saying what is wrong, unless it is meant for us.
-    """
-    magic, version, dscp, priority, channel, channels, their_size, sender, addressee, digest = _HELLO.unpack(
-        data
-    )
+def read_hello(data: bytes, receiver: int, size: int, token: str) -> Hello:
+    """What it says. Raises ValueError, saying what is wrong, unless it is meant for us."""
+    magic, version, dscp, priority, channel, channels, *rest = _HELLO.unpack(data)
+    their_size, sender, addressee, incarnation, digest = rest
     if magic != _MAGIC:
         raise ValueError(f"magic: got {magic!r}, expected {_MAGIC!r}")
     if version != VERSION:
@@ -73,7 +82,7 @@ def read_hello(data: bytes, receiver: int, size: int, token: str) -> tuple[int, 
         raise ValueError(f"addressee: got rank {addressee}, expected rank {receiver}")
     if sender >= size or sender == receiver:
         raise ValueError(f"sender: got rank {sender}, expected another rank of 0 to {size - 1}")
-    return int(sender), ConnectionKey(TrafficClass(dscp, priority), channel, channels)
+    return Hello(sender, ConnectionKey(TrafficClass(dscp, priority), channel, channels), incarnation)
 
 
 def _digest(token: str) -> bytes:

@@ -22,7 +22,7 @@ class Sending:
         self.under_way: Request | None = None
         self.most = 0
 
-    def send(self, peer: int, tag: int, view: memoryview) -> Request:
+    def send(self, peer: int, tag: int, view: memoryview, record: object) -> Request:
         """See Group."""
         if self.under_way is not None:
             self.under_way.complete()

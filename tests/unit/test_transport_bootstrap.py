@@ -60,7 +60,7 @@ def test_all_ranks_find_all_others(method: str, size: int) -> None:
 @pytest.mark.parametrize("size", [2, 8, 17])
 def test_what_it_costs(size: int) -> None:
     """Star: rank 0 sends a table to each. Ring: a rank sends its own address, n - 2 others and two hellos."""
-    entry, hello = 6, 60
+    entry, hello = 6, 64
     star = [report for _, report in together("star", size)]
     assert (star[0].messages_sent, star[0].messages_received) == (size - 1, size - 1)
     assert star[0].bytes_sent == (size - 1) * size * entry

@@ -23,7 +23,7 @@ from testbed.transport import (
     wait_all,
 )
 from testbed.transport.loop import StallDetector
-from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, make_hello, read_hello
+from testbed.transport.wire import HEADER, HELLO_BYTES, ConnectionKey, Hello, make_hello, read_hello
 from tests.unit.ranks import TOKEN, Places, forked, over_tcp
 
 
@@ -177,7 +177,7 @@ def test_who_does_not_appear_is_named() -> None:
 def test_hellos_from_elsewhere_are_told_apart() -> None:
     good = make_hello(1, 0, 2, "mine", ConnectionKey())
     assert len(good) == HELLO_BYTES
-    assert read_hello(good, 0, 2, "mine") == (1, ConnectionKey())
+    assert read_hello(good, 0, 2, "mine") == Hello(1, ConnectionKey(), incarnation=0)
     for field, data in {
         "magic": b"GET / HT" + good[8:],
         "protocol version": good[:8] + b"\x63" + good[9:],

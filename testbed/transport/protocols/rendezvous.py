@@ -76,6 +76,12 @@ class RendezvousTransport(Layer):
             del waiting[tag]
         self._end_as(request, self.inner.isend(line[0], tag, request.view, line[1]))
 
+    def forget(self, peer: int) -> None:
+        """See Layer."""
+        super().forget(peer)
+        for line in [line for line in self._announced if line[0] == peer]:
+            del self._announced[line]
+
     def on_lost(self, line: Line, error: TransportError) -> None:
         """Nobody will ask for what waits."""
         for queue in self._waiting.pop(line, {}).values():

@@ -1,0 +1,39 @@
+"""What transports tell of peers that are lost or come back, beside messages: for communicators that outlive a peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from testbed.transport.base import PeerLost, Transport
+
+OnNote = Callable[[int, bytes], None]
+OnPeerLost = Callable[[PeerLost], None]
+
+
+@runtime_checkable
+class TellsOfPeers(Protocol):
+    """A transport that has this; one of somebody else's may go without, and failures then stay with who meets them.
+
+    on_note: called with a peer and what it told, from inside `progress`. on_peer_lost: called once for each connection
+    that ends without a goodbye, from inside any call. Neither may call back into the transport.
+    """
+
+    on_note: OnNote | None
+    on_peer_lost: OnPeerLost | None
+
+    def tell(self, peer: int, data: bytes) -> None:
+        """Say something to a peer beside all messages, at most MOST_NOTE_BYTES; nothing happens where it is lost."""
+
+    def forget(self, peer: int) -> None:
+        """Let go of a lost peer, so that its next incarnation can be reached; what waits for the old one fails."""
+
+
+def tells_of_peers(transport: Transport) -> TellsOfPeers | None:
+    """The transport itself, or what is under its layers, as their attribute `inner`; None where none does."""
+    found: Any = transport
+    while not isinstance(found, TellsOfPeers):
+        if not hasattr(found, "inner"):
+            return None
+        found = found.inner
+    return found
