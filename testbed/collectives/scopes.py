@@ -44,7 +44,10 @@ class Scope:
             return
         self.failure = error
         for task in sorted(self.tasks, key=lambda task: task.start_s):
-            task.cancel(error)
+            task.cancel(self.failure)
+            self.failure = (
+                self.failure if self.failure.during else task.error
+            )  # which says what was under way
 
 
 class Scopes:

@@ -3,6 +3,7 @@
 from testbed.flight.records import (
     COMPLETED,
     FAILED,
+    FLIGHT,
     SCHEDULED,
     STARTED,
     STATES,
@@ -11,12 +12,14 @@ from testbed.flight.records import (
     GroupRecord,
     PeerTraffic,
     RankDump,
+    dump_name,
 )
 from testbed.flight.ring import Record, Recorder, read_ring
 
 __all__ = [
     "COMPLETED",
     "FAILED",
+    "FLIGHT",
     "SCHEDULED",
     "STARTED",
     "STATES",
@@ -27,5 +30,6 @@ __all__ = [
     "RankDump",
     "Record",
     "Recorder",
+    "dump_name",
     "read_ring",
 ]

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from testbed.errors import TestbedError
 
 SCHEMA = 1
+FLIGHT = "flight"  # the folder of a run in which dumps stand
 SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "failed"
 STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
+
+
+def dump_name(rank: int) -> str:
+    """The name of the file that a rank's dump stands in."""
+    return f"rank-{rank}.json"
 
 
 class DumpError(TestbedError):
@@ -70,12 +76,12 @@ class Entry:
     group: int
     sequence: int
     name: str
-    algorithm: str
-    dtype: str
-    op: str
-    size_bytes: int
     state: str
     scheduled_s: float
+    algorithm: str = ""
+    dtype: str = ""
+    op: str = ""
+    size_bytes: int = 0
     started_s: float | None = None
     ended_s: float | None = None
     peer: int | None = None
@@ -112,10 +118,11 @@ class RankDump:
     entries: tuple[Entry, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
-        """Ready for JSON."""
+        """Ready for JSON; of entries and peers what is not as its default."""
         document = asdict(self)
         for entry in document["entries"]:
-            entry["peers"] = {str(peer): own for peer, own in entry["peers"].items()}
+            entry["peers"] = {str(peer): _said(PeerTraffic, own) for peer, own in entry["peers"].items()}
+        document["entries"] = [_said(Entry, entry) for entry in document["entries"]]
         return {"schema": SCHEMA, **document}
 
     @classmethod
@@ -128,7 +135,12 @@ class RankDump:
                 GroupRecord(item["id"], item["name"], tuple(item["ranks"])) for item in document["groups"]
             )
             entries = tuple(
-                Entry(**{**item, "peers": {int(k): PeerTraffic(**own) for k, own in item["peers"].items()}})
+                Entry(
+                    **{
+                        **item,
+                        "peers": {int(k): PeerTraffic(**own) for k, own in item.get("peers", {}).items()},
+                    }
+                )
                 for item in document["entries"]
             )
             head = {name: document[name] for name in ("rank", "host", "time_s", "ended")}
@@ -153,3 +165,9 @@ class RankDump:
             return cls.from_document(document)
         except DumpError as error:
             raise DumpError(f"{path}: {error}") from error
+
+
+def _said(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
+    """Without what is as if it were not said."""
+    usual = {known.name: known.default for known in fields(kind)}
+    return {key: value for key, value in own.items() if value != usual[key] and value != {}}

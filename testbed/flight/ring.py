@@ -45,6 +45,7 @@ _STATE_AT, _STARTED_AT, _ENDED_AT, _PEERS_AT, _ROUND_AT, _PHASE_AT, _ERROR_AT = 
 _PEER = struct.Struct("<iiiiqqqdddd")
 SLOTS, PEERS, GROUPS_BYTES = 128, 32, 32 * 1024
 _NEVER = float("nan")
+_ROUNDS = struct.Struct("<II")
 
 
 def ring_bytes(slots: int = SLOTS, peers: int = PEERS) -> int:
@@ -55,13 +56,14 @@ def ring_bytes(slots: int = SLOTS, peers: int = PEERS) -> int:
 class Record:
     """One operation, as its rank writes it down. Times are the rank's clock's."""
 
-    __slots__ = ("_at", "_memory", "_most", "_peers", "group", "over")
+    __slots__ = ("_at", "_memory", "_most", "_peers", "_phase", "group", "over")
 
     def __init__(self, memory: Any, at: int, most: int, group: int) -> None:
         self._memory = memory
         self._at = at
         self._most = most
         self._peers: dict[int, list[Any]] = {}
+        self._phase = ""
         self.group = group
         self.over = False
 
@@ -72,8 +74,10 @@ class Record:
 
     def position(self, phase: str, number: int, count: int) -> None:
         """How far it is: round `number` of `count` of a phase."""
-        struct.pack_into("<II", self._memory, self._at + _ROUND_AT, number, count)
-        struct.pack_into("<32s", self._memory, self._at + _PHASE_AT, phase.encode())
+        _ROUNDS.pack_into(self._memory, self._at + _ROUND_AT, number, count)
+        if phase is not self._phase:
+            self._phase = phase
+            struct.pack_into("<32s", self._memory, self._at + _PHASE_AT, phase.encode())
 
     def sent(self, peer: int, size_bytes: int, now_s: float) -> None:
         """A message was given to the transport."""
@@ -235,12 +239,12 @@ def _entry(memory: Any, at: int) -> tuple[int, Entry]:
         group,
         sequence,
         name,
+        STATES[state],
+        scheduled_s,
         algorithm,
         dtype,
         op,
         size_bytes,
-        STATES[state],
-        scheduled_s,
         _time(started_s),
         _time(ended_s),
         None if peer < 0 else peer,

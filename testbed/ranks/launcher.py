@@ -2,7 +2,7 @@
 
 It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line of JSON on
 standard input; events go out as lines of JSON on standard output. The end of standard input, like the death of the
-parent, ends everything.
+parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import mmap
 import os
 import selectors
 import signal
@@ -18,6 +19,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from testbed.flight import dump_name, read_ring
+from testbed.flight.ring import ring_bytes
 from testbed.links.process import end_with_parent
 from testbed.ranks.background import end
 from testbed.ranks.process import Carried, Work, become, in_processes, read_work
@@ -40,12 +43,16 @@ class Launcher:
         self.finished: set[int] = set()
         self.failed = False
         self.buffers: dict[int, bytes] = {}
+        # shared with the ranks, so that what each did last outlives it
+        recorded = work.endpoints if work.dumps is not None else ()
+        self.rings = {endpoint.rank: mmap.mmap(-1, ring_bytes()) for endpoint in recorded}
+        self.ended: dict[int, str] = {}  # how ranks ended that did not end well
 
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
         gc.freeze()  # what is loaded now stays shared between the ranks
         pids: dict[str, int] = {}
-        for carried in in_processes(self.work.endpoints, self.work.ranks_per_process):
+        for carried in in_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
             pid = self._fork(carried)
             pids |= {str(endpoint.rank): pid for endpoint in carried.ranks}
         _say({"event": "started", "pids": pids})
@@ -112,6 +119,8 @@ class Launcher:
             else:
                 if event["event"] == "failed":
                     self.failed = True
+                    if "rank" in event:
+                        self.ended[event["rank"]] = event["message"]
                 _say(event)
                 if event["event"] == "step" and event["index"] == 0:
                     for host in self.work.background:
@@ -126,7 +135,22 @@ class Launcher:
             if os.WIFSIGNALED(status):
                 self.failed = True
                 message = f"its process {pid} was killed by signal {os.WTERMSIG(status)}"
+                self.ended |= {
+                    endpoint.rank: f"killed by signal {os.WTERMSIG(status)}" for endpoint in carried.ranks
+                }
                 _say({"event": "killed", **carried.who, "message": message})
+
+    def dump(self) -> None:
+        """Write down what every rank's flight recorder holds now."""
+        folder = self.work.dumps
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for endpoint in self.work.endpoints:
+            rank = endpoint.rank
+            ended = self.ended.get(rank, "finished" if rank in self.finished else "")
+            found = read_ring(self.rings[rank], endpoint.host, time.monotonic(), ended)
+            found.write(folder / dump_name(rank))
 
     def stop(self) -> None:
         """Kill what is left."""
@@ -150,9 +174,11 @@ def main() -> int:
             work, endpoints=tuple(endpoint for endpoint in work.endpoints if endpoint.rank in here)
         )
     launcher = Launcher(work)
+    signal.signal(signal.SIGUSR1, lambda number, frame: launcher.dump())
     try:
         launcher.start()
         good = launcher.watch()
+        launcher.dump()
         if good:
             _say({"event": "done"})
         return 0 if good else 1

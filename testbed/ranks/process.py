@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
+from testbed.flight import FLIGHT
 from testbed.job.background import BackgroundHost
 from testbed.job.spec import JobSpec
 from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint
@@ -34,6 +37,11 @@ Event = dict[str, Any]
 Tell = Callable[[Event], None]
 
 
+Ring = (
+    mmap.mmap
+)  # what a rank's flight recorder writes into: shared with the launcher, so that it outlives the rank
+
+
 class RankTask(Protocol):
     """What one rank does."""
 
@@ -43,10 +51,14 @@ class RankTask(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells)."""
+    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells, its ring).
+
+    dumps: the folder for dumps of their flight recorders; None where there are none.
+    """
 
     endpoints: tuple[RankEndpoint, ...]
-    make: Callable[[int, Tell], RankTask]
+    make: Callable[[int, Tell, Ring | None], RankTask]
+    dumps: Path | None = None
     ranks_per_process: int = 1
     background: tuple[BackgroundHost, ...] = ()
 
@@ -57,14 +69,17 @@ def read_work(line: str) -> Work:
         bench = BenchSpec.from_json(line)
         bench.wiring.look_up()
         return Work(
-            bench.wiring.ranks, lambda rank, tell: BenchRank(bench, rank, tell), bench.ranks_per_process
+            bench.wiring.ranks,
+            lambda rank, tell, ring: BenchRank(bench, rank, tell),
+            ranks_per_process=bench.ranks_per_process,
         )
     job = JobSpec.from_json(line)
     job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
     return Work(
         job.wiring.ranks,
-        lambda rank, tell: Rank(job, rank, tell, sockets),
+        lambda rank, tell, ring: Rank(job, rank, tell, sockets, ring),
+        Path(job.output) / FLIGHT,
         job.ranks_per_process,
         job.background_traffic,
     )
@@ -72,9 +87,10 @@ def read_work(line: str) -> Work:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one process is there for: ranks, or the background traffic of one host."""
+    """What one process is there for: ranks, or the background traffic of one host. rings: of ranks, by number."""
 
     ranks: tuple[RankEndpoint, ...] = ()
+    rings: Mapping[int, Ring] = field(default_factory=dict)
     background: BackgroundHost | None = None
 
     @property
@@ -88,9 +104,14 @@ class Carried:
         return {"who": f"ranks {first.rank} to {last.rank}", "host": f"{first.host} to {last.host}"}
 
 
-def in_processes(endpoints: Sequence[RankEndpoint], each: int) -> list[Carried]:
+def in_processes(
+    endpoints: Sequence[RankEndpoint], each: int, rings: Mapping[int, Ring] | None = None
+) -> list[Carried]:
     """So many ranks that follow each other to a process; to the last one, what is left."""
-    return [Carried(tuple(endpoints[start : start + each])) for start in range(0, len(endpoints), each)]
+    return [
+        Carried(tuple(endpoints[start : start + each]), rings or {})
+        for start in range(0, len(endpoints), each)
+    ]
 
 
 def become(carried: Carried, work: Work, pipe: int) -> None:
@@ -105,24 +126,25 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
     try:
         end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher's business
         if carried.background is not None:
             good = _guarded(carried.who, tell, partial(_background, carried.background, tell))
         elif len(carried.ranks) == 1:
-            good = _carry(carried.ranks[0], work, tell)
+            good = _carry(carried.ranks[0], work, tell, carried.rings.get(carried.ranks[0].rank))
         else:
-            good = _in_threads(carried.ranks, work, tell)
+            good = _in_threads(carried.ranks, work, tell, carried.rings)
         status = 0 if good else 1
     finally:
         os._exit(status)
 
 
-def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell) -> bool:
+def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell, rings: Mapping[int, Ring]) -> bool:
     """Every rank in a thread; whether all went well."""
     make_room_for_files()
     good: list[int] = []
 
     def carry(endpoint: RankEndpoint) -> None:
-        if _carry(endpoint, work, tell):
+        if _carry(endpoint, work, tell, rings.get(endpoint.rank)):
             good.append(endpoint.rank)
 
     threads = [
@@ -136,12 +158,12 @@ def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell) -> bo
     return len(good) == len(endpoints)
 
 
-def _carry(endpoint: RankEndpoint, work: Work, tell: Tell) -> bool:
+def _carry(endpoint: RankEndpoint, work: Work, tell: Tell, ring: Ring | None) -> bool:
     """Be one rank, in this thread; whether all went well, which else is told."""
 
     def act() -> None:
         _enter(endpoint)
-        work.make(endpoint.rank, tell).run()
+        work.make(endpoint.rank, tell, ring).run()
         tell({"event": "finished", "rank": endpoint.rank})
 
     return _guarded(_who(endpoint), tell, act)
@@ -176,4 +198,4 @@ def _enter(endpoint: RankEndpoint | BackgroundHost) -> None:
 
 
 def _who(endpoint: RankEndpoint) -> Event:
-    return {"who": f"rank {endpoint.rank}", "host": endpoint.host}
+    return {"who": f"rank {endpoint.rank}", "host": endpoint.host, "rank": endpoint.rank}

@@ -6,6 +6,7 @@ Filling the gradients, agreeing on a common start and checking the result lie ou
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator
 from testbed.collectives.baseline import BASELINE_RING
+from testbed.flight import Recorder
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
 from testbed.ranks.executor import Executor
@@ -35,7 +37,10 @@ EXACT_S = 20e-6
 
 
 class Rank:
-    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts."""
+    """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts.
+
+    ring: memory for its flight recorder.
+    """
 
     def __init__(
         self,
@@ -43,9 +48,11 @@ class Rank:
         rank: int,
         progress: Callable[[dict[str, Any]], None],
         credit_sockets: CreditSockets = (),
+        ring: mmap.mmap | None = None,
     ) -> None:
         self.job = job
         self.credit_sockets = credit_sockets
+        self.recorder = None if ring is None else Recorder(ring, rank)
         self.rank = rank
         self.progress = progress
         self.size = len(job.wiring.ranks)
@@ -59,7 +66,11 @@ class Rank:
         joined = join(wiring, self.rank)
         self.transport = joined.transport
         self.communicator = Communicator(
-            self.transport, wiring.buildings, timeout_s=wiring.timeout_s, tuning=job.plan.tuning
+            self.transport,
+            wiring.buildings,
+            timeout_s=wiring.timeout_s,
+            tuning=job.plan.tuning,
+            recorder=self.recorder,
         )
         self.credits: ReceiveCredits | None = None
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.config import Scenario
+from testbed.errors import TestbedError
 from testbed.results.directory import RunDirectory
+from testbed.results.failed import keep_failed
 from testbed.results.parts import Parts
 from testbed.results.result import Result
 from testbed.results.writer import write_run
@@ -18,7 +20,7 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
     """Do everything; returns what stands in the run directory `output`, which is there only when all went well.
 
     RunExists, FabricError, RunError, VirtualClockError: nothing is left behind, but for finished parts under the
-    virtual clock, with which the same run goes on.
+    virtual clock, with which the same run goes on, and what ranks did last, in `<output>.failed`.
     """
     directory = RunDirectory(output)
     shards = backend.shards(scenario)
@@ -33,7 +35,13 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
         result = write_run(directory, scenario, scale, carried)
         parts.remove()
         directory.finish()
-    except BaseException:
+    except BaseException as error:
+        if (
+            parts is not None
+            and isinstance(error, TestbedError)
+            and (left := keep_failed(output, parts.folder, str(error)))
+        ):
+            progress.phase(f"what every rank did last: {left}; testbed diagnose {left} says who it was")
         if parts is not None and (kept := parts.stop()):
             progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command goes on")
         directory.discard()

@@ -99,7 +99,7 @@ def test_a_dump_as_json_is_the_same_again(tmp_path: Path) -> None:
     memory = bytearray(ring_bytes())
     recorder = Recorder(memory, 1)
     recorder.group(4, "pipeline", (1, 5))
-    message = recorder.begin(4, 0, "isend", 1.0, peer=5, tag=9)
+    message = recorder.begin(4, 0, "isend", 1.0, peer=5, tag=0)
     assert message is not None
     message.sent(5, 10, 1.0)
     dump = read_ring(memory, "east-1", 2.0)
