@@ -2,8 +2,10 @@
 
 from testbed.flight.records import (
     COMPLETED,
+    DUMPED,
     FAILED,
     FLIGHT,
+    LAUNCHER_PID,
     SCHEDULED,
     STARTED,
     STATES,
@@ -18,8 +20,10 @@ from testbed.flight.ring import Record, Recorder, read_ring
 
 __all__ = [
     "COMPLETED",
+    "DUMPED",
     "FAILED",
     "FLIGHT",
+    "LAUNCHER_PID",
     "SCHEDULED",
     "STARTED",
     "STATES",

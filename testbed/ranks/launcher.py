@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from testbed.flight import dump_name, read_ring
+from testbed.flight import DUMPED, LAUNCHER_PID, dump_name, read_ring
 from testbed.flight.ring import ring_bytes
 from testbed.links.process import end_with_parent
 from testbed.ranks.background import end
@@ -51,6 +51,9 @@ class Launcher:
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
         gc.freeze()  # what is loaded now stays shared between the ranks
+        if self.work.dumps is not None:
+            self.work.dumps.mkdir(parents=True, exist_ok=True)
+            (self.work.dumps / LAUNCHER_PID).write_text(f"{os.getpid()}\n")
         pids: dict[str, int] = {}
         for carried in in_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
             pid = self._fork(carried)
@@ -145,12 +148,12 @@ class Launcher:
         folder = self.work.dumps
         if folder is None:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         for endpoint in self.work.endpoints:
             rank = endpoint.rank
             ended = self.ended.get(rank, "finished" if rank in self.finished else "")
             found = read_ring(self.rings[rank], endpoint.host, time.monotonic(), ended)
             found.write(folder / dump_name(rank))
+        (folder / DUMPED).write_text(f"{time.monotonic()}\n")
 
     def stop(self) -> None:
         """Kill what is left."""
@@ -179,6 +182,8 @@ def main() -> int:
         launcher.start()
         good = launcher.watch()
         launcher.dump()
+        if launcher.work.dumps is not None:
+            (launcher.work.dumps / LAUNCHER_PID).unlink()
         if good:
             _say({"event": "done"})
         return 0 if good else 1

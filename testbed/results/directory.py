@@ -32,12 +32,15 @@ SYSCTLS = (
 )
 
 
+PARTIAL_SUFFIX = ".partial"
+
+
 class RunDirectory:
     """Collects a run's files under `<path>.partial`; `finish` gives it its name, `discard` removes them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(path.name + ".partial")
+        self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
         if path.exists():
             raise RunExists(f"{path}: exists already; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -85,7 +88,7 @@ def default_path(scenario: str) -> Path:
     """`runs/<scenario>-<date>-<time>` below the current folder, with a number where that exists already."""
     base = Path("runs") / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
-    while path.exists() or path.with_name(path.name + ".partial").exists():
+    while path.exists() or path.with_name(path.name + PARTIAL_SUFFIX).exists():
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path

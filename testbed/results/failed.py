@@ -9,6 +9,7 @@ from testbed.flight import FLIGHT
 from testbed.results.directory import hand_over
 from testbed.results.shards import FIGURES
 
+DUMPS = "rank-*.json"
 FAILED_SUFFIX, FAILURE, SCENARIO = ".failed", "failure.txt", "scenario.yaml"
 
 
@@ -23,7 +24,7 @@ def keep_failed(run: Path, shards: Path, words: str) -> Path | None:
     run: the run's folder, which there is not. shards: the folder of all shards' folders. words: why it failed. Returns
     where they are, with the shard's scenario and the words; None where no rank had begun.
     """
-    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if any(dumps.iterdir())]
+    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if any(dumps.glob(DUMPS))]
     failed = [shard for shard in left if not (shard / FIGURES).exists()]
     if not failed:
         return None

@@ -15,6 +15,9 @@ import psutil
 import pytest
 
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, load_all
+from testbed.flight import RankDump
+from testbed.job.errors import RunError
+from testbed.running.dumping import dump_running
 from tests.net.runs import (
     ROOT,
     end,
@@ -171,7 +174,30 @@ def test_a_killed_part_ends_the_run_within_seconds_with_its_name(victim: str, tm
         time.sleep(0.1)
         assert re.search(message, "".join(said)), "".join(said)
         assert_nothing_left(run, tmp_path, fabric_id)
-        assert [path.name for path in tmp_path.iterdir()] == ["small.yaml"]
+        left = sorted(path.name for path in tmp_path.iterdir())
+        if words == "testbed.ranks.launcher" and which == 0:  # who would have said what ranks did last
+            assert left == ["small.yaml"]
+            return
+        assert left == ["out.failed", "small.yaml"], left
+        dumps = [RankDump.read(path) for path in (tmp_path / "out.failed" / "flight").glob("rank-*.json")]
+        assert sorted(dump.rank for dump in dumps) == list(range(len(dumps)))
+        assert all(any(entry.name == "all_reduce" for entry in dump.entries) for dump in dumps)
+    finally:
+        end(run)
+
+
+def test_ranks_at_work_are_dumped_when_somebody_asks(tmp_path: Path) -> None:
+    run, said = start(tmp_path)
+    try:
+        wait_for_words(run, said, "step")
+        for _ in range(2):  # the second ones are new
+            (folder,) = dump_running(tmp_path / "out")
+            dumps = [RankDump.read(path) for path in folder.glob("rank-*.json")]
+            assert [dump.ended for dump in dumps] == [""] * len(dumps)
+            assert all(dump.entries and dump.groups for dump in dumps)
+            assert len({dump.time_s for dump in dumps}) == len(dumps)
+        with pytest.raises(RunError, match="other: no rank of it is at work"):
+            dump_running(tmp_path / "other")
     finally:
         end(run)
 
