@@ -19,6 +19,7 @@ from testbed.config.control import ControlSpec
 from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
+from testbed.config.failures import FailureSpec, drawn_events
 from testbed.config.forms import (
     Count,
     CountOrZero,
@@ -166,6 +167,9 @@ class Scenario(Strict):
         default=(),
         description="What breaks or changes meanwhile; each variant's trials then run one after the other.",
     )
+    failures: tuple[FailureSpec, ...] = Field(
+        default=(), description="What fails by itself, again and again, beside `events`."
+    )
     telemetry: TelemetrySpec = Field(
         default=TelemetrySpec(), description="What is recorded beside the ranks' own times."
     )
@@ -231,13 +235,25 @@ class Scenario(Strict):
             yield from self._explore_findings()
         yield from self._host_findings(topology)
         used = [host.name for host in self.rank_hosts(topology)]
-        for position, event in enumerate(self.events):
-            for finding in event.target_findings(topology, used):
-                yield replace(finding, location=("events", position, *finding.location))
+        yield from self._event_findings(topology, used)
         for position, other in enumerate(self.background_traffic):
             for finding in other.target_findings(topology, used):
                 yield replace(finding, location=("background_traffic", position, *finding.location))
             used += other.hosts
+
+    def _event_findings(self, topology: Topology, used: Sequence[str]) -> Iterator[Finding]:
+        """What breaks is there, and in time. used: hosts of the ranks, in their order."""
+        for position, event in enumerate(self.events):
+            for finding in event.target_findings(topology, used):
+                yield replace(finding, location=("events", position, *finding.location))
+            # in variants each trial has a network of its own, and all events
+            steps = self.trials if self.variants is None else 1
+            if event.step is not None and event.step >= steps:
+                expected = f"one of {steps} measured steps, from 0 on"
+                yield Finding(("events", position, "step"), str(event.step), expected)
+        for position, failure in enumerate(self.failures):
+            for finding in failure.target_findings(topology, used):
+                yield replace(finding, location=("failures", position, *finding.location))
 
     def _host_findings(self, topology: Topology) -> Iterator[Finding]:
         """Hosts by name are there, once."""
@@ -257,6 +273,15 @@ class Scenario(Strict):
             taken = {name for other in self.background_traffic for name in other.hosts}
             found = [host for host in topology.hosts if host.name not in taken]
         return tuple(found[: self.ranks])
+
+    @property
+    def happenings(self) -> tuple[EventSpec, ...]:
+        """All that breaks or changes: the events, then those that failure processes come to, by the seed."""
+        if not self.failures:
+            return self.events
+        topology = self.topology.resolve()
+        hosts = [host.name for host in self.rank_hosts(topology)]
+        return (*self.events, *drawn_events(self.failures, topology, hosts, self.seed))
 
     def _variant_findings(self) -> Iterator[Finding]:
         """Each variant is a scenario of its own, with one algorithm."""

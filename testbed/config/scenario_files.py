@@ -63,6 +63,9 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         _root(where, "workload.schedule.file", folder)
         _root(where.get("workload"), "tuning", folder)
         _root(where, "workload.tuning", folder)
+        failures = where.get("failures")
+        for failure in failures if isinstance(failures, list) else ():
+            _root(failure, "trace", folder)
 
 
 def _root(data: Any, key: str, folder: Path) -> None:

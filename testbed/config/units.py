@@ -37,9 +37,9 @@ _FLOP_RATES = _units("kMGTP", "flop/s")
 _FLOP_UNITS = _spellings(_FLOP_RATES, "FLOP/s", "flops", "FLOPS")
 _DURATIONS = {"ns": Decimal("1e-9"), "us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
 _MICRO_SIGNS = {"\N{MICRO SIGN}s": Decimal("1e-6"), "\N{GREEK SMALL LETTER MU}s": Decimal("1e-6")}
-_DURATION_UNITS = _DURATIONS | _MICRO_SIGNS
+_DURATION_UNITS = _DURATIONS | _MICRO_SIGNS | {"min": Decimal(60), "h": Decimal(3600)}
 # Light in fibre: 4.9 us per kilometre (a refractive index of 1.468).
-_DELAY_UNITS = _DURATION_UNITS | {"km": Decimal("4.9e-6"), "m": Decimal("4.9e-9")}
+_DELAY_UNITS = _DURATIONS | _MICRO_SIGNS | {"km": Decimal("4.9e-6"), "m": Decimal("4.9e-9")}
 _SIZES = _units("kMGT", "B")
 _BINARY_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE_UNITS = _SIZES | {unit: Decimal(size) for unit, size in _BINARY_SIZES.items()}
@@ -50,7 +50,7 @@ RATE_EXPECTED = (
 FLOP_RATE_EXPECTED = (
     "a computing speed with its unit, such as 989 Tflop/s (flop/s, Gflop/s, Tflop/s, Pflop/s)"
 )
-DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
+DURATION_EXPECTED = "a duration with its unit, such as 2.5 ms (ns, us, ms, s, min, h)"
 DELAY_EXPECTED = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 SIZE_EXPECTED = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
 RATIO_EXPECTED = "a ratio of 1 to at least 1, such as 1:2.8"

@@ -74,7 +74,7 @@ class Cable:
         if self.direction is None or self.takes_time:
             return {}
         shape = Shape.of(self.direction)
-        return {end: _held(shape) if end[1] == CARD else shape for end in (self.a, self.b)}
+        return {end: held(end, shape) for end in (self.a, self.b)}
 
     def ingress_delays(self) -> dict[End, IngressDelay]:
         """How frames are held that come in at its ends, where no link engine does it."""
@@ -102,12 +102,14 @@ class Cable:
         )
 
 
-def _held(shape: Shape) -> Shape:
-    """A host's own card: what it cannot send yet waits in the host's memory, as with cards that fetch when they can.
+def held(end: End, shape: Shape) -> Shape:
+    """At a host's own card what cannot be sent yet waits in the host's memory, as with cards that fetch when they can.
 
     TCP holds back by itself (small queues); but a segment that is dropped here, with nothing else under way, waits
     200 ms for a timer that counts as no retransmission.
     """
+    if end[1] != CARD:
+        return shape
     return replace(shape, queue_bytes=max(shape.queue_bytes, HELD_BYTES), queue_packets=None)
 
 
@@ -169,6 +171,11 @@ def cables(topology: Topology) -> Iterator[Cable]:
         for cable in own:
             early = [_early(building, cable, node, rates) for node, _ in (cable.a, cable.b)]
             yield replace(cable, cut_through_a=early[0], cut_through_b=early[1])
+
+
+def card_cables(topology: Topology) -> dict[str, Cable]:
+    """Those between hosts' cards and their switches, by host."""
+    return {cable.a[0]: cable for cable in cables(topology) if cable.a[1] == CARD}
 
 
 def _early(building: Building, cable: Cable, node: str, rates: Mapping[str, float]) -> str | None:

@@ -38,6 +38,10 @@ class Carriers:
         """When the next one is seen; None when there is none."""
         return min((due_s for due_s, _ in self._due.values()), default=None)
 
+    def is_down(self, name: str) -> bool:
+        """Whether the switches see it down, or are about to."""
+        return name in self._down or name in self._due
+
     def cut(self, names: Iterable[str]) -> None:
         """Nothing passes from now on."""
         # what is still down, though mended, only stays so

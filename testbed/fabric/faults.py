@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from testbed.directions import Direction
+from testbed.fabric.cards import Cards
 from testbed.fabric.carriers import Carriers
 from testbed.fabric.network import Fabric
 from testbed.links.ports import set_up
@@ -13,11 +14,17 @@ from testbed.links.ports import set_up
 
 @dataclass(frozen=True)
 class Condition:
-    """How a fabric should be: links and switches that are down, directions that are not as the topology has them."""
+    """How a fabric should be: links and switches that are down, directions that are not as the topology has them.
+
+    changed: by link, or cable of a host's card, and direction. links_dark: those that carry nothing though their
+    carriers are up. cards_down: hosts whose cards have no carrier.
+    """
 
     links_down: frozenset[str] = frozenset()
     switches_down: frozenset[str] = frozenset()
     changed: Mapping[tuple[str, str], Direction] = field(default_factory=dict)
+    links_dark: frozenset[str] = frozenset()
+    cards_down: frozenset[str] = frozenset()
 
 
 HEALTHY = Condition()
@@ -27,13 +34,14 @@ class Faults:
     """Brings a fabric from one condition to the next. It begins healthy.
 
     What is cut carries nothing from that moment on; the edges at its ends see it after the times of the fabric's
-    `control`, in `play`.
+    `control`, in `play`. What is dark they never see.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._healthy = fabric.asked()
         self._carriers = Carriers(self, fabric.control.carrier_down_s, fabric.control.carrier_up_s)
+        self._cards = Cards(fabric.plan, fabric.pids)
         self.condition = HEALTHY
 
     @property
@@ -60,12 +68,19 @@ class Faults:
         }
         if directions:
             fabric.engine.change(directions)
+        self._cards.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
+        self.condition = wanted  # which `set_carrier` goes by
         before, after = self._cut(former), self._cut(wanted)
         self._carriers.cut(sorted(after - before))
         self._carriers.mend(sorted(before - after))
+        self.darken(sorted(wanted.links_dark - former.links_dark - after))
+        for link in sorted(former.links_dark - wanted.links_dark - before - after):
+            if not self._carriers.is_down(link):
+                fabric.engine.set_carrier(link, True)
         for switch in sorted((wanted.switches_down ^ former.switches_down) - self._edges):
             self.set_carrier(switch, up=switch not in wanted.switches_down)
-        self.condition = wanted
+        for host in sorted(wanted.cards_down ^ former.cards_down):
+            self._set_card(host, up=host not in wanted.cards_down)
 
     @property
     def _edges(self) -> set[str]:
@@ -81,14 +96,32 @@ class Faults:
     def darken(self, names: Collection[str]) -> None:
         """Cut links, and nobody sees it; an edge has no more to lose than its links."""
         assert self._fabric.engine is not None
-        self._fabric.engine.darken([name for name in names if name not in self._edges])
+        if links := [name for name in names if name not in self._edges]:
+            self._fabric.engine.darken(links)
 
     def set_carrier(self, name: str, up: bool) -> None:
-        """Cut or mend a link, or take all ports of a switch down or up, for all to see."""
+        """Cut or mend a link, or take all ports of a switch down or up, for all to see.
+
+        A link that is mended stays dark where it should be, a port down whose card is.
+        """
         fabric = self._fabric
         assert fabric.engine is not None
         if name not in fabric.topology.switches:
             fabric.engine.set_carrier(name, up)
+            if up and name in self.condition.links_dark:
+                fabric.engine.darken([name])
             return
         node, interfaces = fabric.plan.switch_ports(name)
+        if up:
+            without = self._cards.ports(self.condition.cards_down)
+            interfaces = tuple(port for port in interfaces if (node, port) not in without)
         set_up(None if node is None else fabric.state.pids[node], interfaces, up)
+
+    def _set_card(self, host: str, up: bool) -> None:
+        """A card's carrier, which it and its switch's port see at once."""
+        cable = self._cards.of[host]
+        if cable.takes_time:
+            assert self._fabric.engine is not None
+            self._fabric.engine.set_carrier(cable.name, up)
+        elif cable.b[0] not in self.condition.switches_down:
+            set_up(self._fabric.pids[cable.b[0]], [cable.b[1]], up)

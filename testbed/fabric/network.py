@@ -305,12 +305,14 @@ class Fabric:
         """Process id of each building's probe node."""
         return {edge.building: self.state.pids[self.plan.probe(edge.building)] for edge in self.plan.edges}
 
-    def watch(self, links: Collection[str] = (), switches: Collection[str] = ()) -> Watch:
-        """Take its fingerprint; events change these links and switches. LinkError."""
+    def watch(
+        self, links: Collection[str] = (), switches: Collection[str] = (), cards: Collection[str] = ()
+    ) -> Watch:
+        """Take its fingerprint; events change these links and switches, and these hosts' cards. LinkError."""
         assert self.placement is not None
         with marked(self.state.id):
             self._watch = Watch(
-                self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches
+                self.plan, self.pids, self.placement.here, self._operations_by_node, links, switches, cards
             )
         return self._watch
 

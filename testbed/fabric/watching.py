@@ -28,8 +28,8 @@ class Change:
 class Watch:
     """The fingerprint of a fabric, taken now. `look` from time to time; what it has found stands in `changes`.
 
-    by_node: where each node is, `here` for those that it does not name. links, switches: those that events change,
-    which are left out. LinkError when the kernel does not tell.
+    by_node: where each node is, `here` for those that it does not name. links, switches, cards: those that events
+    change, which are left out; cards by their hosts. LinkError when the kernel does not tell.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Watch:
         by_node: Mapping[str, MachineOperations],
         links: Collection[str] = (),
         switches: Collection[str] = (),
+        cards: Collection[str] = (),
     ) -> None:
         self.changes: list[Change] = []
         watched: dict[MachineOperations, list[WatchedNamespace]] = {here: []}
@@ -47,7 +48,7 @@ class Watch:
             sends = settings.interfaces == (CARD,) or settings.pid is None
             namespace = WatchedNamespace(settings.name, settings.pid, settings.interfaces, sends)
             watched.setdefault(by_node.get(settings.name, here), []).append(namespace)
-        changing = left_out(plan, links, switches)
+        changing = left_out(plan, links, switches, cards)
         self._machines = list(watched)
         self._tables: EdgeTables | None = None
         with _told():
@@ -94,9 +95,22 @@ def _told() -> Iterator[None]:
         raise LinkError(f"the kernel does not tell what it holds of the network: {error}") from error
 
 
-def left_out(plan: Plan, links: Collection[str], switches: Collection[str]) -> list[tuple[str, str]]:
-    """(namespace, interface) of all that changes when links and switches do."""
-    return sorted({*_of_links(plan, links), *_of_switches(plan, switches)})
+def left_out(
+    plan: Plan, links: Collection[str], switches: Collection[str], cards: Collection[str] = ()
+) -> list[tuple[str, str]]:
+    """(namespace, interface) of all that changes when links, switches and hosts' cards do."""
+    return sorted({*_of_links(plan, links), *_of_switches(plan, switches), *_of_cards(plan, cards)})
+
+
+def _of_cards(plan: Plan, hosts: Collection[str]) -> Iterator[tuple[str, str]]:
+    """All of the hosts, whose routes and neighbours go by their card, and the ports that they are plugged into."""
+    for cable in plan.cables:
+        if cable.a[1] == CARD and cable.a[0] in hosts:
+            switch, port = cable.b
+            yield cable.a[0], EVERYTHING
+            yield switch, port
+            yield switch, device(port)
+            yield from _of_links(plan, [cable.name])
 
 
 def _of_links(plan: Plan, links: Collection[str]) -> Iterator[tuple[str, str]]:

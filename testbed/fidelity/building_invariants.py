@@ -20,8 +20,9 @@ def conservation_in_buildings(
 ) -> Invariant:
     """Every frame that entered a cable, a switch or a host left it, or a queue of the topology's dropped it.
 
-    timed: cables that a link engine carries. left_out: buildings in which events take a switch down. corrupting: links
-    change bits on purpose, those of addresses among them.
+    timed: cables that a link engine carries. left_out: buildings in which events take a switch down, and hosts whose
+    cards they change, with the switches that these are plugged into. corrupting: links change bits on purpose, those
+    of addresses among them.
     """
     if corrupting:
         words = "Links corrupt frames on purpose: one whose addresses were hit goes nowhere, by design."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from testbed.config import Topology
-from testbed.fabric.bridges import CARD, Bridge, Cable, bridges, cables
+from testbed.fabric.bridges import CARD, Bridge, Cable, bridges, cables, card_cables
 from testbed.links.counts import NodeCounts, PortCounts
 from testbed.links.protocols import ProtocolCounts
 
@@ -65,17 +65,22 @@ def _less(late: _Counts, early: _Counts) -> _Counts:
 
 
 def packet_balances(
-    topology: Topology, counted: Counts, left_out: Collection[str] = ()
+    topology: Topology, counted: Counts, left_out: Collection[str] = (), cards: Collection[str] = ()
 ) -> Iterator[PacketBalance]:
-    """Of all that is inside buildings, but for cables that a link engine carries; left_out: buildings."""
+    """Of all that is inside buildings, but for cables that a link engine carries.
+
+    left_out: buildings. cards: hosts; their cables and the switches at these cables' ends are left out as well.
+    """
+    switches = {cable.b[0] for host, cable in card_cables(topology).items() if host in cards}
     for bridge in bridges(topology):
-        if bridge.building not in left_out:
+        if bridge.building not in left_out and bridge.name not in switches:
             yield _switch(bridge, counted[bridge.name].ports)
     for cable in cables(topology):
-        if building_of(topology, cable) not in left_out and not cable.takes_time:
-            yield from _cable(cable, counted)
+        if building_of(topology, cable) in left_out or cable.takes_time or cable.a[0] in cards:
+            continue
+        yield from _cable(cable, counted)
     for host in topology.hosts:
-        if host.building not in left_out:
+        if host.building not in left_out and host.name not in cards:
             yield from _host(host.name, counted[host.name], topology.mtu)
 
 

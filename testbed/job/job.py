@@ -94,6 +94,7 @@ def unmodelled(scenario: Scenario) -> tuple[str, ...]:
     unknown = [name for name in dict.fromkeys(controls) if name and name not in known and lossy]
     asked = {
         "events": bool(scenario.events),
+        "failures": bool(scenario.failures),
         "background_traffic": bool(scenario.background_traffic),
         f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
         f"transport.protocol: {transport.protocol}": not protocol.modelled,

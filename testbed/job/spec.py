@@ -41,6 +41,8 @@ class JobSpec:
     background_traffic: tuple[BackgroundHost, ...] = ()
     # how many ranks one process carries, each in a thread of its own
     ranks_per_process: int = 1
+    # whether the job goes on when a rank's process is killed, and takes it in again when it returns
+    survives_kills: bool = False
 
     def to_json(self) -> str:
         """One line of JSON."""

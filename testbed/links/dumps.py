@@ -22,6 +22,7 @@ _SENT = struct.Struct("=QI")  # struct gnet_stats_basic: bytes, packets
 _WAITING = struct.Struct("=III")  # the beginning of struct gnet_stats_queue: qlen, backlog, drops
 _HTB_RATES = struct.Struct("=8xI8xI")  # of two struct tc_ratespec
 _HTB_REST = struct.Struct("=IIIII")  # of struct tc_htb_opt: buffer, cbuffer, quantum, level, prio
+_NETEM_HEAD = struct.Struct("=III")  # the beginning of struct tc_netem_qopt: latency, limit, loss
 _NETEM_BYTES = 24  # struct tc_netem_qopt, before its attributes
 _ACTIONS = {b"matchall": 2, b"u32": 7}  # TCA_MATCHALL_ACT, TCA_U32_ACT
 _MIRRED_DEVICE_AT = 24  # of struct tc_mirred
@@ -120,6 +121,14 @@ def netem_rate(options: bytes) -> int:
     """Bytes per second of a netem with these options; 0 where it has no rate."""
     told = dict(attributes(options, _NETEM_BYTES))
     return int(_WIDE.unpack(told[8])[0]) if 8 in told else _number(told.get(6))
+
+
+def netem_ills(options: bytes) -> tuple[float, float]:
+    """(delay in seconds, share of packets lost at random) of a netem with these options."""
+    _, _, loss = _NETEM_HEAD.unpack_from(options)
+    told = dict(attributes(options, _NETEM_BYTES))
+    (delay_ns,) = _WIDE.unpack(told[10]) if 10 in told else (0,)  # TCA_NETEM_LATENCY64
+    return delay_ns / 1e9, loss / 0xFFFFFFFF
 
 
 def htb_classes(netlink: Netlink, index: int) -> dict[int, HtbClass]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from testbed.links.dumps import Discipline, netem_rate, redirected
+from testbed.links.dumps import Discipline, netem_ills, netem_rate, redirected
 from testbed.links.errors import SettingMismatch
 from testbed.links.netlink import Netlink
+from testbed.links.settings import SHARE_TOLERANCE, TOLERANCES
 from testbed.links.setup import Setup
 
 PREFIX = "in-"
@@ -33,15 +34,23 @@ class IngressDelay:
     """How long frames are held that come in: their size over `rate_bps`, one after the other.
 
     cut_through_to: the network, such as "10.3.0.0/16", frames to which go on at once, as from a cut-through switch.
+    delay_s, loss: what a card that is not well adds, and the share of packets that it loses; it holds all frames then.
     """
 
     rate_bps: float
     cut_through_to: str | None = None
+    delay_s: float = 0.0
+    loss: float = 0.0
 
     @property
     def bytes_per_second(self) -> int:
         """As the kernel keeps it."""
         return max(1, round(self.rate_bps / 8))
+
+    @property
+    def passes(self) -> str | None:
+        """Where frames go to that are not held."""
+        return None if self.delay_s or self.loss else self.cut_through_to
 
 
 def device(interface: str) -> str:
@@ -62,9 +71,8 @@ def add_ingress_delays(setup: Setup, delays: Mapping[str, IngressDelay]) -> None
             f"qdisc add dev {device(interface)} root {_netem(delay)}",
             f"qdisc add dev {interface} handle ffff: ingress",
         ]
-        if delay.cut_through_to:
-            match = f"protocol ip pref {CUT_THROUGH_PREFERENCE} u32 match ip dst {delay.cut_through_to}"
-            setup.tc.append(_redirect(interface, match, CUT_THROUGH_DEVICE))
+        if delay.passes:
+            setup.tc.append(_cut_through(interface, delay.passes))
         setup.tc.append(_redirect(interface, f"protocol all pref {PREFERENCE} matchall", device(interface)))
 
 
@@ -73,12 +81,31 @@ def change_command(interface: str, delay: IngressDelay) -> str:
     return f"qdisc change dev {device(interface)} root {_netem(delay)}"
 
 
+def change_commands(interface: str, wanted: IngressDelay, now: IngressDelay) -> list[str]:
+    """For `tc`: what changes more than the rate for frames that come in from now on."""
+    commands = [change_command(interface, wanted)]
+    if now.passes and not wanted.passes:
+        commands.append(f"filter del dev {interface} parent ffff: pref {CUT_THROUGH_PREFERENCE}")
+    if wanted.passes and not now.passes:
+        commands.append(_cut_through(interface, wanted.passes))
+    return commands
+
+
+def _cut_through(interface: str, network: str) -> str:
+    match = f"protocol ip pref {CUT_THROUGH_PREFERENCE} u32 match ip dst {network}"
+    return _redirect(interface, match, CUT_THROUGH_DEVICE)
+
+
 def _device_commands(name: str) -> list[str]:
     return [f"link add {name} type ifb", f"link set dev {name} txqueuelen 1000 up"]
 
 
 def _netem(delay: IngressDelay) -> str:
-    return f"netem limit {MOST_PACKETS} rate {delay.bytes_per_second}bps"  # tc's word for bytes per second
+    ills = f" delay {delay.delay_s * 1e6:.3f}us" if delay.delay_s else ""
+    ills += f" loss random {delay.loss * 100:.8f}%" if delay.loss else ""
+    return (
+        f"netem limit {MOST_PACKETS}{ills} rate {delay.bytes_per_second}bps"  # tc's word for bytes per second
+    )
 
 
 def _redirect(interface: str, match: str, to: str) -> str:
@@ -98,11 +125,18 @@ def verify_ingress_delays(
     if not asked:
         return
     indexes = {name: index for index, name in names.items()}
-    rates = {names[one.index]: netem_rate(one.options) for one in found if one.kind == "netem"}
+    netems = {names[one.index]: one.options for one in found if one.kind == "netem"}
     for interface, delay in asked.items():
-        if (rate := rates.get(device(interface))) != delay.bytes_per_second:
+        options = netems.get(device(interface))
+        rate = None if options is None else netem_rate(options)
+        if options is None or rate != delay.bytes_per_second:
             raise SettingMismatch(interface, "bytes per second in", delay.bytes_per_second, rate)
+        delay_s, loss = netem_ills(options)
+        if abs(delay_s - delay.delay_s) > TOLERANCES["delay_s"]:
+            raise SettingMismatch(interface, "delay in", delay.delay_s, delay_s)
+        if abs(loss - delay.loss) > SHARE_TOLERANCE:
+            raise SettingMismatch(interface, "loss in", delay.loss, loss)
         leads = [names.get(to, "nowhere") for to in redirected(netlink, indexes[interface], INGRESS)]
-        wanted = [*([CUT_THROUGH_DEVICE] if delay.cut_through_to else []), device(interface)]
+        wanted = [*([CUT_THROUGH_DEVICE] if delay.passes else []), device(interface)]
         if leads != wanted:
             raise SettingMismatch(interface, "frames in go to", wanted, leads)

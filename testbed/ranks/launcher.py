@@ -1,7 +1,8 @@
 """The preloaded parent of all ranks: `python -m testbed.ranks.launcher [RANK,RANK,...]`, or of these.
 
 It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line of JSON on
-standard input; events go out as lines of JSON on standard output. The end of standard input, like the death of the
+standard input; events go out as lines of JSON on standard output. A further line of input, {"return": [RANK, ...]},
+has ranks that were killed start anew, where the job survives that. The end of standard input, like the death of the
 parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
 """
 
@@ -16,6 +17,7 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +29,7 @@ from testbed.ranks.process import Carried, Work, become, in_processes, read_work
 
 # for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
 GRACE_S = 2.5
+LOOK_S = 0.2  # from one look for processes that have ended to the next, where they say nothing
 
 
 def _say(event: dict[str, Any]) -> None:
@@ -41,8 +44,10 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, Carried] = {}
         self.finished: set[int] = set()
+        self.killed: set[int] = set()  # and not returned
+        self.incarnations = {endpoint.rank: 0 for endpoint in work.endpoints}
         self.failed = False
-        self.buffers: dict[int, bytes] = {}
+        self.buffers: dict[int, bytes] = {0: b""}
         # shared with the ranks, so that what each did last outlives it
         recorded = work.endpoints if work.dumps is not None else ()
         self.rings = {endpoint.rank: mmap.mmap(-1, ring_bytes()) for endpoint in recorded}
@@ -78,19 +83,24 @@ class Launcher:
         """Whether a rank is at work."""
         return any(carried.ranks for carried in self.children.values())
 
+    @property
+    def over(self) -> bool:
+        """Whether all have ended, and nobody can be waited for by those who return."""
+        return not self.children and (not self.killed or bool(self.finished))
+
     def watch(self) -> bool:
-        """Pass events on until all ranks have ended; returns whether all went well."""
+        """Pass events on until all ranks have ended; returns whether all went well, but for those that were killed."""
         self.selector.register(0, selectors.EVENT_READ)
         deadline: float | None = None
         told = False
-        while self.children:
-            if not self.ranks_left and not told:
+        while not self.over:
+            if not self.ranks_left and not told and (not self.killed or self.finished):
                 told = True
                 end(list(self.children))
-            wait_s = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
+            wait_s = LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
             for key, _events in self.selector.select(wait_s):
                 if key.fd == 0:
-                    if not os.read(0, 4096):
+                    if not self._hear():
                         return False
                 else:
                     self._read(key.fd)
@@ -100,7 +110,34 @@ class Launcher:
             if deadline is not None and time.monotonic() >= deadline:
                 return False
         self._drain()
-        return len(self.finished) == len(self.work.endpoints)
+        return len(self.finished | self.killed) == len(self.work.endpoints)
+
+    def _hear(self) -> bool:
+        """Do what the parent says; whether it still listens."""
+        data = os.read(0, 4096)
+        *lines, self.buffers[0] = (self.buffers[0] + data).split(b"\n")
+        for line in lines:
+            self._return(json.loads(line)["return"])
+        return bool(data)
+
+    def _return(self, ranks: Sequence[int]) -> None:
+        """Fork ranks anew, each in a process of its own; one that has not ended yet is ended first."""
+        if not self.work.survives_kills:
+            return
+        for endpoint in (endpoint for endpoint in self.work.endpoints if endpoint.rank in ranks):
+            for pid, carried in list(self.children.items()):
+                if endpoint in carried.ranks:
+                    os.kill(pid, signal.SIGKILL)
+                    self._ended(pid, os.waitpid(pid, 0)[1])
+            self.killed.discard(endpoint.rank)
+            self.finished.discard(endpoint.rank)
+            self.incarnations[endpoint.rank] += 1
+            incarnation = self.incarnations[endpoint.rank]
+            self.ended.pop(endpoint.rank, None)
+            if endpoint.rank in self.rings:
+                self.rings[endpoint.rank] = mmap.mmap(-1, ring_bytes())
+            pid = self._fork(Carried((endpoint,), self.rings, incarnation=incarnation))
+            _say({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
 
     def _drain(self) -> None:
         """What was told right before the end is still in the pipes."""
@@ -132,16 +169,21 @@ class Launcher:
     def _reap(self) -> None:
         for pid in list(self.children):
             done, status = os.waitpid(pid, os.WNOHANG)
-            if not done:
-                continue
-            carried = self.children.pop(pid)
-            if os.WIFSIGNALED(status):
-                self.failed = True
-                message = f"its process {pid} was killed by signal {os.WTERMSIG(status)}"
-                self.ended |= {
-                    endpoint.rank: f"killed by signal {os.WTERMSIG(status)}" for endpoint in carried.ranks
-                }
-                _say({"event": "killed", **carried.who, "message": message})
+            if done:
+                self._ended(pid, status)
+
+    def _ended(self, pid: int, status: int) -> None:
+        carried = self.children.pop(pid)
+        if not os.WIFSIGNALED(status):
+            return
+        ranks = [endpoint.rank for endpoint in carried.ranks]
+        if ranks and self.work.survives_kills:
+            self.killed |= set(ranks) - self.finished
+        else:
+            self.failed = True
+        how = f"killed by signal {os.WTERMSIG(status)}"
+        self.ended |= dict.fromkeys(ranks, how)
+        _say({"event": "killed", **carried.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
     def dump(self) -> None:
         """Write down what every rank's flight recorder holds now."""

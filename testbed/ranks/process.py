@@ -51,16 +51,18 @@ class RankTask(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells, its ring).
+    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells, ring, incarnation).
 
-    dumps: the folder for dumps of their flight recorders; None where there are none.
+    An incarnation is how many times a rank was killed before, and returned. dumps: the folder for dumps of their flight
+    recorders; None where there are none. survives_kills: see JobSpec.
     """
 
     endpoints: tuple[RankEndpoint, ...]
-    make: Callable[[int, Tell, Ring | None], RankTask]
+    make: Callable[[int, Tell, Ring | None, int], RankTask]
     dumps: Path | None = None
     ranks_per_process: int = 1
     background: tuple[BackgroundHost, ...] = ()
+    survives_kills: bool = False
 
 
 def read_work(line: str) -> Work:
@@ -70,7 +72,7 @@ def read_work(line: str) -> Work:
         bench.wiring.look_up()
         return Work(
             bench.wiring.ranks,
-            lambda rank, tell, ring: BenchRank(bench, rank, tell),
+            lambda rank, tell, ring, incarnation: BenchRank(bench, rank, tell),
             ranks_per_process=bench.ranks_per_process,
         )
     job = JobSpec.from_json(line)
@@ -78,20 +80,25 @@ def read_work(line: str) -> Work:
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
     return Work(
         job.wiring.ranks,
-        lambda rank, tell, ring: Rank(job, rank, tell, sockets, ring),
+        lambda rank, tell, ring, incarnation: Rank(job, rank, tell, sockets, ring, incarnation),
         Path(job.output) / FLIGHT,
         job.ranks_per_process,
         job.background_traffic,
+        job.survives_kills,
     )
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What one process is there for: ranks, or the background traffic of one host. rings: of ranks, by number."""
+    """What one process is there for: ranks, or the background traffic of one host.
+
+    rings: of ranks, by number. incarnation: of its ranks.
+    """
 
     ranks: tuple[RankEndpoint, ...] = ()
     rings: Mapping[int, Ring] = field(default_factory=dict)
     background: BackgroundHost | None = None
+    incarnation: int = 0
 
     @property
     def who(self) -> Event:
@@ -130,21 +137,22 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
         if carried.background is not None:
             good = _guarded(carried.who, tell, partial(_background, carried.background, tell))
         elif len(carried.ranks) == 1:
-            good = _carry(carried.ranks[0], work, tell, carried.rings.get(carried.ranks[0].rank))
+            good = _carry(carried.ranks[0], carried, work, tell)
         else:
-            good = _in_threads(carried.ranks, work, tell, carried.rings)
+            good = _in_threads(carried, work, tell)
         status = 0 if good else 1
     finally:
         os._exit(status)
 
 
-def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell, rings: Mapping[int, Ring]) -> bool:
+def _in_threads(carried: Carried, work: Work, tell: Tell) -> bool:
     """Every rank in a thread; whether all went well."""
+    endpoints = carried.ranks
     make_room_for_files()
     good: list[int] = []
 
     def carry(endpoint: RankEndpoint) -> None:
-        if _carry(endpoint, work, tell, rings.get(endpoint.rank)):
+        if _carry(endpoint, carried, work, tell):
             good.append(endpoint.rank)
 
     threads = [
@@ -158,12 +166,12 @@ def _in_threads(endpoints: Sequence[RankEndpoint], work: Work, tell: Tell, rings
     return len(good) == len(endpoints)
 
 
-def _carry(endpoint: RankEndpoint, work: Work, tell: Tell, ring: Ring | None) -> bool:
+def _carry(endpoint: RankEndpoint, carried: Carried, work: Work, tell: Tell) -> bool:
     """Be one rank, in this thread; whether all went well, which else is told."""
 
     def act() -> None:
         _enter(endpoint)
-        work.make(endpoint.rank, tell, ring).run()
+        work.make(endpoint.rank, tell, carried.rings.get(endpoint.rank), carried.incarnation).run()
         tell({"event": "finished", "rank": endpoint.rank})
 
     return _guarded(_who(endpoint), tell, act)

@@ -39,7 +39,7 @@ EXACT_S = 20e-6
 class Rank:
     """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts.
 
-    ring: memory for its flight recorder.
+    ring: memory for its flight recorder. incarnation: how many times the rank was killed before, and returned.
     """
 
     def __init__(
@@ -49,11 +49,13 @@ class Rank:
         progress: Callable[[dict[str, Any]], None],
         credit_sockets: CreditSockets = (),
         ring: mmap.mmap | None = None,
+        incarnation: int = 0,
     ) -> None:
         self.job = job
         self.credit_sockets = credit_sockets
         self.recorder = None if ring is None else Recorder(ring, rank)
         self.rank = rank
+        self.incarnation = incarnation
         self.progress = progress
         self.size = len(job.wiring.ranks)
         self.streams = Counter(operation.stream for operation in job.plan.ranks[rank])

@@ -79,7 +79,7 @@ def cut(scenario: Scenario) -> list[Shard]:
             for name in names if trial % 2 == 0 else names[::-1]:
                 shards.append(Shard(len(shards), name, trial, 1, scenario.seed + trial * SEED_STEP))
         return shards
-    most = scenario.trials if scenario.events else TRIALS
+    most = scenario.trials if scenario.happenings else TRIALS
     for name in scenario.variant_names:
         for block, first in enumerate(range(0, scenario.trials, most)):
             trials = min(most, scenario.trials - first)

@@ -26,7 +26,8 @@ from testbed.fidelity.similarity import Number, scale_similarity
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.fidelity.verdict import ORDER
 from testbed.results.summary import StepResult
-from testbed.running.events import changed_by, events_record, touched
+from testbed.running.conditions import changed_by, touched
+from testbed.running.events import events_record
 from testbed.running.host_evidence import HostEvidence
 from testbed.running.job_run import LinkSample
 from testbed.scale import UNSCALED, Scale
@@ -111,8 +112,7 @@ def assess(
 
 
 def _changed_by_events(evidence: Evidence) -> list[str]:
-    links, switches = changed_by(evidence.events, evidence.topology)
-    return sorted(links | switches)
+    return sorted(set().union(*changed_by(evidence.events, evidence.topology)))
 
 
 def _timeliness(evidence: Evidence, spans: Sequence[tuple[float, float]]) -> list[Invariant]:

@@ -119,6 +119,12 @@ class Launchers:
                 found += said
         return found if self._live or found else None
 
+    def return_ranks(self, ranks: Sequence[int]) -> None:
+        """Have ranks that were killed start anew; on this machine, as events that stop a rank are."""
+        for part in self._parts:
+            if isinstance(part, LauncherProcess):
+                part.return_ranks(ranks)
+
     def ended(self, timeout_s: float) -> str | None:
         """How they ended, in words, unless all ended well."""
         return next((words for part in self._parts if (words := part.ended(timeout_s))), None)

@@ -1,89 +1,29 @@
-"""A scenario's events: when what begins and ends, what condition follows, and carrying it out while a job runs."""
+"""Carrying a scenario's events out while a job runs: network, hosts and ranks, each at its time."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from testbed.config import Topology
-from testbed.config.events import EventSpec
-from testbed.config.wan import change_direction
-from testbed.directions import DIRECTIONS, Direction
-from testbed.fabric.faults import Condition, Faults
-from testbed.scale import UNSCALED, Scale
-
-
-@dataclass(frozen=True)
-class Change:
-    """An event begins, or ends, so many real seconds after the start of a variant's first measured step."""
-
-    at_s: float
-    event: int
-    begins: bool
-
-
-def changes(events: Sequence[EventSpec]) -> list[Change]:
-    """All that happens in one variant, in order; what ends at the moment at which something begins ends first."""
-    found = []
-    for index, event in enumerate(events):
-        for number in range(event.times):
-            begin_s = event.at_s + number * (event.every_s or 0.0)
-            found.append(Change(begin_s, index, begins=True))
-            if event.for_s is not None:
-                found.append(Change(begin_s + event.for_s, index, begins=False))
-    return sorted(found, key=lambda change: (change.at_s, change.begins, change.event))
-
-
-def condition(active: Iterable[EventSpec], topology: Topology, scale: Scale) -> Condition:
-    """What the network is like while these events last; of several that change a setting the last one counts."""
-    links: set[str] = set()
-    switches: set[str] = set()
-    changed: dict[tuple[str, str], Direction] = {}
-    for event in active:
-        if event.action == "link_down":
-            links.add(str(event.target))
-        elif event.action == "plane_down":
-            links |= {link.name for link in topology.wan if link.plane == event.target}
-        elif event.action == "switch_down":
-            switches.add(str(event.target))
-        elif event.action == "degrade":
-            assert event.settings is not None
-            (link,) = (link for link in topology.wan if link.name == event.target)
-            for direction in DIRECTIONS if event.direction == "both" else (event.direction,):
-                now = changed.get((link.name, direction), getattr(link, direction))
-                changed[link.name, direction] = change_direction(now, event.settings, topology.mtu, scale)
-    return Condition(frozenset(links), frozenset(switches), changed)
-
-
-def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
-    """(links, buildings) whose packet counts do not add up by design when these events happen."""
-    links: set[str] = set()
-    for event in events:
-        now = condition([event], topology, UNSCALED)
-        links |= now.links_down | {name for name, _ in now.changed}
-        for switch in now.switches_down:
-            building = switch.split("-")[0]
-            links |= {link.name for link in topology.wan if building in (link.a, link.b)}
-    buildings = {end for link in topology.wan if link.name in links for end in (link.a, link.b)}
-    switched = {str(event.target).split("-")[0] for event in events if event.action == "switch_down"}
-    return links, buildings | switched
-
-
-def changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str]]:
-    """(links, switches) whose settings these events change."""
-    every = [condition([event], topology, UNSCALED) for event in events]
-    links = {name for now in every for name in (*now.links_down, *(link for link, _ in now.changed))}
-    return links, {name for now in every for name in now.switches_down}
+from testbed.config.events import DrawnEvent, EventSpec
+from testbed.fabric.faults import Faults
+from testbed.links.silence import forget_connections
+from testbed.running.conditions import Change, changes, condition, in_order
+from testbed.scale import Scale
 
 
 class EventPlayer:
     """Carries a scenario's events out, anew for each variant. Times are CLOCK_MONOTONIC, log entries in real seconds.
 
-    Call `step` before every step starts, `play` at `due_s` or later, `finish` after the last step.
+    hosts: by rank. pid_of_rank: None for one that is gone. return_ranks: has those that were killed start anew, each in
+    a process of its own. seed: of the moments that are drawn. Call `step` before every step starts, `play` at `due_s`
+    or later, `finish` after the last step. What ranks do to themselves is only noted.
     """
 
     def __init__(
@@ -92,20 +32,27 @@ class EventPlayer:
         topology: Topology,
         scale: Scale,
         faults: Faults,
-        pid_of_host: Callable[[str], int],
-        pid_of_rank: Callable[[int], int],
+        hosts: Sequence[str],
+        pid_of_rank: Callable[[int], int | None],
+        return_ranks: Callable[[Collection[int]], None],
+        seed: int = 1,
     ) -> None:
         self._events = events
         self._topology = topology
         self._scale = scale
         self._faults = faults
-        self._pid_of_host = pid_of_host
+        self._hosts = hosts
         self._pid_of_rank = pid_of_rank
+        self._return_ranks = return_ranks
+        self._seed = seed
         self._variant = ""
         self._origin_s = 0.0
         self._changes: list[Change] = []
+        self._to_come: list[int] = []  # events whose step has not started
         self._active: list[int] = []
-        self._paused: dict[str, int] = {}
+        self._paused: dict[int, int] = {}  # by rank, its process
+        self._dead: frozenset[int] = frozenset()
+        self._deaths: Counter[int] = Counter()  # that nobody has told of yet
         self.killed_s: float | None = None
         self.log: list[dict[str, Any]] = []
 
@@ -118,6 +65,17 @@ class EventPlayer:
     def _planned_s(self, change: Change) -> float:
         return self._origin_s + self._scale.emulated_s(change.at_s)
 
+    def explains_death(self, rank: int) -> bool:
+        """Whether an event has killed a rank whose death is told now; each explains one."""
+        explained = self._deaths[rank] > 0
+        self._deaths[rank] -= explained
+        return explained
+
+    @property
+    def nobody_left(self) -> bool:
+        """Whether all ranks were killed, and none is to return."""
+        return len(self._dead) == len(self._hosts) and self.due_s is None
+
     def step(self, variant: str, trial: int, start_s: float) -> None:
         """A step is about to start: the variant's first measured one sets its events' clock going."""
         if variant != self._variant:
@@ -125,7 +83,12 @@ class EventPlayer:
             self._variant = variant
         if trial == 0:
             self._origin_s = start_s
-            self._changes = changes(self._events)
+            self._changes = []
+            self._to_come = list(range(len(self._events)))
+        if trial >= 0:
+            after_s = self._scale.real_s(start_s - self._origin_s)
+            self._changes = in_order([*self._changes, *changes(self._events, self._seed, trial, after_s)])
+            self._to_come = [index for index in self._to_come if (self._events[index].step or 0) > trial]
 
     def play(self) -> None:
         """Carry out what is due; what is seen when something new happens is seen first."""
@@ -137,41 +100,69 @@ class EventPlayer:
             elif change.event in self._active:
                 self._active.remove(change.event)
             self._carry_out()
-            self._note(change, time.monotonic())
-            if change.begins and self._events[change.event].action == "rank_kill":
-                self.killed_s = time.monotonic()
-                os.kill(self._pid_of_rank(int(self._events[change.event].target)), signal.SIGKILL)
+            self._note(change.event, change.begins, change.at_s, time.monotonic())
 
     def _carry_out(self) -> None:
         active = [self._events[index] for index in self._active]
-        wanted = {str(event.target) for event in active if event.action == "host_pause"}
-        for host in wanted - set(self._paused):
-            self._paused[host] = self._pid_of_host(host)
-            os.kill(self._paused[host], signal.SIGSTOP)
-        for host in set(self._paused) - wanted:
-            os.kill(self._paused.pop(host), signal.SIGCONT)
+        self._pause({str(event.target) for event in active if event.action == "host_pause"})
         self._faults.apply(condition(active, self._topology, self._scale))
+        silenced = {str(event.target) for event in active if event.action == "host_kill"}
+        dead = {int(event.target) for event in active if event.action == "rank_kill"}
+        dead |= {rank for rank, host in enumerate(self._hosts) if host in silenced}
+        for rank in sorted(dead - self._dead):
+            self._kill(rank, silently=self._hosts[rank] in silenced)
+        returning = self._dead - dead
+        self._dead = frozenset(dead)
+        if returning:
+            self._return_ranks(returning)
 
-    def _note(self, change: Change, now_s: float | None) -> None:
-        event = self._events[change.event]
+    def _pause(self, hosts: Collection[str]) -> None:
+        wanted = {rank for rank, host in enumerate(self._hosts) if host in hosts}
+        for rank in wanted - set(self._paused):
+            if (pid := self._pid_of_rank(rank)) is not None:
+                self._paused[rank] = pid
+                os.kill(pid, signal.SIGSTOP)
+        for rank in set(self._paused) - wanted:
+            with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
+                os.kill(self._paused.pop(rank), signal.SIGCONT)
+
+    def _kill(self, rank: int, silently: bool) -> None:
+        """silently: with its connections, as a machine that is gone; else the kernel tells its peers."""
+        pid = self._pid_of_rank(rank)
+        if pid is None:
+            return
+        self.killed_s = time.monotonic()
+        self._deaths[rank] += 1
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            if silently:
+                os.kill(pid, signal.SIGSTOP)
+                forget_connections(pid)
+            os.kill(pid, signal.SIGKILL)
+
+    def _note(self, index: int, begins: bool, planned_s: float | None, now_s: float | None) -> None:
+        event = self._events[index]
         entry: dict[str, Any] = {
             "variant": self._variant,
-            "event": change.event,
+            "event": index,
             "action": event.action,
             "target": event.target,
-            "begins": change.begins,
-            "planned_s": change.at_s,
+            "begins": begins,
+            "planned_s": planned_s,
             "actual_s": None if now_s is None else self._scale.real_s(now_s - self._origin_s),
             "time_s": now_s,
         }
         self.log.append(entry)
 
     def finish(self) -> None:
-        """The variant's last step is over: everything is undone; what never came stands in the log without a time."""
-        for change in self._changes:
-            if change.begins:
-                self._note(change, None)
-        self._changes = []
+        """The variant's last step is over: everything is undone; what never came stands in the log without a time.
+
+        But for what was drawn, which need not come.
+        """
+        missed = [(change.event, change.at_s) for change in self._changes if change.begins]
+        for index, planned_s in [*missed, *((index, None) for index in self._to_come)]:
+            if not isinstance(self._events[index], DrawnEvent):
+                self._note(index, True, planned_s, None)
+        self._changes, self._to_come = [], []
         if self._active:
             self._active.clear()
             self._carry_out()

@@ -93,7 +93,7 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
         ranks,
         scale.emulated_bytes(workload.rank_bytes),
         exact=True,
-        apart=bool(stopping(own.events)),
+        apart=bool(stopping(own.happenings)),
     )
     return GuestLoad(
         ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +21,7 @@ from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.ranks.host_monitor import REAL_LATE_S, REAL_WAIT_S
 from testbed.results.summary import StepResult
+from testbed.running.conditions import cards_touched
 
 Record = Mapping[str, Any]
 
@@ -78,15 +79,18 @@ class HostEvidence:
         )
         corrupting = any(direction.corrupt for direction in _directions(self.topology))
         changed = any(event.settings is not None and event.settings.corrupt for event in self.events)
-        balances = list(packet_balances(self.topology, self._counted, left_out))
-        return conservation_in_buildings(balances, self._timed(left_out), left_out, corrupting or changed)
+        cards = cards_touched(self.events)
+        balances = list(packet_balances(self.topology, self._counted, left_out, cards))
+        timed = self._timed(left_out, cards)
+        without = sorted({*left_out, *cards})
+        return conservation_in_buildings(balances, timed, without, corrupting or changed)
 
-    def _timed(self, left_out: Sequence[str]) -> list[Conservation]:
-        """Cables that the link engine carries, each way."""
+    def _timed(self, left_out: Sequence[str], cards: Collection[str]) -> list[Conservation]:
+        """Cables that the link engine carries, each way; left_out: buildings, cards: hosts, whose are left out."""
         first, last = self.accounts
         found = []
         for cable in timed_cables(self.topology):
-            if building_of(self.topology, cable) in left_out:
+            if building_of(self.topology, cable) in left_out or cable.a[0] in cards:
                 continue
             for direction, near, far in (("a_to_b", cable.a, cable.b), ("b_to_a", cable.b, cable.a)):
                 early, late = first.directions[cable.name, direction], last.directions[cable.name, direction]

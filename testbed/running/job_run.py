@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from testbed.fabric.network import Fabric
@@ -56,7 +56,8 @@ class JobRun:
         self.watch: Watch | None = None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
-        self.rank_pids: dict[int, int] = {}
+        self.rank_pids: dict[int, int] = {}  # of those that live
+        self._launchers: Launchers | None = None
         self.background_traffic: list[dict[str, Any]] = []  # what each has received, emulated
         self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
         self.after: dict[str, NodeCounts] = {}
@@ -72,8 +73,13 @@ class JobRun:
 
     def _run(self, reader: CounterReader) -> None:
         environment = {ENVIRONMENT_MARK: self.fabric.state.id}
-        with Launchers(self.fabric, self.spec, environment) as launcher:
-            self._watch(launcher, reader)
+        with Launchers(self.fabric, self.spec, environment) as self._launchers:
+            self._watch(self._launchers, reader)
+
+    def return_ranks(self, ranks: Collection[int]) -> None:
+        """Have ranks that were killed start anew, where the job goes on without them."""
+        if self._launchers is not None and self.spec.survives_kills:
+            self._launchers.return_ranks(sorted(ranks))
 
     def _watch(self, launcher: Launchers, reader: CounterReader) -> None:
         next_sample_s = time.monotonic() + self.sample_interval_s
@@ -88,6 +94,8 @@ class JobRun:
             failures += self._events(events)
             if self.player:
                 self.player.play()
+                if self.spec.survives_kills and self.player.nobody_left:
+                    raise RunError("as the scenario planned, all ranks were killed, and none is to return")
             if time.monotonic() >= next_sample_s:
                 # never two in quick succession, also after a delay: rates would be computed from next to no time
                 least_s = time.monotonic() - self.sample_interval_s / 2
@@ -140,7 +148,7 @@ class JobRun:
         """Handle what the launcher said; returns sentences on ranks that failed."""
         failures = []
         for event in events:
-            if event["event"] == "started":
+            if event["event"] in ("started", "returned"):
                 self.rank_pids |= {int(rank): pid for rank, pid in event["pids"].items()}
             elif event["event"] == "step":
                 self.on_step(event["index"])
@@ -148,11 +156,20 @@ class JobRun:
                     self.player.step(event["variant"], event["trial"], event["start_s"])
             elif event["event"] == "background_traffic":
                 self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
+            elif event["event"] == "killed" and self._survived(event["ranks"]):
+                continue
             elif event["event"] in ("failed", "killed"):
                 if event["event"] == "failed":
                     self._noticed_s.append(time.monotonic())
                 failures.append(f"{event['who']} on {event['host']}: {event['message']}")
         return failures
+
+    def _survived(self, ranks: Sequence[int]) -> bool:
+        """Note who is gone; whether the job goes on, as the scenario has killed them."""
+        for rank in ranks:
+            self.rank_pids.pop(rank, None)
+        explained = [self.player is not None and self.player.explains_death(rank) for rank in ranks]
+        return self.spec.survives_kills and bool(explained) and all(explained)
 
     def _planned(self, failures: Sequence[str]) -> list[str]:
         """A sentence before the failures where they follow from an event of the scenario."""

@@ -67,6 +67,13 @@ class LauncherProcess:
         *lines, self._pending = (self._pending + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def return_ranks(self, ranks: Sequence[int]) -> None:
+        """Have it fork these ranks anew, once more each; nothing where it has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"return": list(ranks)}).encode() + b"\n")
+            self._process.stdin.flush()
+
     def ended(self, timeout_s: float) -> str | None:
         """How it ended, in words, unless it ended well."""
         status = self._process.wait(timeout_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from testbed.config import ConfigError, Problem, Scenario
-from testbed.config.events import EventSpec
+from testbed.config.events import KILLS, EventSpec
 
 OPTION = "--ranks-per-process"
 ALL = "all"
@@ -18,7 +18,7 @@ MOST_TOGETHER = 64
 # a process pieces of memory (65,530). Seen: a ring of 64 ranks with 32 MB each came to 18,551 pieces, two levels of 64
 # with 29 MiB each, and of 32 of them, to too many.
 MOST_BYTES = 256 << 20
-STOPS_A_PROCESS = ("host_pause", "rank_kill")
+STOPS_A_PROCESS = ("host_pause", *KILLS)
 
 
 def ranks_per_process(
@@ -46,7 +46,7 @@ def ranks_asked(text: str | None, ranks: int, scenario: Scenario | None = None) 
     if text != ALL and not (text.isascii() and text.isdigit() and int(text) >= 1):
         raise ConfigError([Problem("command line", None, OPTION, text, f"a number from 1 on, or {ALL}")])
     count = ranks if text == ALL else min(int(text), ranks)
-    if scenario is not None and count > 1 and (found := stopping(scenario.events)):
+    if scenario is not None and count > 1 and (found := stopping(scenario.happenings)):
         expected = f"1, since {' and '.join(found)} stop the process of one rank"
         raise ConfigError([Problem("command line", None, OPTION, text, expected)])
     return count

@@ -19,6 +19,7 @@ from testbed.running.choosing import (
     choose_virtual_scale,
     guest_settings,
 )
+from testbed.running.conditions import cards_touched
 from testbed.running.forecast import guest_loads, halving, room_for, words_on
 from testbed.running.guests import Guests
 from testbed.running.packing import ranks_asked, stopping
@@ -143,7 +144,8 @@ def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workl
     if not asked:
         return []
     refused = {
-        "events that stop a rank": bool(stopping(scenario.events)),
+        "events that stop a rank": bool(stopping(scenario.happenings)),
+        "events that change a card": bool(cards_touched(scenario.happenings)),
         "background_traffic": bool(scenario.background_traffic),
         "messages that wait for their receivers": any(
             workload.plan.holds_receivers for workload in workloads

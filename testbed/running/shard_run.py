@@ -35,8 +35,9 @@ from testbed.results.summary import StepResult, gather_steps
 from testbed.results.training_summary import training_summary
 from testbed.running import packing
 from testbed.running.assess import Evidence, assess
+from testbed.running.conditions import changed_by
 from testbed.running.elsewhere import bring_home, monitor_file, tunnels_of, watched
-from testbed.running.events import EventPlayer, changed_by, events_record
+from testbed.running.events import EventPlayer, events_record
 from testbed.running.host_evidence import HostEvidence, why_not_again
 from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
@@ -79,12 +80,13 @@ class ShardRun:
         self.job = job_of(scenario, scale, network_backend.link_engine)
         self.topology: Topology = self.job.topology
         self.hosts, self.workload = self.job.hosts, self.job.workload
+        self.happenings = scenario.happenings
         self.ranks_per_process = packing.ranks_per_process(
             ranks_per_process,
             len(self.hosts),
             self.workload.rank_bytes,
             exact=self.clock == "free",
-            apart=bool(packing.stopping(scenario.events)),
+            apart=bool(packing.stopping(self.happenings)),
         )
         self.baseline = IsolatedBaseline(
             self.topology,
@@ -116,7 +118,7 @@ class ShardRun:
             progress=self.progress.phase,
         )
         with fabric:
-            watch = fabric.watch(*changed_by(scenario.events, self.topology))
+            watch = fabric.watch(*changed_by(self.happenings, self.topology))
             self.progress.phase("measuring rate and delay of every WAN link")
             measurements = measure_links(self.topology, fabric.probe_pids())
             if fabric.queues:
@@ -171,16 +173,17 @@ class ShardRun:
         return Capture(pid, fabric.plan.wires(), links, self.folder / CAPTURES)
 
     def _player(self, fabric: Fabric, job: JobRun) -> EventPlayer | None:
-        if not self.scenario.events:
+        if not self.happenings:
             return None
-        rank_of = {host.name: rank for rank, host in enumerate(self.hosts)}
         return EventPlayer(
-            self.scenario.events,
+            self.happenings,
             self.topology,
             self.scale,
             Faults(fabric),
-            pid_of_host=lambda host: job.rank_pids[rank_of[host]],
-            pid_of_rank=lambda rank: job.rank_pids[rank],
+            [host.name for host in self.hosts],
+            job.rank_pids.get,
+            job.return_ranks,
+            self.scenario.seed,
         )
 
     def _job_spec(self, fabric: Fabric) -> JobSpec:
@@ -191,14 +194,14 @@ class ShardRun:
             dtype=scenario.workload.gradient_dtype,
             plan=self.workload.plan,
             steps=plan_steps(
-                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not scenario.events
+                scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.happenings
             ),
             output=str(self.folder.resolve()),
             background_traffic=tuple(self._background_hosts(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             ranks_per_process=self.ranks_per_process,
-            calibrate_again=not why_not_again(scenario.events, scenario.background_traffic, self.topology),
+            calibrate_again=not why_not_again(self.happenings, scenario.background_traffic, self.topology),
         )
 
     def _record(
@@ -219,7 +222,7 @@ class ShardRun:
         numbers = self._dimensionless()
         evidence = Evidence(
             topology=self.topology,
-            events=self.scenario.events,
+            events=self.happenings,
             event_log=log,
             scale=self.scale,
             numbers=numbers,
@@ -314,7 +317,7 @@ class ShardRun:
             [host.name for host in self.hosts],
             frozenset(name for other in self.scenario.background_traffic for name in other.hosts),
             records.samples,
-            self.scenario.events,
+            self.happenings,
             log,
             self.baseline.lone(records.calibrations),
             exact=self.baseline.exact,

@@ -27,7 +27,7 @@ workload:
 algorithms: [ring]
 """
 RATE = "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; or bps, kbps, ...)"
-DURATION = "a duration with its unit, such as 2.5 ms (ns, us, ms, s)"
+DURATION = "a duration with its unit, such as 2.5 ms (ns, us, ms, s, min, h)"
 SIZE = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, TiB)"
 DELAY = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 WAN_KEYS = (
@@ -501,8 +501,8 @@ def test_the_other_kind_of_file() -> None:
         (
             "trails=3",
             "trails: got an unknown key, expected one of: name, topology, ranks, hosts, workload, algorithms, policy, "
-            "control, transport, background_traffic, events, telemetry, variants, explore, trials, warmup, seed, "
-            "scale; did you mean trials?",
+            "control, transport, background_traffic, events, failures, telemetry, variants, explore, trials, warmup, "
+            "seed, scale; did you mean trials?",
         ),
         (
             "topology.wan.1.delay=5 ms",

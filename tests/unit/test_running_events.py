@@ -12,9 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from testbed.config import load_topology
-from testbed.config.events import EventSpec
+from testbed.config.events import DrawnEvent, EventSpec
 from testbed.fabric.faults import Condition
-from testbed.running.events import EventPlayer, changes, condition, events_record, touched
+from testbed.running.conditions import changed_by, changes, condition, touched
+from testbed.running.events import EventPlayer, events_record
 from testbed.scale import Scale
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -71,6 +72,46 @@ def test_changes_add_up_and_are_scaled() -> None:
     assert changed["east-west-0", "a_to_b"].rate_bps == TWO.wan[0].a_to_b.rate_bps
 
 
+def test_what_goes_dark_and_whose_cards_go() -> None:
+    scale = Scale()
+    dark = condition([event(action="link_blackhole", target="east-west-1")], TWO, scale)
+    assert dark == Condition(links_dark=frozenset({"east-west-1"}))
+    plane = condition([event(action="plane_blackhole", target=0)], THREE, scale)
+    assert plane.links_dark == {"north-south-0", "south-coast-0", "coast-north-0"}
+    cards = [event(action="nic_down", target="east1"), event(action="host_kill", target="west2")]
+    assert condition(cards, TWO, scale) == Condition(cards_down=frozenset({"east1", "west2"}))
+    assert condition([event(action="rank_kill", target=1)], TWO, scale) == Condition()
+
+
+def test_a_card_is_changed_by_its_cable_each_way() -> None:
+    scale, nic = Scale(4000, 2), TWO.hosts[0].nic
+    lossy = condition(
+        [event(action="nic_loss", target="east1", loss="2 %", direction="in")], TWO, scale
+    ).changed
+    assert {key: direction.loss for key, direction in lossy.items()} == {("east1-east-leaf", "b_to_a"): 0.02}
+    slow = event(action="nic_degrade", target="east1", set={"rate": "100 Gbit/s", "delay": "1 ms"})
+    both = condition([slow, event(action="nic_loss", target="east1", loss="1 %")], TWO, scale).changed
+    assert set(both) == {("east1-east-leaf", "a_to_b"), ("east1-east-leaf", "b_to_a")}
+    changed = both["east1-east-leaf", "a_to_b"]
+    assert changed.rate_bps == pytest.approx(100e9 / 8000)
+    assert changed.delay_s == pytest.approx(0.002)
+    assert changed.loss == 0.01
+    assert changed.queue_bytes == nic.queue_bytes
+
+
+def test_events_of_a_step_come_with_it() -> None:
+    events = [
+        event(action="link_down", target="east-west-0"),
+        event(step=2, at="10 ms", action="host_pause", target="east1", **{"for": "5 ms"}),
+    ]
+    assert [change.event for change in changes(events)] == [0]
+    assert changes(events, step=1, start_s=7.0) == []
+    assert [(round(c.at_s, 9), c.event, c.begins) for c in changes(events, step=2, start_s=7.0)] == [
+        (7.01, 1, True),
+        (7.015, 1, False),
+    ]
+
+
 def test_what_events_touch() -> None:
     assert touched([event(action="host_pause", target="east1")], TWO) == (set(), set())
     links, buildings = touched([event(action="link_down", target="south-coast-0")], THREE)
@@ -78,6 +119,14 @@ def test_what_events_touch() -> None:
     links, buildings = touched([event(action="switch_down", target="north-leaf")], THREE)
     assert links == {"north-south-0", "coast-north-0"}
     assert buildings == {"north", "south", "coast"}
+    silent = [
+        event(action="link_blackhole", target="south-coast-0"),
+        event(action="nic_down", target="north1"),
+    ]
+    assert touched(silent, THREE) == ({"south-coast-0"}, {"south", "coast"})
+    assert changed_by(silent, THREE) == ({"south-coast-0"}, set(), {"north1"})
+    kills = [event(action="rank_kill", target=1), event(action="host_kill", target="north2")]
+    assert changed_by(kills, THREE) == (set(), set(), {"north2"})
 
 
 class Recorder:
@@ -98,9 +147,20 @@ class Recorder:
         self.conditions.append(wanted)
 
 
-def player(events: list[EventSpec], pid: int = 0) -> tuple[EventPlayer, Recorder]:
+def player(
+    events: list[EventSpec], pid: int = 0, returned: list[int] | None = None
+) -> tuple[EventPlayer, Recorder]:
     recorder = Recorder()
-    made = EventPlayer(events, TWO, Scale(1, 2), recorder, lambda host: pid, lambda rank: pid)  # type: ignore[arg-type]
+    hosts = [host.name for host in TWO.hosts]
+    made = EventPlayer(
+        events,
+        TWO,
+        Scale(1, 2),
+        recorder,  # type: ignore[arg-type]
+        hosts,
+        lambda rank: pid,
+        lambda ranks: None if returned is None else returned.extend(ranks),
+    )
     return made, recorder
 
 
@@ -158,6 +218,72 @@ def test_a_paused_host_stands_still_until_the_end() -> None:
         assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
         playing.finish()
         assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_waits_for_a_step_never_comes_without_it_and_what_was_drawn_need_not() -> None:
+    drawn = DrawnEvent.model_construct(at_s=900.0, action="rank_kill", target=0)
+    playing, _ = player([event(step=3, action="nic_down", target="east1"), drawn])
+    playing.step("ring", 0, time.monotonic())
+    playing.step("ring", 1, time.monotonic())
+    playing.finish()
+    (missed,) = playing.log
+    assert (missed["event"], missed["planned_s"], missed["actual_s"]) == (0, None, None)
+    assert events_record(playing.log, "ring")["planned"] == 1
+
+
+def test_a_step_sets_its_own_events_going() -> None:
+    playing, recorder = player([event(step=1, at="0 s", action="nic_down", target="east1")])
+    playing.step("ring", 0, time.monotonic())
+    assert playing.due_s is None
+    start_s = time.monotonic() + 0.01
+    playing.step("ring", 1, start_s)
+    assert playing.due_s == pytest.approx(start_s)
+    time.sleep(0.015)
+    playing.play()
+    assert recorder.conditions == [Condition(cards_down=frozenset({"east1"}))]
+    assert playing.log[0]["planned_s"] == pytest.approx(playing.log[0]["actual_s"], abs=0.05)
+
+
+@pytest.mark.parametrize(("action", "target"), [("rank_kill", 1), ("host_kill", "east2")])
+def test_who_is_killed_returns_after_its_time_and_its_death_is_explained_once(
+    action: str, target: int | str
+) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        returned: list[int] = []
+        kill = event(at="0 s", action=action, target=target, **{"for": "10 ms"})
+        playing, recorder = player([kill], process.pid, returned)
+        playing.step("ring", 0, time.monotonic())
+        playing.play()
+        assert process.wait(10) == -9
+        assert playing.explains_death(1)
+        assert not playing.explains_death(1)
+        assert not playing.nobody_left
+        assert returned == []
+        time.sleep(0.025)
+        playing.play()
+        assert returned == [1]
+        dark = [condition.cards_down for condition in recorder.conditions]
+        assert dark == [{"east2"} if action == "host_kill" else set(), set()]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_when_all_are_killed_for_good_nobody_is_left() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        ranks = len(TWO.hosts)
+        playing, _ = player(
+            [event(at="0 s", action="rank_kill", target=rank) for rank in range(ranks)], process.pid
+        )
+        playing.step("ring", 0, time.monotonic())
+        assert not playing.nobody_left
+        playing.play()
+        assert playing.nobody_left
     finally:
         process.kill()
         process.wait()
