@@ -81,7 +81,9 @@ class MachineOperations:
         return read_node(pid, protocols)
 
     def watch(self, watched: Sequence[WatchedNamespace], left_out: Sequence[tuple[str, str]]) -> None:
-        """Take the fingerprint of these namespaces, and listen from now on."""
+        """Take the fingerprint of these namespaces, and listen from now on; to these only."""
+        if self._fingerprint is not None:
+            self._fingerprint.close()
         self._fingerprint = Fingerprint(watched, left_out)
         self._fingerprint.take()
 

@@ -14,6 +14,7 @@ from testbed.config.wan import change_direction
 from testbed.directions import DIRECTIONS, Direction
 from testbed.fabric.bridges import Cable, card_cables
 from testbed.fabric.faults import Condition
+from testbed.paths.hops import NETEM
 from testbed.scale import UNSCALED, Scale
 
 
@@ -115,6 +116,18 @@ def touched(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], 
 def cards_touched(events: Iterable[EventSpec]) -> set[str]:
     """Hosts of whose cards, and of the switches that these are plugged into, packet counts do not add up by design."""
     return {str(event.target) for event in events if event.action in CARDS}
+
+
+def beyond_engine(events: Iterable[EventSpec], topology: Topology, link_engine: str) -> list[str]:
+    """Hosts to whose cards events give a delay or a loss that this link engine cannot: it does not carry them."""
+    if link_engine == NETEM:
+        return []
+    found = set()
+    for event in events:
+        asked = event.changes
+        if event.action in CARDS and asked is not None and (asked.delay_s or asked.loss):
+            found.add(str(event.target))
+    return sorted(host for host in found if not card_of(topology, host).takes_time)
 
 
 def changed_by(events: Sequence[EventSpec], topology: Topology) -> tuple[set[str], set[str], set[str]]:

@@ -19,7 +19,7 @@ from testbed.running.choosing import (
     choose_virtual_scale,
     guest_settings,
 )
-from testbed.running.conditions import cards_touched
+from testbed.running.conditions import beyond_engine, cards_touched
 from testbed.running.forecast import guest_loads, halving, room_for, words_on
 from testbed.running.guests import Guests
 from testbed.running.packing import ranks_asked, stopping
@@ -127,6 +127,10 @@ def _here(request: Request, workloads: Iterable[Workload], together: int | None)
     scenario = request.scenario
     machines = machines_of(request.machines, scenario, workloads)
     backend, scale = _backend_and_scale(request)
+    if hosts := beyond_engine(scenario.happenings, scenario.topology.resolve(), backend.link_engine):
+        shown = f"a delay or loss of {', '.join(hosts)} with link engine {backend.link_engine}"
+        expected = "cards that have a delay in the topology, another link engine (netem), or --clock virtual"
+        raise ConfigError([Problem(request.file, None, "events", shown, expected)])
     return PreparedRun(request, scale, ThisMachine(backend, machines, together))
 
 
