@@ -1,0 +1,121 @@
+"""A rank that is killed returns as a new process in the namespace of its host, where its job goes on without it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.job.spec import JobSpec, Step
+from testbed.job.wiring import RankEndpoint, Wiring
+from testbed.running.launching import LauncherProcess
+from testbed.workload.plan import Computing, JobPlan
+from tests.net.namespaces import namespaces
+
+pytestmark = [pytest.mark.net]
+
+STEPS, STEP_S = 4, 0.1
+TIMEOUT_S = 30.0
+ALONE = JobPlan(ranks=((Computing("work", "work", "compute", duration_s=STEP_S),),))
+
+
+def job(pid: int, folder: Path) -> JobSpec:
+    """One rank that computes, on a host whose namespace process `pid` is in."""
+    wiring = Wiring(
+        "token",
+        (RankEndpoint(0, "host", 0, "127.0.0.1", pid),),
+        seed=1,
+        timeout_s=5.0,
+        distances=(("host",),),
+    )
+    steps = tuple(Step("ring", "ring", trial) for trial in range(STEPS))
+    return JobSpec(wiring, "float32", ALONE, steps, str(folder), survives_kills=True)
+
+
+class Told:
+    """What a launcher says, event after event."""
+
+    def __init__(self, launcher: LauncherProcess) -> None:
+        self.launcher = launcher
+        self._waiting: list[dict[str, Any]] = []
+
+    def until(self, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+        """What it says up to the first event that fits; all that it says to its end, where none does."""
+        said: list[dict[str, Any]] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            while self._waiting:
+                said.append(self._waiting.pop(0))
+                if fits(said[-1]):
+                    return said
+            events = self.launcher.events(0.1)
+            if events is None:
+                return said
+            self._waiting += events
+        raise AssertionError(said)
+
+
+def started(pid: int) -> str:
+    """The namespace of a process's only thread that counts."""
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+def test_it_returns_into_its_namespace_and_starts_anew(tmp_path: Path) -> None:
+    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path).to_json(), {}) as launcher:
+        told = Told(launcher)
+        *_, second_step = told.until(lambda event: event.get("index") == 1)
+        assert second_step["event"] == "step"
+        (first,) = [pid for pid in _children(launcher) if started(pid) == started(place.pid)]
+        os.kill(first, signal.SIGKILL)
+        (killed,) = told.until(lambda event: event["event"] == "killed")
+        assert killed["ranks"] == [0]
+        assert f"process {first} was killed by signal 9" in killed["message"]
+        launcher.return_ranks([0])
+        (returned,) = told.until(lambda event: event["event"] == "returned")
+        assert returned["incarnation"] == 1
+        second = returned["pids"]["0"]
+        assert second != first
+        rest = told.until(lambda event: event["event"] == "step")
+        assert [event.get("index") for event in rest] == [0]
+        assert started(second) == started(place.pid)
+        rest = told.until(lambda event: event["event"] == "done")
+        assert [event.get("index") for event in rest] == [*range(1, STEPS), None]
+        assert launcher.ended(TIMEOUT_S) is None
+    assert (tmp_path / "rank-0.jsonl").exists()
+
+
+def test_one_that_has_not_ended_yet_is_replaced(tmp_path: Path) -> None:
+    with namespaces(1) as (place,), LauncherProcess(job(place.pid, tmp_path).to_json(), {}) as launcher:
+        told = Told(launcher)
+        told.until(lambda event: event.get("index") == 1)
+        for incarnation in (1, 2):
+            launcher.return_ranks([0])
+            said = told.until(lambda event: event["event"] == "returned")
+            assert [event["event"] for event in said if event["event"] != "step"] == ["killed", "returned"]
+            assert said[-1]["incarnation"] == incarnation
+        assert told.until(lambda event: event["event"] == "done")
+        assert len(_children(launcher)) == 0
+
+
+def test_a_job_that_does_not_survive_it_ends(tmp_path: Path) -> None:
+    with namespaces(1) as (place,):
+        mortal = replace(job(place.pid, tmp_path), survives_kills=False)
+        with LauncherProcess(mortal.to_json(), {}) as launcher:
+            told = Told(launcher)
+            told.until(lambda event: event.get("index") == 1)
+            for pid in _children(launcher):
+                os.kill(pid, signal.SIGKILL)
+            launcher.return_ranks([0])
+            assert [event["event"] for event in told.until(lambda event: False)] == ["killed"]
+            assert launcher.ended(TIMEOUT_S) == "the launcher of the ranks ended with status 1"
+
+
+def _children(launcher: LauncherProcess) -> list[int]:
+    pid = launcher._process.pid
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
