@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.job.background import BackgroundHost
+from testbed.job.rank_faults import RankFault
 from testbed.job.wiring import Wiring
 from testbed.workload.plan import JobPlan
 
@@ -43,6 +44,8 @@ class JobSpec:
     ranks_per_process: int = 1
     # whether the job goes on when a rank's process is killed, and takes it in again when it returns
     survives_kills: bool = False
+    # what ranks do wrong on purpose
+    rank_faults: tuple[RankFault, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -61,6 +64,7 @@ class JobSpec:
         document["background_traffic"] = tuple(
             map(BackgroundHost.from_document, document["background_traffic"])
         )
+        document["rank_faults"] = tuple(map(RankFault.from_document, document["rank_faults"]))
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

@@ -158,8 +158,11 @@ class Joined:
     bootstrap: BootstrapReport
 
 
-def join(wiring: Wiring, rank: int) -> Joined:
-    """Find the other ranks, in the way that the wiring says. TransportError, PluginError."""
+def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
+    """Find the other ranks, in the way that the wiring says. TransportError, PluginError.
+
+    incarnation: how many times this rank was lost before, and came back.
+    """
     begun_s = time.monotonic()
     addresses = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
     master = (wiring.ranks[0].ip, BOOTSTRAP_PORT)
@@ -179,6 +182,7 @@ def join(wiring: Wiring, rank: int) -> Joined:
         source_port=wiring.source_port,
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         socket_of=socket_of if wiring.sockets.rules else None,
+        incarnation=incarnation,
     )
     wiring.sockets.try_out(settings.sockets)
     transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
 from testbed.job.resolving import modelled_cost
+from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.training import Training, wrong_workload
 from testbed.job.workload import Workload, workload_of
 from testbed.job.workloads import WORKLOADS, is_added, source_of
@@ -142,4 +143,5 @@ def _all(scenario: Scenario, scale: Scale) -> Iterator[tuple[str, Scenario, Work
 def _tried(scenario: Scenario, scale: Scale) -> Workload:
     workload = workload_of(scenario, scenario.topology.resolve(scale), scale)
     check_plan_ends(scenario, workload, scale)
+    rank_faults_of(scenario.events, workload.plan, scenario.seed, scale, scenario.name)
     return workload

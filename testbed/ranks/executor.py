@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.ranks.arrays import CollectiveArrays
+from testbed.ranks.faults import RankFaults, mismatched
 from testbed.ranks.receive_credits import ReceiveCredits
+from testbed.transport import TransportError
 from testbed.workload.plan import (
     Computing,
     GroupCollective,
@@ -25,6 +28,7 @@ from testbed.workload.plan import (
 )
 from testbed.workload.plan_arrays import ArrayKey, array_keys, room_elements
 
+STILL_S = 1.0  # from one look to the next of a rank that stands still
 FIRST = 0  # of what rank's data a message holds the pattern
 
 
@@ -51,7 +55,7 @@ class Executor:
     """Runs a rank's plan, step after step.
 
     of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. credits: where messages
-    leave only once they are waited for.
+    leave only once they are waited for. faults: what it does wrong on purpose.
     """
 
     def __init__(
@@ -62,11 +66,13 @@ class Executor:
         dtype: str,
         timeout_s: float,
         credits: ReceiveCredits | None,
+        faults: RankFaults | None = None,
     ) -> None:
         self.plan = plan
+        self.faults = faults or RankFaults()
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
-        self.timeout_s, self.credits = timeout_s, credits
+        self.dtype, self.timeout_s, self.credits = dtype, timeout_s, credits
         self._rooms = {
             stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
         }
@@ -113,12 +119,14 @@ class Executor:
             starting, tracker.ready = [*held, *tracker.ready], []
             held = []
             for index in starting:
+                if self.faults.skips(index):
+                    self._stand_still()
                 operation = self.operations[index]
                 begun_s = max((ends[earlier] for earlier in tracker.before[index]), default=start_s)
                 done.spans[index] = (begun_s, begun_s)
                 if isinstance(operation, Computing):
                     duration_s = jittered_s(self.plan, self.communicator.rank, index, self._salt)
-                    computing[index] = begun_s + duration_s
+                    computing[index] = begun_s + duration_s * self.faults.slowdown(begun_s)
                 elif isinstance(operation, Pause):
                     computing[index] = begun_s + operation.duration_s
                 elif isinstance(operation, Message) and self._must_wait(operation):
@@ -143,6 +151,14 @@ class Executor:
             elif tracker.open:
                 self._wait(last_s, computing, works, held)
         return done
+
+    def _stand_still(self) -> NoReturn:
+        """Begin nothing more until somebody ends the run; what is under way goes on."""
+        while True:
+            try:
+                self.communicator.progress(STILL_S)
+            except TransportError:  # the others give up, which is none of its business
+                time.sleep(STILL_S)
 
     def _completed(self, works: Mapping[int, tuple[Work, Callable[[], None]]]) -> list[int]:
         """Those that are over; with no look at each where no operation has ended, as after most frames."""
@@ -189,9 +205,15 @@ class Executor:
                 return work, lambda: None
             work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
             return work, lambda: self._check_message(room, operation.tag, done)
+        index = self.faults.place(index)
+        operation = self.operations[index]
         assert isinstance(operation, GroupCollective)
         arrays, alone = self._arrays[self._keys[index]], self._alone(index)
-        if not alone:
+        if what := self.faults.mismatch(index):
+            group = self.groups[operation.group]
+            operation, arrays = mismatched(operation, what, self.dtype, group.rank, group.size)
+            arrays.fill(self._salts[index])
+        elif not alone:
             self._fill(index, operation)
         algorithm = operation.algorithm or self._algorithm
         started = arrays.start(self.groups[operation.group], algorithm, async_op=True)

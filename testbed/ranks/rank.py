@@ -21,6 +21,7 @@ from testbed.flight import Recorder
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
 from testbed.ranks.executor import Executor
+from testbed.ranks.faults import RankFaults
 from testbed.ranks.host_monitor import HostMonitor, resent_here
 from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.ranks.socket_sampler import SocketSampler
@@ -60,12 +61,13 @@ class Rank:
         self.size = len(job.wiring.ranks)
         self.streams = Counter(operation.stream for operation in job.plan.ranks[rank])
         self.samples: list[dict[str, Any]] = []
+        self.faults = RankFaults.of(rank, job.rank_faults)
 
     def run(self) -> None:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
         wiring = job.wiring
-        joined = join(wiring, self.rank)
+        joined = join(wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.communicator = Communicator(
             self.transport,
@@ -128,7 +130,11 @@ class Rank:
                 groups[number] = made
         if plan.holds_receivers:
             self.credits = ReceiveCredits(self.credit_sockets, self.rank, self.transport.wake)
-        return Executor(plan, of_class, groups, self.job.dtype, self.job.wiring.timeout_s, self.credits)
+        if self.faults.slow_io:
+            for communicator in {*of_class.values(), *groups.values()}:
+                communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
+        timeout_s = self.job.wiring.timeout_s
+        return Executor(plan, of_class, groups, self.job.dtype, timeout_s, self.credits, self.faults)
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
         """A ring all-reduce alone on the network, again and again: the first ones open TCP's windows.
@@ -181,6 +187,7 @@ class Rank:
         if self.rank == 0:
             said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
             self.progress({"event": "step", **said})
+        self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
         sent_before = self._sent()

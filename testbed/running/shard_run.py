@@ -26,6 +26,7 @@ from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.job.background import BackgroundHost
 from testbed.job.job import job_of
 from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
+from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
@@ -201,6 +202,7 @@ class ShardRun:
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             ranks_per_process=self.ranks_per_process,
+            rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
             calibrate_again=not why_not_again(self.happenings, scenario.background_traffic, self.topology),
         )
 
