@@ -174,7 +174,7 @@ def _carry(endpoint: RankEndpoint, carried: Carried, work: Work, tell: Tell) -> 
         work.make(endpoint.rank, tell, carried.rings.get(endpoint.rank), carried.incarnation).run()
         tell({"event": "finished", "rank": endpoint.rank})
 
-    return _guarded(_who(endpoint), tell, act)
+    return _guarded({**_who(endpoint), "rank": endpoint.rank}, tell, act)
 
 
 def _background(host: BackgroundHost, tell: Tell) -> None:
@@ -206,4 +206,4 @@ def _enter(endpoint: RankEndpoint | BackgroundHost) -> None:
 
 
 def _who(endpoint: RankEndpoint) -> Event:
-    return {"who": f"rank {endpoint.rank}", "host": endpoint.host, "rank": endpoint.rank}
+    return {"who": f"rank {endpoint.rank}", "host": endpoint.host}
