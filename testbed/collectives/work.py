@@ -91,12 +91,13 @@ class Work:
             engine.check(task.scope)
             left_s = deadline_s - engine.transport.now_s
             if left_s <= 0:
-                raise self._timeout(timeout_s)
+                raise self.timed_out(timeout_s)
             engine.progress(left_s)
         if task.error is not None:
             raise task.error
 
-    def _timeout(self, timeout_s: float) -> CollectiveTimeout:
+    def timed_out(self, timeout_s: float) -> CollectiveTimeout:
+        """The error that it is not done after so long, with whom it waits for."""
         pending = self._task.pending()
         sends_to = sorted({request.peer for request in pending if request.kind == "send"})
         receives_from = sorted({request.peer for request in pending if request.kind == "recv"})

@@ -20,12 +20,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
-from testbed.config.forms import (
-    Count,
-    CountOrZero,
-    Factor,
-    Name,
-)
+from testbed.config.forms import Count, CountOrZero, Factor, Name, choice
 from testbed.config.loading import (
     Document,
     Origin,
@@ -97,6 +92,9 @@ _VARIANTS = Form(
 )
 
 
+WHEN_SLOW, ALWAYS = FLIGHT_KEPT = ("when_slow", "always")
+
+
 class TelemetrySpec(Strict):
     """What is recorded while steps are measured, beside the ranks' own times."""
 
@@ -108,6 +106,11 @@ class TelemetrySpec(Strict):
     capture: Annotated[str | tuple[str, ...], _LINKS] = Field(
         default=(),
         description="WAN links of which each direction is captured to a pcapng file, such as [east-west-0]; or all.",
+    )
+    flight_recorder: Annotated[str, choice("when", FLIGHT_KEPT)] = Field(
+        default=WHEN_SLOW,
+        description="When dumps of what every rank's operations did last stay in the run: always, or when_slow, if "
+        "steps took longer than the model predicts by a tenth. Of a run that fails they stay anyway.",
     )
 
 

@@ -179,7 +179,8 @@ class Executor:
         until_s = min(computing.values(), default=last_s + self.timeout_s)
         if until_s <= now_s and not computing:
             for work, _ in works.values():
-                work.wait(timeout_s=0.0)
+                if not work.is_completed():
+                    raise work.timed_out(self.timeout_s)
             waiting = [self.operations[index] for index in held]
             peers = [operation.peer for operation in waiting if isinstance(operation, Message)]
             name = waiting[0].name if waiting else "plan"

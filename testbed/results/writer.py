@@ -10,6 +10,7 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.fidelity import worst
+from testbed.flight import FLIGHT
 from testbed.results.directory import RunDirectory, surroundings, write_json, write_lines
 from testbed.results.manifest import MANIFEST, ClockRecord, Manifest, ShardEntry
 from testbed.results.merging import Records, merge_records, merge_variants
@@ -147,13 +148,14 @@ def _marked(shards: Sequence[ShardRecord], name: str) -> Iterator[Record]:
 
 
 def _keep_files(record: ShardRecord, folder: Path) -> None:
-    """A shard's captures, and what watched the machine where there is one network only."""
-    if (captures := record.folder / CAPTURES).exists():
-        target = folder / CAPTURES
-        if record.shard.variant is not None:
-            target.mkdir(exist_ok=True)
-            target /= record.shard.folder
-        shutil.move(captures, target)
+    """A shard's captures and dumps, and what watched the machine where there is one network only."""
+    for name in (CAPTURES, FLIGHT):
+        if (kept := record.folder / name).exists():
+            target = folder / name
+            if record.shard.variant is not None:
+                target.mkdir(exist_ok=True)
+                target /= record.shard.folder
+            shutil.move(kept, target)
     if record.shard.variant is None:
         for file in record.folder.glob(MONITORS):
             shutil.move(file, folder / file.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from testbed.collectives import between_groups
 from testbed.config import Scenario, Topology
+from testbed.config.scenario import WHEN_SLOW
 from testbed.controller import PolicyChoice
 from testbed.fabric.capture import Capture
 from testbed.fabric.faults import Faults
@@ -23,6 +25,7 @@ from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
+from testbed.flight import FLIGHT
 from testbed.job.background import BackgroundHost
 from testbed.job.job import job_of
 from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
@@ -48,6 +51,7 @@ from testbed.scale import Scale
 from testbed.virtual import clock_here
 
 MONITOR_FILE = "monitor.jsonl"
+SLOWER = 1.1  # than predicted: beyond what the model is off on clean networks, docs/model.md
 THIS_MACHINE = "this machine"
 LOOK_INTERVAL_S = 1.0
 
@@ -244,6 +248,8 @@ class ShardRun:
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
             variants.append(self._variant(name, algorithm, own, records, evidence))
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not any(map(_slow, variants)):
+            shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
         scale = asdict(self.scale)
         manifest = {
@@ -349,3 +355,9 @@ class ShardRun:
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)
+
+
+def _slow(variant: Mapping[str, Any]) -> bool:
+    """Whether its steps took longer than the model says."""
+    predicted_s = variant["predicted_s"]
+    return predicted_s is not None and variant["step_time_s"] > SLOWER * predicted_s
