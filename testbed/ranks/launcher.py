@@ -128,7 +128,7 @@ class Launcher:
             for pid, carried in list(self.children.items()):
                 if endpoint in carried.ranks:
                     os.kill(pid, signal.SIGKILL)
-                    self._ended(pid, os.waitpid(pid, 0)[1])
+                    self._bury(pid, os.waitpid(pid, 0)[1])
             self.killed.discard(endpoint.rank)
             self.finished.discard(endpoint.rank)
             self.incarnations[endpoint.rank] += 1
@@ -170,9 +170,9 @@ class Launcher:
         for pid in list(self.children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
-                self._ended(pid, status)
+                self._bury(pid, status)
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _bury(self, pid: int, status: int) -> None:
         carried = self.children.pop(pid)
         if not os.WIFSIGNALED(status):
             return
