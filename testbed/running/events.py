@@ -48,6 +48,7 @@ class EventPlayer:
         self._variant = ""
         self._origin_s = 0.0
         self._changes: list[Change] = []
+        self._started: set[int] = set()  # measured steps of this variant
         self._to_come: list[int] = []  # events whose step has not started
         self._active: list[int] = []
         self._paused: dict[int, int] = {}  # by rank, its process
@@ -77,15 +78,19 @@ class EventPlayer:
         return len(self._dead) == len(self._hosts) and self.due_s is None
 
     def step(self, variant: str, trial: int, start_s: float) -> None:
-        """A step is about to start: the variant's first measured one sets its events' clock going."""
+        """A step is about to start: the variant's first measured one sets its events' clock going.
+
+        Once: a job that was set back goes through steps again, and its events go on.
+        """
         if variant != self._variant:
             self.finish()
             self._variant = variant
-        if trial == 0:
+            self._started = set()
+        if trial >= 0 and not self._started:
             self._origin_s = start_s
-            self._changes = []
             self._to_come = list(range(len(self._events)))
-        if trial >= 0:
+        if trial >= 0 and trial not in self._started:
+            self._started.add(trial)
             after_s = self._scale.real_s(start_s - self._origin_s)
             self._changes = in_order([*self._changes, *changes(self._events, self._seed, trial, after_s)])
             self._to_come = [index for index in self._to_come if (self._events[index].step or 0) > trial]

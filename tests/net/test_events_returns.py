@@ -12,9 +12,17 @@ from typing import Any
 
 import pytest
 
+from testbed.config import load_scenario
+from testbed.fabric.network import Fabric
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import RankEndpoint, Wiring
+from testbed.results.shards import whole
+from testbed.running.choosing import choose_network_backend
 from testbed.running.launching import LauncherProcess
+from testbed.running.progress import Progress
+from testbed.running.shard_run import ShardRun
+from testbed.scale import Scale
+from testbed.virtual import clock_here
 from testbed.workload.plan import Computing, JobPlan
 from tests.net.namespaces import namespaces
 
@@ -114,6 +122,58 @@ def test_a_job_that_does_not_survive_it_ends(tmp_path: Path) -> None:
             launcher.return_ranks([0])
             assert [event["event"] for event in told.until(lambda event: False)] == ["killed"]
             assert launcher.ended(TIMEOUT_S) == "the launcher of the ranks ended with status 1"
+
+
+SILENT = Progress(lambda line: None, lambda done, every: None)
+LONE = """
+name: lone
+topology:
+  name: two
+  buildings:
+    east: {hosts: 1, nic: {rate: 100 Mbit/s}}
+    west: {hosts: 1, nic: {rate: 100 Mbit/s}}
+  wan:
+    - {a: east, b: west, rate: 100 Mbit/s, delay: 1 ms}
+ranks: 1
+workload:
+  model: {dim: 64, n_layers: 1, n_heads: 2, n_kv_heads: 2, ffn_dim: 128, vocab_size: 256}
+  sequence_length: 64
+  peak_flops: 1 Gflop/s
+trials: 8
+events:
+  - {step: 1, action: host_kill, target: east1, for: 300 ms}
+"""
+
+
+class SurvivingShard(ShardRun):
+    """One whose job goes on when a rank is killed."""
+
+    def _job_spec(self, fabric: Fabric) -> JobSpec:
+        return replace(super()._job_spec(fabric), survives_kills=True)
+
+
+@pytest.mark.quiet
+def test_a_host_that_is_killed_comes_back_with_its_card_and_its_rank(tmp_path: Path) -> None:
+    (tmp_path / "lone.yaml").write_text(LONE)
+    scenario = load_scenario(tmp_path / "lone.yaml")
+    engine, datapath = ("netem", "system") if clock_here() else ("userspace", "netdev")
+    backend = choose_network_backend(engine, datapath)
+    (shard,) = whole(scenario)
+    run = SurvivingShard(shard, scenario, backend, Scale(), tmp_path, SILENT)
+    record = run.measure()
+    assert [(entry["action"], entry["begins"]) for entry in record.events] == [
+        ("host_kill", True),
+        ("host_kill", False),
+    ]
+    begun, ended = record.events
+    assert 0.3 <= ended["actual_s"] - begun["actual_s"] < 0.8
+    starts = sorted(sample["start_s"] for sample in record.samples if sample["operation"] == "step")
+    assert len(starts) == scenario.trials  # it went through all of them anew
+    assert starts[0] == 0.0
+    (variant,) = record.figures.variants
+    invariants = {entry.name: entry for entry in variant.verdict.invariants}
+    for name in ("nothing_changed", "settings_in_force", "conservation", "events_on_time", "payload_correct"):
+        assert invariants[name].ok, invariants[name]
 
 
 def _children(launcher: LauncherProcess) -> list[int]:
