@@ -208,7 +208,8 @@ class EventSpec(Disturbance):
         "1, which it is if left out: of the first step that starts when the event has begun.",
     )
     group: str | None = Field(
-        default=None, description="Counted among the collectives of this group only, such as data_parallel."
+        default=None,
+        description="Counted among the collectives of this group only, such as fsdp or tensor_parallel.",
     )
 
     def checks(self) -> Iterator[Finding]:

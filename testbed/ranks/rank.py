@@ -61,7 +61,8 @@ class Rank:
         self.size = len(job.wiring.ranks)
         self.streams = Counter(operation.stream for operation in job.plan.ranks[rank])
         self.samples: list[dict[str, Any]] = []
-        self.faults = RankFaults.of(rank, job.rank_faults)
+        # who returns is a new machine, and well
+        self.faults = RankFaults.of(rank, () if incarnation else job.rank_faults)
 
     def run(self) -> None:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""

@@ -93,3 +93,16 @@ def test_several_are_seen_in_the_order_of_their_times_and_all_when_settled() -> 
     made.settle()
     assert line.take() == [(0.012, "a", "down")]
     assert made.due_s is None
+
+
+def test_what_is_down_or_about_to_be_is_known() -> None:
+    made, line = carriers()
+    assert not made.is_down("a")
+    made.cut(["a"])
+    assert made.is_down("a")
+    wait(made, line, 0.5)
+    assert made.is_down("a")
+    made.mend(["a"])
+    assert made.is_down("a")
+    wait(made, line, 1.0)
+    assert not made.is_down("a")

@@ -51,6 +51,14 @@ def test_of_an_edge_that_goes_down_its_links_are_left_out_as_well() -> None:
     assert ("west-leaf", EVERYTHING) not in found
 
 
+def test_of_a_card_its_host_and_its_port_are_left_out() -> None:
+    assert left_out(PLAN, [], [], ["east2"]) == [
+        ("east-leaf", "in-p1"),
+        ("east-leaf", "p1"),
+        ("east2", EVERYTHING),
+    ]
+
+
 def test_namespaces_know_which_queues_the_link_engine_has_put_there() -> None:
     pids = dict.fromkeys(
         ("wan", *(bridge.name for bridge in PLAN.bridges), "east-probe", "west-probe"), 1

@@ -177,6 +177,18 @@ def test_what_events_and_corruption_make_of_it() -> None:
     assert judged(lost, corrupting=True).ok is None
 
 
+def test_of_a_card_that_events_change_host_cable_and_switch_are_left_out() -> None:
+    names = {balance.name for balance in packet_balances(TWO, counted(), cards=["east2"])}
+    every = {balance.name for balance in packet_balances(TWO, counted())}
+    without = {
+        "switch east-leaf",
+        "the cable from east2 eth0 to east-leaf p1",
+        "the cable from east-leaf p1 to east2 eth0",
+    }
+    assert without <= every
+    assert every - names == {*without, *(name for name in every if name.startswith("east2, between"))}
+
+
 def test_only_what_was_counted_meanwhile_counts() -> None:
     assert grown(counted(), counted())["east1"].ports[CARD] == PortCounts(0, 0, 0, 0)
     document = json.loads(json.dumps(dataclasses.asdict(counted()["east1"])))

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from testbed.config import load_topology
 from testbed.config.events import DrawnEvent, EventSpec
 from testbed.fabric.faults import Condition
-from testbed.running.conditions import changed_by, changes, condition, touched
+from testbed.running.conditions import beyond_engine, changed_by, changes, condition, touched
 from testbed.running.events import EventPlayer, events_record
 from testbed.scale import Scale
 
@@ -287,3 +287,31 @@ def test_when_all_are_killed_for_good_nobody_is_left() -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_job_that_is_set_back_meets_its_events_once() -> None:
+    playing, recorder = player(
+        [event(step=1, at="0 s", action="nic_down", target="east1", **{"for": "1 ms"})]
+    )
+    for trial in (0, 1, 0, 1):
+        playing.step("ring", trial, time.monotonic())
+        time.sleep(0.003)
+        playing.play()
+    assert len(recorder.conditions) == 2
+    playing.step("tree", 0, time.monotonic())
+    playing.step("tree", 1, time.monotonic())
+    playing.play()
+    assert len(recorder.conditions) == 3
+    playing.finish()
+    assert [entry["variant"] for entry in playing.log] == ["ring", "ring", "tree"]
+
+
+def test_what_an_engine_does_not_carry_is_named() -> None:
+    events = [
+        event(action="nic_loss", target="east1", loss="1 %"),
+        event(action="nic_degrade", target="east2", set={"rate": "1 Gbit/s"}),
+        event(action="nic_degrade", target="west1", set={"delay": "1 ms"}),
+        event(action="degrade", target="east-west-0", set={"loss": "1 %"}),
+    ]
+    assert beyond_engine(events, TWO, "userspace") == ["east1", "west1"]
+    assert beyond_engine(events, TWO, "netem") == []
