@@ -84,5 +84,5 @@ def test_ranks_that_follow_each_other_share_a_process_and_the_last_has_what_is_l
 
 
 def test_a_process_is_told_by_its_ranks() -> None:
-    assert Carried(tuple(endpoints(8)[2:3])).who == {"who": "rank 2", "host": "east2", "rank": 2}
+    assert Carried(tuple(endpoints(8)[2:3])).who == {"who": "rank 2", "host": "east2"}
     assert Carried(tuple(endpoints(8)[2:5])).who == {"who": "ranks 2 to 4", "host": "east2 to east4"}
