@@ -27,13 +27,15 @@ from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.flight import FLIGHT
 from testbed.job.background import BackgroundHost
+from testbed.job.errors import RunError
 from testbed.job.job import job_of
 from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
 from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.predicting import missing_share, predict
-from testbed.results.directory import surroundings
+from testbed.results.directory import surroundings, write_lines
+from testbed.results.records import EVENTS
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
 from testbed.results.summary import StepResult, gather_steps
 from testbed.results.training_summary import training_summary
@@ -144,7 +146,11 @@ class ShardRun:
                     monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"
                     stack.enter_context(watched(fabric))
-                job.run()
+                try:
+                    job.run()
+                except RunError:
+                    self._leave_events(job)
+                    raise
             self.progress.phase("judging the figures")
             tunnels = tunnels_of(fabric, frames)
             bring_home(fabric, self.folder)
@@ -154,6 +160,11 @@ class ShardRun:
         record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
         record.write()
         return record
+
+    def _leave_events(self, job: JobRun) -> None:
+        """For who looks at why it failed: what happened meanwhile, beside what the ranks did last."""
+        if job.player and (dumps := self.folder / FLIGHT).exists():
+            write_lines(dumps / EVENTS, job.player.log)
 
     def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
         scenario = self.scenario
