@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from testbed.config.forms import Duration
+from testbed.config.forms import Duration, TimeoutOrNone
 from testbed.config.model import Strict
 from testbed.control import Control
 from testbed.scale import UNSCALED, Scale
@@ -45,7 +45,20 @@ class ControlSpec(Strict):
         "thousand a second on hardware switches: this is the quick end.",
     )
 
+    silence_s: TimeoutOrNone = Field(
+        default=None,
+        alias="silence",
+        description="Until the edges at both ends of a link that carries nothing, though its carrier is up, take their "
+        "ports out of use: of edges that send each other hellos, interval times multiplier, such as 150 ms for 50 ms "
+        "and 3 with BFD (RFC 5880). Without, they never see it.",
+    )
+
     def resolve(self, scale: Scale = UNSCALED) -> Control:
         """As the network that is built has it: time dilation stretches it."""
-        times = (self.carrier_down_s, self.carrier_up_s, self.reaction_s, self.rule_s)
-        return Control(*map(scale.emulated_s, times))
+        return Control(
+            carrier_down_s=scale.emulated_s(self.carrier_down_s),
+            carrier_up_s=scale.emulated_s(self.carrier_up_s),
+            reaction_s=scale.emulated_s(self.reaction_s),
+            rule_s=scale.emulated_s(self.rule_s),
+            silence_s=None if self.silence_s is None else scale.emulated_s(self.silence_s),
+        )

@@ -42,13 +42,14 @@ class Carriers:
         """Whether the switches see it down, or are about to."""
         return name in self._down or name in self._due
 
-    def cut(self, names: Iterable[str]) -> None:
-        """Nothing passes from now on."""
+    def cut(self, names: Iterable[str], after_s: float | None = None) -> None:
+        """Nothing passes from now on; after_s: when that is seen, in place of the usual time."""
+        delay_s = self._delay_s[False] if after_s is None else after_s
         # what is still down, though mended, only stays so
         fresh = [name for name in names if self._due.pop(name, None) is None and name not in self._down]
-        if self._delay_s[False] and fresh:
+        if delay_s and fresh:
             for name in fresh:
-                self._due[name] = self._clock() + self._delay_s[False], False
+                self._due[name] = self._clock() + delay_s, False
             self._ends.darken(fresh)
         else:
             for name in fresh:

@@ -34,7 +34,7 @@ class Faults:
     """Brings a fabric from one condition to the next. It begins healthy.
 
     What is cut carries nothing from that moment on; the edges at its ends see it after the times of the fabric's
-    `control`, in `play`. What is dark they never see.
+    `control`, in `play`. What is dark they see only where its `silence_s` says when.
     """
 
     def __init__(self, fabric: Fabric) -> None:
@@ -71,6 +71,10 @@ class Faults:
         self._cards.change({key: asked for key, asked in wanted.changed.items() if key not in self._healthy})
         self.condition = wanted  # which `set_carrier` goes by
         before, after = self._cut(former), self._cut(wanted)
+        if fabric.control.silence_s is not None:  # hellos that fail to come tell what carriers do not
+            silent = wanted.links_dark - former.links_dark - before - after
+            self._carriers.cut(sorted(silent), fabric.control.silence_s)
+            before, after = before | former.links_dark | silent, after | wanted.links_dark
         self._carriers.cut(sorted(after - before))
         self._carriers.mend(sorted(before - after))
         self.darken(sorted(wanted.links_dark - former.links_dark - after))

@@ -130,6 +130,7 @@ class Control(ResultModel):
     carrier_up_s: float
     reaction_s: float
     rule_s: float
+    silence_s: float | None = None
 
 
 class Exposed(ResultModel):

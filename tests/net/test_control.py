@@ -27,12 +27,13 @@ pytestmark = [pytest.mark.net, pytest.mark.quiet]
 EVERY_S = 0.00025
 EXACT = clock_here() == "free"
 MS = 0.001 if EXACT else 0.01  # a machine that is busy for a moment must not look like a cut
-CONTROL = Control(carrier_down_s=10 * MS, carrier_up_s=20 * MS, reaction_s=50 * MS, rule_s=15 * MS)
+CONTROL = Control(10 * MS, carrier_up_s=20 * MS, reaction_s=50 * MS, rule_s=15 * MS, silence_s=30 * MS)
 LATE_S = 0.001 if EXACT else 0.3
 # Open vSwitch lets so much pass from one look at its cached flows to the next: of two edges whose rules change at once
 # the packets of one may go by the old ones that much longer
 REVALIDATION_S = 0.005
 CUT = Condition(links_down=frozenset({"east-west-0"}))
+DARK = Condition(links_dark=frozenset({"east-west-0"}))
 
 
 def topology() -> Topology:
@@ -109,6 +110,19 @@ def test_a_controller_has_to_hear_of_it_to_decide_and_to_write_its_rule(fabric: 
     found = silence(fabric, [(50 * MS, CUT)], 300 * MS)
     expected_s = CONTROL.carrier_down_s + CONTROL.reaction_s + CONTROL.rule_s
     assert 0 <= found.lasted_s - expected_s <= REVALIDATION_S + LATE_S
+    wait_for_all_links(fabric)
+
+
+@pytest.mark.parametrize("policy", ["failover", "shortest"])
+def test_edges_that_exchange_hellos_miss_those_of_a_link_that_goes_dark(fabric: Fabric, policy: str) -> None:
+    assert fabric.controller is not None
+    assert CONTROL.silence_s is not None
+    wait_for_all_links(fabric)
+    options = {"options": {"replan": False}} if policy == "failover" else {"replan": True}
+    fabric.controller.steer({"name": policy, **options})
+    found = silence(fabric, [(50 * MS, DARK), (200 * MS, HEALTHY)], 350 * MS)
+    by_controller_s = CONTROL.reaction_s + CONTROL.rule_s + REVALIDATION_S if policy == "shortest" else 0.0
+    assert 0 <= found.lasted_s - CONTROL.silence_s <= by_controller_s + LATE_S
     wait_for_all_links(fabric)
 
 
