@@ -1,5 +1,6 @@
 """The flight recorder: what each rank's operations did last, in memory that outlives the rank, and dumps of it."""
 
+from testbed.flight.paths import PATHS_FILE, NetworkPaths, PairPath
 from testbed.flight.records import (
     COMPLETED,
     DUMPED,
@@ -24,12 +25,15 @@ __all__ = [
     "FAILED",
     "FLIGHT",
     "LAUNCHER_PID",
+    "PATHS_FILE",
     "SCHEDULED",
     "STARTED",
     "STATES",
     "DumpError",
     "Entry",
     "GroupRecord",
+    "NetworkPaths",
+    "PairPath",
     "PeerTraffic",
     "RankDump",
     "Record",

@@ -1,0 +1,189 @@
+"""The operations of all ranks put together: what each joined, passed, has open, and whose message answers whose.
+
+The same group and sequence number on several ranks are one operation. Rings keep the last operations only: what a rank
+does not have it may have passed long ago, which later ones of the same group tell.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+from testbed.flight import COMPLETED, FAILED, Entry, GroupRecord, RankDump
+
+Key = tuple[int, int]
+"""Of an operation: group and sequence number."""
+
+Node = tuple[int, int]
+"""A rank's operation: rank, and place among the entries of its dump."""
+
+JOINED, PASSED, ABSENT, UNKNOWN = "joined", "passed", "absent", "unknown"
+SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
+"""Collectives in which all ranks' arrays are of one size, by the beginning of their names."""
+
+Meaning = tuple[str, str, str, int]
+"""What ranks must agree on: name, type, operation, size in bytes (-1 where it may differ)."""
+
+
+class Graph:
+    """All dumps. Later dumps of a rank that is there twice win."""
+
+    def __init__(self, dumps: Iterable[RankDump]) -> None:
+        self.dumps = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: (dump.rank, dump.time_s))}
+        self.groups: dict[int, GroupRecord] = {}
+        self.collectives: dict[Key, dict[int, int]] = {}
+        self._messages: dict[tuple[int, str, int, int, int | None], list[int]] = {}
+        kept: dict[tuple[int, int], list[int]] = {}
+        for rank, dump in self.dumps.items():
+            for group in dump.groups:
+                self.groups.setdefault(group.id, group)
+            for place, entry in enumerate(dump.entries):
+                if entry.sequence:
+                    self.collectives.setdefault((entry.group, entry.sequence), {})[rank] = place
+                    kept.setdefault((rank, entry.group), []).append(entry.sequence)
+                elif entry.peer is not None:
+                    key = (rank, entry.name, entry.peer, entry.group, entry.tag)
+                    self._messages.setdefault(key, []).append(place)
+        self._spans = {key: (min(own), max(own)) for key, own in kept.items()}
+
+    def entry(self, node: Node) -> Entry:
+        """A rank's operation."""
+        return self.dumps[node[0]].entries[node[1]]
+
+    def members(self, group: int) -> tuple[int, ...]:
+        """A group's ranks; those that are known to be, where no dump describes it."""
+        if group in self.groups:
+            return self.groups[group].ranks
+        return tuple(sorted({rank for rank, own in self._spans if own == group}))
+
+    def group_name(self, group: int) -> str:
+        """As people call it."""
+        return self.groups[group].name if group in self.groups else f"group {group}"
+
+    def family(self, group: int) -> tuple[str, int]:
+        """Alike for groups that run the same program on other ranks: "tensor 0" and "tensor 1"."""
+        return re.sub(r"\d+", "#", self.group_name(group)), len(self.members(group))
+
+    def words(self, key: Key) -> str:
+        """An operation for people: "all_reduce #12 of tensor 3"."""
+        own = self.collectives.get(key, {})
+        names = sorted({self.dumps[rank].entries[place].name for rank, place in own.items()})
+        return f"{' or '.join(names) or 'operation'} #{key[1]} of {self.group_name(key[0])}"
+
+    def node_words(self, node: Node) -> str:
+        """A rank's operation for people."""
+        entry = self.entry(node)
+        if entry.sequence:
+            return self.words((entry.group, entry.sequence))
+        if entry.peer is None:
+            return entry.name
+        way = "from" if entry.name == "irecv" else "to"
+        return f"{entry.name} {way} rank {entry.peer}, tag {entry.tag}"
+
+    def standing(self, rank: int, key: Key) -> str:
+        """What a rank has to do with an operation: JOINED, PASSED (and kept no more), ABSENT, UNKNOWN."""
+        if rank not in self.dumps:
+            return UNKNOWN
+        if rank in self.collectives.get(key, {}):
+            return JOINED
+        least, _ = self._spans.get((rank, key[0]), (math.inf, -math.inf))
+        return PASSED if key[1] < least else ABSENT
+
+    def left_out(self, rank: int, key: Key) -> bool:
+        """Whether a rank has gone on in the same group without it."""
+        least, most = self._spans.get((rank, key[0]), (math.inf, -math.inf))
+        return least < key[1] < most and rank not in self.collectives.get(key, {})
+
+    def open_nodes(self, rank: int) -> list[Node]:
+        """A rank's operations that have no result."""
+        entries = self.dumps[rank].entries
+        return [(rank, place) for place, entry in enumerate(entries) if entry.state != COMPLETED]
+
+    def node(self, rank: int, key: Key) -> Node | None:
+        """A rank's part in a collective."""
+        place = self.collectives.get(key, {}).get(rank)
+        return None if place is None else (rank, place)
+
+    @cached_property
+    def first_failure_s(self) -> float:
+        """When the first operation of all failed, infinity where none did."""
+        ends = [
+            entry.ended_s
+            for dump in self.dumps.values()
+            for entry in dump.entries
+            if entry.state == FAILED and entry.ended_s is not None
+        ]
+        return min(ends, default=math.inf)
+
+    def seen_until_s(self, node: Node) -> float:
+        """Until when a rank's operation was left to itself: when it failed, or any did, or when the dump was made."""
+        entry = self.entry(node)
+        ended_s = math.inf if entry.ended_s is None else entry.ended_s
+        return min(ended_s, self.first_failure_s, self.dumps[node[0]].time_s)
+
+    def last_activity_s(self, rank: int) -> float:
+        """When a rank last did anything that its recorder knows of, but for failing."""
+        return max((activity_s(entry) for entry in self.dumps[rank].entries), default=-math.inf)
+
+    def counterpart(self, node: Node, clock_error_s: float) -> Node | None:
+        """The other end of a point-to-point message that is open; None where its peer has not come to it.
+
+        Messages of one pair and tag are in order. Neither end keeps all of them: what the peer began after this end's
+        last one was over belongs to this one, and so does what it has more of since both keep them.
+        """
+        rank, place = node
+        entry = self.entry(node)
+        other = "irecv" if entry.name == "isend" else "isend"
+        assert entry.peer is not None
+        mine = self._messages.get((rank, entry.name, entry.peer, entry.group, entry.tag), [])
+        theirs = self._messages.get((entry.peer, other, rank, entry.group, entry.tag), [])
+        if not theirs:
+            return None
+        before = [self.entry((rank, at)) for at in mine if at < place]
+        own = self.dumps[entry.peer].entries
+        if all(one.state == COMPLETED for one in before):
+            over_s = max((one.ended_s for one in before if one.ended_s is not None), default=-math.inf)
+            later = [at for at in theirs if own[at].scheduled_s > over_s - clock_error_s]
+            if later:
+                return entry.peer, later[0]
+        # what began since both keep all was over since then, too
+        since_s = max(self._since_s(rank), self._since_s(entry.peer)) + clock_error_s
+        number = len([one for one in before if one.ended_s is None or one.ended_s > since_s])
+        kept = [at for at in theirs if own[at].scheduled_s > since_s]
+        return (entry.peer, kept[number]) if number < len(kept) else None
+
+    def _since_s(self, rank: int) -> float:
+        """From when on a rank's recorder has all."""
+        entries = self.dumps[rank].entries
+        return entries[0].scheduled_s if entries else -math.inf
+
+
+def activity_s(entry: Entry) -> float:
+    """When an operation last came on: begun, sent, received, over with a result."""
+    found = [entry.scheduled_s, entry.started_s]
+    if entry.state == COMPLETED:
+        found.append(entry.ended_s)
+    for own in entry.peers.values():
+        found += [own.sent_last_s, own.received_last_s]
+    return max(value for value in found if value is not None)
+
+
+def meaning(entry: Entry) -> Meaning:
+    """What an operation is, as all of its ranks must see it."""
+    sized = entry.name.startswith(SAME_SIZES)
+    return entry.name, entry.dtype, entry.op, entry.size_bytes if sized else -1
+
+
+def longest_s(graph: Graph) -> float:
+    """What the longest operation that is over took; 0 where none is."""
+    return max(
+        (
+            entry.ended_s - entry.scheduled_s
+            for dump in graph.dumps.values()
+            for entry in dump.entries
+            if entry.state == COMPLETED and entry.ended_s is not None
+        ),
+        default=0.0,
+    )

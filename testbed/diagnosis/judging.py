@@ -1,0 +1,63 @@
+"""From dumps to a diagnosis. Pure, and the same for the same dumps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from testbed.diagnosis.graph import Graph, longest_s
+from testbed.diagnosis.hangs import hang_verdicts, stalled
+from testbed.diagnosis.limits import CLOCK_ERROR_S
+from testbed.diagnosis.mismatch import mismatches
+from testbed.diagnosis.naive import naive_answer
+from testbed.diagnosis.pairs import slow_network
+from testbed.diagnosis.slow import slow_io, slow_ranks
+from testbed.diagnosis.verdicts import CRASHED, Diagnosis, Verdict
+from testbed.diagnosis.waiting import gone_ranks
+from testbed.flight import COMPLETED, NetworkPaths, RankDump
+
+
+def diagnose(
+    dumps: Iterable[RankDump], paths: NetworkPaths | None = None, clock_error_s: float = CLOCK_ERROR_S
+) -> Diagnosis:
+    """Who did it. dumps: of all ranks, or nearly; some may be missing. paths: None where nobody knows them.
+
+    clock_error_s: by how much clocks of ranks may differ; events of different ranks that are closer than that have no
+    order.
+    """
+    graph = Graph(dumps)
+    paths = paths or NetworkPaths()
+    verdicts: list[Verdict] = []
+    hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
+    if hangs:
+        verdicts = hang_verdicts(graph, clock_error_s, paths)
+    wrong = mismatches(graph, clock_error_s)
+    if wrong:
+        # ranks that mean different things wait for each other for ever, which is no second fault
+        crashed = [own for own in verdicts if own.kind == CRASHED]
+        verdicts = [*crashed, *wrong, *(own for own in verdicts if own.kind != CRASHED)]
+    if not verdicts:
+        verdicts = [
+            *slow_io(graph, clock_error_s),
+            *slow_ranks(graph),
+            *slow_network(graph, paths, clock_error_s),
+        ]
+    named = {rank for group in graph.groups.values() for rank in group.ranks}
+    return Diagnosis(
+        tuple(verdicts),
+        naive_answer(graph),
+        first_incomplete(graph),
+        len(graph.dumps),
+        tuple(sorted(named - set(graph.dumps))),
+    )
+
+
+def first_incomplete(graph: Graph) -> str:
+    """The operation that was begun first of those that some rank has not ended, for people; "" where none is."""
+    best = (math.inf, "")
+    for rank in graph.dumps:
+        for node in graph.open_nodes(rank):
+            entry = graph.entry(node)
+            if entry.state != COMPLETED and entry.scheduled_s < best[0]:
+                best = (entry.scheduled_s, graph.node_words(node))
+    return best[1]

@@ -1,0 +1,173 @@
+"""Messages that were sent and do not come: where on the network, by covering the bad pairs and sparing the healthy."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from testbed.diagnosis import waiting
+from testbed.diagnosis.covering import Crossed, Explanation, Pair, explain
+from testbed.diagnosis.graph import Graph, Key
+from testbed.diagnosis.limits import UNDER_WAY_TIMES
+from testbed.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_text
+from testbed.diagnosis.waiting import Felt, Waiting, caused, together, waiters_words
+from testbed.flight import COMPLETED, FAILED, NetworkPaths
+
+# as transports word it; what a timer of the own kernel ended is no news from the peer
+_LOST = re.compile(r"lost peer (\d+)")
+_UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
+
+Stuck = Mapping[Pair, tuple[Felt, list[Key]]]
+"""Pairs with messages under way: what is felt of it, and in which operations."""
+
+
+def network_verdicts(
+    graph: Graph, found: Waiting, paths: NetworkPaths, clock_error_s: float
+) -> list[Verdict]:
+    """One for each part of the network that explains stuck pairs, and one for each pair that nothing explains."""
+    unexplained = [
+        Verdict(
+            STUCK_IN_NETWORK,
+            ranks,
+            since_s=felt.since_s,
+            certainty=0.4,
+            reason="all have joined; these dumps do not say whose messages are missing",
+            felt_by=len(felt.waiters),
+            evidence=tuple(waiters_words(graph, felt)),
+            look_at=(f"the network between {ranks_text(ranks)}",),
+        )
+        for ranks, (felt, _) in together(caused(found, waiting.UNEXPLAINED)).items()
+    ]
+    causes = caused(found, waiting.NETWORK)
+    if not causes:
+        return unexplained
+    pairs: Stuck = {(ranks[0], ranks[1]): own for ranks, own in together(causes).items()}
+    sent_s = {pair: _sent_s(graph, pair, keys) for pair, (_, keys) in pairs.items()}
+    stuck: Stuck = {
+        pair: own for pair, own in pairs.items() if not _under_way(graph, pair, own, sent_s[pair])
+    }
+    if not stuck:
+        return unexplained
+    onset_s = min(sent_s[pair] for pair in stuck)
+    lost_s = min(sent_s[pair] + usual_s(graph, pair) for pair in stuck)
+    since_s = lost_s + 2 * clock_error_s
+    healthy = sorted((came_since(graph, since_s) | heard_of(graph, since_s)) - set(stuck))
+    crossed = crossed_by(paths)
+    explanations, left = explain(list(stuck), healthy, crossed)
+    began_s = onset_s if math.isfinite(onset_s) else min(felt.since_s for felt, _ in stuck.values())
+    verdicts = [_by_part(graph, own, stuck, began_s, len(explanations)) for own in explanations]
+    for pair in left:
+        felt, keys = stuck[pair]
+        verdicts.append(
+            Verdict(
+                STUCK_IN_NETWORK,
+                pair,
+                since_s=began_s,
+                certainty=0.7,
+                reason="no part of the network explains it" if crossed else "there is no file of paths",
+                felt_by=len(felt.waiters),
+                evidence=(_stuck_words(graph, pair, keys),),
+                look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
+            )
+        )
+    return [*verdicts, *unexplained]
+
+
+def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts: int) -> Verdict:
+    """Of one part that explains stuck pairs, one of so many parts."""
+    others = list(dict.fromkeys(part.name for part in own.instead if part.name != own.part.name))
+    lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
+    lines.append(f"of {len(stuck)} pairs with messages under way it explains {len(own.covers)}")
+    if others:
+        lines.append(f"as well it could be {', '.join(others[:5])}")
+    if own.within:
+        lines.append(f"no pair tells it from {', '.join(dict.fromkeys(part.name for part in own.within))}")
+    if own.part.way:
+        lines.append(f"only {own.part.way}: healthy pairs cross it the other way")
+    waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
+    return Verdict(
+        STUCK_IN_NETWORK,
+        component=own.part.name,
+        since_s=since_s,
+        certainty=round(max(0.95 / (1 + len(others)), 0.1), 2) if parts < 4 else 0.3,
+        reason="the fewest parts that all bad pairs cross and no healthy one does",
+        felt_by=len(waiters),
+        evidence=tuple(lines),
+        look_at=(f"counters, carrier and rules of {own.part}",),
+    )
+
+
+def crossed_by(paths: NetworkPaths) -> Crossed:
+    """The parts that each pair's connections cross."""
+    crossed: dict[Pair, list[Sequence[str]]] = {}
+    for own in paths.pairs:
+        crossed.setdefault((own.source, own.target), []).append(own.components)
+    return crossed
+
+
+def _under_way(graph: Graph, pair: Pair, own: tuple[Felt, list[Key]], sent_s: float) -> bool:
+    """Whether a message was sent so shortly before somebody gave up that it is no wonder that it had not come."""
+    until_s = max(graph.seen_until_s(node) for node in own[0].direct)
+    return until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
+
+
+def heard_of(graph: Graph, since_s: float) -> set[Pair]:
+    """Pairs of which the second learnt after a moment that the first had gone: the end of its connection came."""
+    found = set()
+    for rank, dump in graph.dumps.items():
+        for entry in dump.entries:
+            if entry.state != FAILED or entry.ended_s is None or entry.ended_s < since_s:
+                continue
+            heard = _LOST.search(entry.error)
+            if heard and not _UNHEARD.search(entry.error):
+                found.add((int(heard[1]), rank))
+    return found
+
+
+def came_since(graph: Graph, since_s: float) -> set[Pair]:
+    """Pairs of which a message came after a moment, by the receiver's clock."""
+    found = set()
+    for rank, dump in graph.dumps.items():
+        for entry in dump.entries:
+            for peer, own in entry.peers.items():
+                if own.received and own.received_last_s is not None and own.received_last_s > since_s:
+                    found.add((peer, rank))
+    return found
+
+
+def usual_s(graph: Graph, pair: Pair) -> float:
+    """What the last messages of a pair's operations that are over took, in the median; 0 where none is known."""
+    times = []
+    for entry in graph.dumps[pair[0]].entries if pair[0] in graph.dumps else ():
+        there = graph.node(pair[1], (entry.group, entry.sequence)) if entry.sequence else None
+        if there is None or entry.state != COMPLETED:
+            continue
+        sent, received = entry.peers.get(pair[1]), graph.entry(there).peers.get(pair[0])
+        if sent and received and sent.sent == received.received and sent.sent_last_s is not None:
+            assert received.received_last_s is not None
+            times.append(received.received_last_s - sent.sent_last_s)
+    return max(0.0, median(times)) if times else 0.0
+
+
+def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
+    """When the sender gave its last message to the network, by its clock; infinity where nobody knows."""
+    times = []
+    for entry in graph.dumps[pair[0]].entries:
+        own = entry.peers.get(pair[1])
+        if (entry.group, entry.sequence) in keys and own is not None and own.sent_last_s is not None:
+            times.append(own.sent_last_s)
+    return max(times, default=math.inf)
+
+
+def _stuck_words(graph: Graph, pair: Pair, keys: Sequence[Key]) -> str:
+    key = min(keys)
+    if not key[1]:
+        return f"a message of rank {pair[0]} to rank {pair[1]} was sent and has not come"
+    sent, received = graph.node(pair[0], key), graph.node(pair[1], key)
+    if sent is None or received is None:
+        return f"rank {pair[0]} is done with {graph.words(key)}, rank {pair[1]} waits for its messages"
+    gave, came = graph.entry(sent).peers.get(pair[1]), graph.entry(received).peers.get(pair[0])
+    counts = gave.sent if gave else 0, came.received if came else 0
+    return f"{graph.words(key)}: rank {pair[0]} has sent rank {pair[1]} {counts[0]} messages, {counts[1]} have come"

@@ -1,0 +1,96 @@
+"""What the network's paths were: which parts the messages of each pair of ranks went through, as a file of a run.
+
+Parts are words: "nic a-0", "switch a-leaf", "link a-b-0", "plane 0". A file from elsewhere may have others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.flight.records import DumpError
+
+PATHS_SCHEMA = 1
+PATHS_FILE = "paths.json"
+
+
+@dataclass(frozen=True)
+class PairPath:
+    """One connection's way from a rank to another. components: in the order in which a message comes to them.
+
+    rate_bps, delay_s: of the path while nothing else uses it; None where nobody knows.
+    """
+
+    source: int
+    target: int
+    components: tuple[str, ...]
+    dscp: int = 0
+    channel: int = 0
+    rate_bps: float | None = None
+    delay_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NetworkPaths:
+    """hosts: of the ranks. rates_bps: of parts that several pairs share, where somebody knows."""
+
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    pairs: tuple[PairPath, ...] = ()
+    rates_bps: Mapping[str, float] = field(default_factory=dict)
+
+    def to_document(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        pairs = []
+        for pair in self.pairs:
+            entry = asdict(pair)
+            pairs.append({"from": entry.pop("source"), "to": entry.pop("target"), **entry})
+        return {
+            "schema": PATHS_SCHEMA,
+            "hosts": {str(rank): host for rank, host in self.hosts.items()},
+            "rates_bps": dict(self.rates_bps),
+            "pairs": pairs,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> NetworkPaths:
+        """The inverse of `to_document`, also after a round trip through JSON. DumpError."""
+        if document.get("schema") != PATHS_SCHEMA:
+            raise DumpError(f"schema: got {document.get('schema')!r}, expected {PATHS_SCHEMA}")
+        try:
+            pairs = tuple(
+                PairPath(
+                    item["from"],
+                    item["to"],
+                    tuple(item["components"]),
+                    item.get("dscp", 0),
+                    item.get("channel", 0),
+                    item.get("rate_bps"),
+                    item.get("delay_s"),
+                )
+                for item in document["pairs"]
+            )
+            hosts = {int(rank): host for rank, host in document["hosts"].items()}
+            return cls(hosts, pairs, dict(document.get("rates_bps", {})))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DumpError(f"not a file of paths: {error}") from error
+
+    def write(self, path: Path) -> None:
+        """As JSON."""
+        path.write_text(json.dumps(self.to_document()) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> NetworkPaths:
+        """The inverse of `write`. DumpError, OSError."""
+        try:
+            document = json.loads(path.read_text())
+        except ValueError as error:
+            raise DumpError(f"{path}: not JSON: {error}") from error
+        if not isinstance(document, dict):
+            raise DumpError(f"{path}: got {type(document).__name__}, expected an object")
+        try:
+            return cls.from_document(document)
+        except DumpError as error:
+            raise DumpError(f"{path}: {error}") from error
