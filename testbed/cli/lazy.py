@@ -36,6 +36,11 @@ COMMANDS: Mapping[str, Entry] = {
         "Do a run again from its folder, by its clock and scale, and say whether it agrees. Exit status "
         "4: it does not.",
     ),
+    "diagnose": Entry(
+        "diagnose",
+        "Say who did it: which rank, host, card, link or switch a run that stands, broke or is slow waits for.",
+    ),
+    "trace": Entry("diagnose", "Dumps of ranks' flight recorders: what their operations did last."),
     "bench": Entry(
         "bench",
         "Time a collective at many sizes, as nccl-tests do: time per call, bandwidths, wrong elements.",

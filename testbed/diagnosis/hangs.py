@@ -32,7 +32,7 @@ def stalled(graph: Graph, longest_s: float) -> bool:
     for rank, dump in graph.dumps.items():
         for node in graph.open_nodes(rank):
             entry = graph.entry(node)
-            if entry.state == FAILED or dump.ended:
+            if entry.state == FAILED or dump.ended not in ("", "finished"):
                 return True
             if dump.time_s - activity_s(entry) > STALLED_TIMES * longest_s > 0:
                 return True

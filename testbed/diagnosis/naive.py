@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from testbed.diagnosis.graph import Graph
 from testbed.diagnosis.verdicts import Naive, moment_text, seconds_text
 from testbed.flight import COMPLETED, FAILED, Entry
+
+_TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 
 
 def naive_answer(graph: Graph) -> Naive:
@@ -15,6 +19,7 @@ def naive_answer(graph: Graph) -> Naive:
         for place, entry in enumerate(dump.entries)
         if entry.state == FAILED and entry.ended_s is not None
     ]
+    failed += _timed_out(graph)
     if failed:
         ended_s, rank, place = min(failed)
         entry = graph.dumps[rank].entries[place]
@@ -38,6 +43,17 @@ def naive_answer(graph: Graph) -> Naive:
         blamed,
         f"rank {-negative}'s {what} takes longest, {seconds_text(took_s)}: rank {blamed}'s fault",
     )
+
+
+def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
+    """Of ranks that say themselves that something was not done in time: when, who, and the oldest operation."""
+    found = []
+    for rank, dump in graph.dumps.items():
+        said, nodes = _TIMED_OUT.search(dump.ended), graph.open_nodes(rank)
+        if said and nodes:
+            since_s, place = min((graph.entry(node).scheduled_s, node[1]) for node in nodes)
+            found.append((since_s + float(said[1]), rank, place))
+    return found
 
 
 def _named(entry: Entry, rank: int) -> int:

@@ -5,41 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.flight import PATHS_FILE, DumpError, NetworkPaths, RankDump
+from testbed.flight import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump
 from testbed.flight.pytorch import PYTORCH_NAMES, read_pytorch
 
-FLIGHT_FOLDER = "flight"
+DUMPS = "rank-*.json"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a folder has for a diagnosis. paths: None where there is no file of them."""
+    """What a folder has for a diagnosis. name: of the run's part, "" of a whole. paths: None where there are none."""
 
+    name: str
+    folder: Path
     dumps: tuple[RankDump, ...]
     paths: NetworkPaths | None
 
 
-def flight_folder(folder: Path) -> Path:
-    """Where a run's dumps are: its own folder of them, or the folder itself."""
-    own = folder / FLIGHT_FOLDER
-    return own if own.is_dir() else folder
-
-
-def read_evidence(folder: Path) -> Evidence:
-    """Of a run, or a folder of dumps. DumpError where there are none, or one is broken."""
-    own = flight_folder(folder)
-    if not own.is_dir():
-        raise DumpError(where=str(folder), got="no folder", expected="a run, or a folder of dumps")
-    dumps = [RankDump.read(path) for path in sorted(own.glob("rank-*.json"))]
-    if not dumps:
-        paths = {path for name in PYTORCH_NAMES for path in own.glob(name)}
-        dumps = [read_pytorch(path) for path in sorted(paths)]
-    if not dumps:
+def read_evidence(run: Path) -> tuple[Evidence, ...]:
+    """Of a run, each of its networks by itself, or of a folder of dumps. DumpError where there are none, OSError."""
+    if not run.is_dir():
+        raise DumpError(where=str(run), got="no folder", expected="a run, or a folder of dumps")
+    folder = run / FLIGHT if (run / FLIGHT).is_dir() else run
+    parts = [part for part in sorted(folder.iterdir()) if part.is_dir()]
+    found = [_read("", folder), *(_read(part.name, part) for part in parts)]
+    known = tuple(own for own in found if own.dumps)
+    if not known:
         raise DumpError(
-            where=str(own),
+            where=str(folder),
             got="no dumps",
-            expected=f"rank-N.json, or PyTorch's {' or '.join(PYTORCH_NAMES)}",
-            hint="A run leaves dumps in its folder; `testbed trace dump RUN` makes them from rings.",
+            expected=f"{DUMPS}, or PyTorch's {' or '.join(PYTORCH_NAMES)}",
+            hint="A run leaves its ranks' dumps in its folder, one that fails in RUN.failed.",
         )
-    file = own / PATHS_FILE
-    return Evidence(tuple(dumps), NetworkPaths.read(file) if file.exists() else None)
+    return known
+
+
+def _read(name: str, folder: Path) -> Evidence:
+    dumps = [RankDump.read(path) for path in sorted(folder.glob(DUMPS))]
+    if not dumps:
+        files = {path for pattern in PYTORCH_NAMES for path in folder.glob(pattern)}
+        dumps = [read_pytorch(path) for path in sorted(files)]
+    file = folder / PATHS_FILE
+    return Evidence(name, folder, tuple(dumps), NetworkPaths.read(file) if file.exists() else None)

@@ -7,12 +7,13 @@ is; one that has sent fewer is behind, and is followed in turn. Counts of messag
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node
 from testbed.diagnosis.limits import SAME_STALL_SHARE
-from testbed.flight import FAILED, SCHEDULED, Entry, PeerTraffic
+from testbed.flight import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
 
 NETWORK = "network"  # from the first rank to the second
 NOT_JOINED = "not joined"
@@ -23,7 +24,11 @@ SHORT = "short"  # it is done and has sent less than was expected
 UNEXPLAINED = "unexplained"  # all have joined, and no counts of messages are there
 
 _NOTHING = PeerTraffic()
-_WELL = ("", "finished", "done", "exit status 0", "exited with status 0")
+_WELL = ("", "finished")
+# how a rank says that it ended because of others
+_GAVE_UP = re.compile(
+    r"not done within|nothing within|lost peer|aborted|revoked|exit status 1", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -53,13 +58,18 @@ class Waiting:
     circles: list[tuple[Node, ...]]
 
 
+def gave_up(dump: RankDump) -> bool:
+    """Whether a rank ended, or one of its operations did, because others did not do their part."""
+    return any(entry.state == FAILED for entry in dump.entries) or bool(_GAVE_UP.search(dump.ended))
+
+
 def gone_ranks(graph: Graph) -> dict[int, str]:
-    """Ranks that ended in the midst of it, and how; none of those that gave up after an operation had failed."""
-    found = {}
-    for rank, dump in graph.dumps.items():
-        failed = any(entry.state == FAILED for entry in dump.entries)
-        if dump.ended not in _WELL and not failed:
-            found[rank] = dump.ended
+    """Ranks that ended in the midst of it, and how; none of those that gave up because of others."""
+    found = {
+        rank: dump.ended
+        for rank, dump in graph.dumps.items()
+        if dump.ended not in _WELL and not gave_up(dump)
+    }
     return {} if len(found) == len(graph.dumps) > 1 else found
 
 
@@ -70,7 +80,7 @@ def stands_still(graph: Graph, rank: int) -> bool:
     has not, though its connections ended, too; or, where none has failed, several peers' messages wait for it.
     """
     dump = graph.dumps[rank]
-    if dump.ended not in _WELL or any(entry.state == FAILED for entry in dump.entries):
+    if dump.ended not in _WELL or gave_up(dump):
         return False
     nodes = graph.open_nodes(rank)
     others = [own for own in graph.dumps.values() if own.rank != rank]
@@ -86,10 +96,9 @@ def stands_still(graph: Graph, rank: int) -> bool:
                 return False
             if own.missing and theirs.sent > own.received:
                 waiting.add(peer)
-    if math.isfinite(graph.first_failure_s):
-        failed = {own.rank for own in others if any(entry.state == FAILED for entry in own.entries)}
-        alone = 2 * len(failed) >= len(others)
-        return alone and graph.last_activity_s(rank) < graph.first_failure_s
+    if any(map(gave_up, others)):
+        most = 2 * sum(map(gave_up, others)) >= len(others)
+        return most and graph.last_activity_s(rank) < graph.first_failure_s
     return len(waiting) > 1
 
 

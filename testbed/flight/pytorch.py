@@ -199,14 +199,18 @@ def _their_name(entry: Entry, group: GroupRecord, rank: int) -> str:
 
 
 def _sizes(entry: Entry, members: int) -> dict[str, Any]:
-    """Sizes in elements; of what gathers or scatters the larger side is of all members' parts."""
+    """Sizes in elements; of what gathers, the output is all members' parts, of what scatters one of them."""
     dtype, size = _DTYPES.get(entry.dtype, (entry.dtype or "Byte", 1))
-    own = entry.size_bytes // size
-    gathers, scatters = entry.name.startswith("all_gather"), entry.name.startswith("reduce_scatter")
+    own = entry.size_bytes // size  # of the input
+    output = own
+    if entry.name.startswith("all_gather"):
+        output = own * members
+    elif entry.name.startswith("reduce_scatter"):
+        output = own // members
     return {
-        "input_sizes": [[own * members if scatters else own]],
+        "input_sizes": [[own]],
         "input_dtypes": [dtype],
-        "output_sizes": [[own * members if gathers else own]],
+        "output_sizes": [[output]],
         "output_dtypes": [dtype],
     }
 

@@ -10,8 +10,8 @@ from statistics import NormalDist
 
 from testbed.config import Host
 from testbed.controller import Flow, PolicyChoice, View, compute
+from testbed.controller.table import Journey, wires
 from testbed.controller.table import Network as Switches
-from testbed.controller.table import wires
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.job.job import Job, job_of
@@ -95,7 +95,7 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
     network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
     parallel: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    routes = _Routes(job, calibration)
+    routes = Routes(job, calibration)
     classes = {}
     for name, direction in routes.links.values():
         rate = capacities[name] = routes.per_bit * direction.rate_bps
@@ -130,13 +130,14 @@ def class_part(link: str, entry: QueueClass) -> str:
     return f"{link}, class {entry.name}"
 
 
-class _Routes:
+class Routes:
     """Where the connections of a job go."""
 
     def __init__(self, job: Job, calibration: Calibration) -> None:
         self.job, self.calibration = job, calibration
         self.topology = job.topology
-        self.inside = Paths(self.topology, job.link_engine).inside
+        self._paths = Paths(self.topology, job.link_engine)
+        self.inside, self.nodes = self._paths.inside, self._paths.nodes
         self.per_bit = payload_per_bit(self.topology)
         self.hosts = {host.name: (rank, host) for rank, host in enumerate(job.hosts)}
         edges = make_plan(self.topology, "").edge_ports()
@@ -146,13 +147,14 @@ class _Routes:
         self.classes = computed.classes
         self.switches = Switches(computed.rules, wires(self.topology, edges))
         self.edges = {edge.building: edge for edge in edges}
-        self.links = {
-            (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (
-                f"{link.name} from {here}",
-                direction,
-            )
+        self.wan = {
+            (self.edges[here].dpid, self.edges[here].wan[there, link.plane]): (link, here, there)
             for link in self.topology.wan
-            for here, there, direction in link.ways
+            for here, there, _ in link.ways
+        }
+        self.links = {
+            port: (f"{link.name} from {here}", link.a_to_b if here == link.a else link.b_to_a)
+            for port, (link, here, _) in self.wan.items()
         }
 
     def paths(self, flows: Sequence[Flow]) -> Iterator[tuple[Ends, Flow, Path, dict[str, float]]]:
@@ -162,9 +164,13 @@ class _Routes:
             if one.building != other.building:
                 yield (source, target), flow, *self._path((source, target), flow, one, other)
 
-    def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
+    def journey(self, flow: Flow, one: Host) -> Journey:
+        """Of a flow from a host to another building, through the edges."""
         edge = self.edges[one.building]
-        journey = self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
+        return self.switches.forward(self.view.packet(flow), (edge.dpid, edge.local))
+
+    def _path(self, ends: Ends, flow: Flow, one: Host, other: Host) -> tuple[Path, dict[str, float]]:
+        journey = self.journey(flow, one)
         up, down = self.inside(one, other)
         marked = zip(journey.hops, journey.dscps, strict=True)
         taken = [(self.links[hop], dscp) for hop, dscp in marked if hop in self.links]

@@ -83,13 +83,18 @@ class Paths:
         up, down = self.inside(one, other)
         return [*up, *found, *down]
 
-    def inside(self, one: Host, other: Host) -> tuple[list[Hop], list[Hop]]:
-        """Those within buildings: up from the one, and down to the other."""
+    def nodes(self, one: Host, other: Host) -> tuple[list[str], list[str]]:
+        """Each host, and the switches above it that are on the way: up to the core, or to where both meet."""
         up, down = self._tower(one, other), self._tower(other, other)
-        stays = one.building == other.building
-        if stays:
+        if one.building == other.building:
             meet = next(n for n, (a, b) in enumerate(zip(up, down, strict=True)) if n and a == b)
             up, down = up[: meet + 1], down[: meet + 1]
+        return up, down
+
+    def inside(self, one: Host, other: Host) -> tuple[list[Hop], list[Hop]]:
+        """Those within buildings: up from the one, and down to the other."""
+        up, down = self.nodes(one, other)
+        stays = one.building == other.building
         inside = f"inside, {one.name} to {other.name},"
         rising = [
             self._hop(

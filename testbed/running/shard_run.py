@@ -25,7 +25,7 @@ from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
-from testbed.flight import FLIGHT
+from testbed.flight import FLIGHT, PATHS_FILE
 from testbed.job.background import BackgroundHost
 from testbed.job.errors import RunError
 from testbed.job.job import job_of
@@ -33,6 +33,7 @@ from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
 from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
+from testbed.model.crossing import network_paths
 from testbed.model.predicting import missing_share, predict
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
@@ -133,6 +134,7 @@ class ShardRun:
                     fabric.queue()
             shown = fabric.inspect()
             self.progress.phase(f"starting {len(self.hosts)} ranks")
+            self._write_paths()
             spec = self._job_spec(fabric)
             intervals_s = map(self.scale.emulated_s, (self.scenario.telemetry.interval_s, LOOK_INTERVAL_S))
             job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
@@ -165,6 +167,12 @@ class ShardRun:
         """For who looks at why it failed: what happened meanwhile, beside what the ranks did last."""
         if job.player and (dumps := self.folder / FLIGHT).exists():
             write_lines(dumps / EVENTS, job.player.log)
+
+    def _write_paths(self) -> None:
+        """What connections cross as the run starts, beside what ranks' flight recorders will say."""
+        folder = self.folder / FLIGHT
+        folder.mkdir(parents=True, exist_ok=True)
+        network_paths(self.job, self._calibration).write(folder / PATHS_FILE)
 
     def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
         scenario = self.scenario
