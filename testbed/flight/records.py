@@ -34,7 +34,10 @@ class DumpError(TestbedError):
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """A communicator: its number, the same on all ranks, its name, its ranks in order, by number on the transport."""
+    """A communicator: its number, its name, its ranks in order, by number on the transport.
+
+    All its ranks know it by the same number; communicators without a rank in common may share one.
+    """
 
     id: int
     name: str
