@@ -18,6 +18,9 @@ from testbed.transport.base import MOST_REASON_BYTES
 from testbed.transport.failures import TellsOfPeers, tells_of_peers
 
 REVOKE, AGREE = "revoke", "agree"
+_MOST_EARLY = (
+    10_000  # communicators and agreements that peers tell of before this rank has come to them: sanity
+)
 
 
 class Revoked(TransportError):
@@ -114,7 +117,11 @@ class Scopes:
             if isinstance(heard, PeerLost):
                 self.lose(heard)
             else:
-                self._on_note(*heard)
+                peer, data = heard
+                try:
+                    self._on_note(peer, json.loads(data))
+                except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                    self.lose(PeerLost(self._transport.rank, peer, f"it told nonsense ({error!r})"))
         while self._wanted:
             scope, reason = self._wanted.popleft()
             if isinstance(scope.failure, Revoked):
@@ -158,20 +165,20 @@ class Scopes:
         for peer, message in messages:
             self.tell([peer], {"what": AGREE, "communicator": number, "sequence": sequence, **message})
 
-    def _on_note(self, peer: int, data: bytes) -> None:
-        note = json.loads(data)
+    def _on_note(self, peer: int, note: dict[str, Any]) -> None:
         number = int(note["communicator"])
         if note["what"] == AGREE:
             which = number, int(note["sequence"])
             if which in self._agreements:
                 self._send(which, self._agreements[which].hear(peer, note))
-            else:
+            elif len(self._votes) < _MOST_EARLY:
                 self._votes.setdefault(which, []).append((peer, note))
         elif note["what"] == REVOKE:
             error = Revoked(self._transport.rank, int(note["by"]), str(note["reason"]))
             scope = self._scopes.get(number)
             if scope is None:
-                self._early[number] = error
+                if len(self._early) < _MOST_EARLY:
+                    self._early[number] = error
             elif not isinstance(scope.failure, Revoked):
                 # passed on: who aborted it may have died in the middle of telling
                 self._pass_on(scope, error.by, error.reason)

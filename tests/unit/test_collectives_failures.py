@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from testbed.collectives import CollectiveTimeout, Communicator, Revoked
 from testbed.collectives.agreement import Agreement, Vote
-from testbed.transport import MemoryNetwork, PeerLost, Transport, TransportError
+from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.ranks import (
     Places,
     Program,
@@ -122,6 +122,36 @@ def test_an_abort_of_one_communicator_reaches_its_members_and_leaves_the_others(
         return words, sum_of(world)
 
     assert runner(4, program) == [((1, "changed its mind"), 6.0)] * 3 + [(None, 6.0)]
+
+
+@pytest.mark.parametrize("said", [b"", b"[]", b"{}", b'{"communicator": "x"}', b"[" * 4000])
+def test_a_peer_that_tells_nonsense_is_lost(said: bytes) -> None:
+    def program(transport: TcpTransport) -> None:
+        world = Communicator(transport, timeout_s=20)
+        world.barrier()
+        if transport.rank == 1:
+            transport.tell(0, said)
+            world.sleep(0.2)
+        else:
+            with pytest.raises(PeerLost, match="lost peer 1: it told nonsense"):
+                world.irecv(np.zeros(1), 1).wait()
+
+    over_tcp(2, program)
+
+
+def test_a_note_longer_than_any_is_refused() -> None:
+    def program(transport: TcpTransport) -> None:
+        world = Communicator(transport, timeout_s=20)
+        world.barrier()
+        if transport.rank == 1:
+            transport.tell(0, bytes(5000))
+            with pytest.raises(PeerLost):
+                world.sleep(10)
+        else:
+            with pytest.raises(PeerLost, match="lost peer 1: its note announces 5000 bytes"):
+                world.irecv(np.zeros(1), 1).wait()
+
+    over_tcp(2, program)
 
 
 # ---- agree and shrink
