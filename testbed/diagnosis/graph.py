@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
+from testbed.diagnosis.verdicts import ranks_text
 from testbed.flight import COMPLETED, FAILED, Entry, GroupRecord, RankDump
 
 Key = tuple[int, int]
@@ -28,10 +30,11 @@ Meaning = tuple[str, str, str, int]
 
 
 class Graph:
-    """All dumps. Later dumps of a rank that is there twice win."""
+    """All dumps; of a rank that is there twice the later. Groups have numbers of their own here, see `_renumbered`."""
 
     def __init__(self, dumps: Iterable[RankDump]) -> None:
-        self.dumps = {dump.rank: dump for dump in sorted(dumps, key=lambda dump: (dump.rank, dump.time_s))}
+        ordered = sorted(dumps, key=lambda dump: (dump.rank, dump.time_s))
+        self.dumps = _renumbered({dump.rank: dump for dump in ordered})
         self.groups: dict[int, GroupRecord] = {}
         self.collectives: dict[Key, dict[int, int]] = {}
         self._messages: dict[tuple[int, str, int, int, int | None], list[int]] = {}
@@ -59,12 +62,18 @@ class Graph:
         return tuple(sorted({rank for rank, own in self._spans if own == group}))
 
     def group_name(self, group: int) -> str:
-        """As people call it."""
-        return self.groups[group].name if group in self.groups else f"group {group}"
+        """As people call it; with its ranks where others are called so, too."""
+        if group not in self.groups:
+            return f"group {group}"
+        own = self.groups[group]
+        name = own.name or "all ranks"
+        alike = sum(other.name == own.name for other in self.groups.values())
+        return f"{name} of {ranks_text(own.ranks)}" if alike > 1 else name
 
     def family(self, group: int) -> tuple[str, int]:
         """Alike for groups that run the same program on other ranks: "tensor 0" and "tensor 1"."""
-        return re.sub(r"\d+", "#", self.group_name(group)), len(self.members(group))
+        name = self.groups[group].name if group in self.groups else ""
+        return re.sub(r"\d+", "#", name), len(self.members(group))
 
     def words(self, key: Key) -> str:
         """An operation for people: "all_reduce #12 of tensor 3"."""
@@ -88,7 +97,7 @@ class Graph:
             return UNKNOWN
         if rank in self.collectives.get(key, {}):
             return JOINED
-        least, _ = self._spans.get((rank, key[0]), (math.inf, -math.inf))
+        least, _ = self._spans.get((rank, key[0]), (-math.inf, -math.inf))
         return PASSED if key[1] < least else ABSENT
 
     def left_out(self, rank: int, key: Key) -> bool:
@@ -130,34 +139,53 @@ class Graph:
     def counterpart(self, node: Node, clock_error_s: float) -> Node | None:
         """The other end of a point-to-point message that is open; None where its peer has not come to it.
 
-        Messages of one pair and tag are in order. Neither end keeps all of them: what the peer began after this end's
-        last one was over belongs to this one, and so does what it has more of since both keep them.
+        Messages of one pair and tag are in order, and neither end keeps all of them. An end that is open, too, is it;
+        of what a sender is done with, what it began after this end's last one was over, or has more of since.
         """
         rank, place = node
         entry = self.entry(node)
-        other = "irecv" if entry.name == "isend" else "isend"
         assert entry.peer is not None
-        mine = self._messages.get((rank, entry.name, entry.peer, entry.group, entry.tag), [])
+        other = "irecv" if entry.name == "isend" else "isend"
         theirs = self._messages.get((entry.peer, other, rank, entry.group, entry.tag), [])
-        if not theirs:
-            return None
-        before = [self.entry((rank, at)) for at in mine if at < place]
         own = self.dumps[entry.peer].entries
-        if all(one.state == COMPLETED for one in before):
-            over_s = max((one.ended_s for one in before if one.ended_s is not None), default=-math.inf)
-            later = [at for at in theirs if own[at].scheduled_s > over_s - clock_error_s]
-            if later:
-                return entry.peer, later[0]
-        # what began since both keep all was over since then, too
-        since_s = max(self._since_s(rank), self._since_s(entry.peer)) + clock_error_s
-        number = len([one for one in before if one.ended_s is None or one.ended_s > since_s])
-        kept = [at for at in theirs if own[at].scheduled_s > since_s]
-        return (entry.peer, kept[number]) if number < len(kept) else None
+        if opened := [at for at in theirs if own[at].state != COMPLETED]:
+            return entry.peer, opened[0]
+        if entry.name == "isend":
+            return None
+        mine = self._messages.get((rank, entry.name, entry.peer, entry.group, entry.tag), [])
+        over = [self.entry((rank, at)).ended_s for at in mine if at < place]
+        ends = [value for value in over if value is not None]
+        if not ends:
+            since_s = max(self._since_s(rank), self._since_s(entry.peer))
+        elif len([at for at in theirs if own[at].scheduled_s > ends[0] + clock_error_s]) >= len(ends):
+            since_s = ends[0]
+        else:
+            since_s = ends[-1]
+        later = [at for at in theirs if own[at].scheduled_s > since_s + clock_error_s]
+        return (entry.peer, later[-1]) if later else None
 
     def _since_s(self, rank: int) -> float:
         """From when on a rank's recorder has all."""
         entries = self.dumps[rank].entries
         return entries[0].scheduled_s if entries else -math.inf
+
+
+def _renumbered(dumps: dict[int, RankDump]) -> dict[int, RankDump]:
+    """With a number for each set of ranks: those that are split off at once share one, each rank being in one of them.
+
+    Entries of groups that no dump describes are of numbers below 0.
+    """
+    known = sorted({(group.id, group.ranks) for dump in dumps.values() for group in dump.groups})
+    numbers = {key: number for number, key in enumerate(known)}
+    found = {}
+    for rank, dump in dumps.items():
+        own = {group.id: numbers[group.id, group.ranks] for group in dump.groups}
+        groups = tuple(replace(group, id=own[group.id]) for group in dump.groups)
+        entries = tuple(
+            replace(entry, group=own.get(entry.group, -1 - entry.group)) for entry in dump.entries
+        )
+        found[rank] = replace(dump, groups=groups, entries=entries)
+    return found
 
 
 def activity_s(entry: Entry) -> float:

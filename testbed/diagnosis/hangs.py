@@ -141,7 +141,7 @@ def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
 def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
     verdicts = []
     for ranks, (felt, keys) in together(caused(found, waiting.NOT_JOINED, waiting.SHORT)).items():
-        key = min(keys)
+        key = max(keys)
         rank = ranks[0]
         lines = []
         for own in sorted(set(keys))[:3]:
@@ -167,7 +167,7 @@ def _not_joined(graph: Graph, found: Waiting) -> list[Verdict]:
                 felt_by=len(felt.waiters),
                 evidence=tuple(lines),
                 look_at=(
-                    f"what rank {rank} does instead of {graph.words(key) if key[1] else 'this message'}: its stack, its"
+                    f"what rank {rank} does instead of {graph.words(key) if key[1] else 'sending'}: its stack, its"
                     " data loader, its branch of the program",
                 ),
             )

@@ -48,3 +48,6 @@ known."""
 
 UNDER_WAY_TIMES = 3.0
 """A message that was sent no longer ago than so many times what its pair's take is on its way, not stuck."""
+
+LEAST_CONTROL_S = 10e-6
+"""Control parts below it are no measure: that is how far apart two readings of one clock are in one turn of a loop."""

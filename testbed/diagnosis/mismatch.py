@@ -99,7 +99,7 @@ def _verdict(
     )
     evidence = [f"{graph.words(key)}: {ranks_text(ranks)}: {_words(own)}" for own, ranks in _grouped(meant)]
     stray = strayed(graph, culprits[0], peers_of(graph)[culprits[0]]) if len(culprits) == 1 else None
-    if stray:
+    if stray and stray.left_out:
         evidence.append(
             f"first it called {stray.did} where those that run the same program call {stray.instead}"
         )

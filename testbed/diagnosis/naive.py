@@ -52,7 +52,10 @@ def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
         said, nodes = _TIMED_OUT.search(dump.ended), graph.open_nodes(rank)
         if said and nodes:
             since_s, place = min((graph.entry(node).scheduled_s, node[1]) for node in nodes)
-            found.append((since_s + float(said[1]), rank, place))
+            # what nothing was left of began to be waited for earlier: it ended no later than others heard of it
+            left_s = float(said[1])
+            until_s = min(graph.first_failure_s, dump.time_s)
+            found.append((since_s + left_s if left_s else until_s, rank, place))
     return found
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from testbed.diagnosis.graph import Graph
+from testbed.diagnosis.graph import ABSENT, Graph, Node
+from testbed.flight import Entry
 
 Call = tuple[tuple[str, int], str, int, bool]
 """What is the same in the same program of several ranks: the group's family, name, size, whether it is a message."""
@@ -53,6 +54,34 @@ def peers_of(graph: Graph) -> dict[int, set[int]]:
             if rank in found:
                 found[rank] |= {other for other in members if other != rank and other in graph.dumps}
     return found
+
+
+def harmless(graph: Graph) -> set[Node]:
+    """Open operations that do not keep their ranks from going on: receives that were posted ahead, for one.
+
+    Of a rank that is missing in an operation: those that a rank of the same program has open as well, which all the
+    same has come to that operation.
+    """
+    found = set()
+    for rank, peers in peers_of(graph).items():
+        opened = {_alike_call(graph.entry(node)): node for node in graph.open_nodes(rank)}
+        for peer in sorted(peers) if opened else ():
+            ahead = [
+                place
+                for place, entry in enumerate(graph.dumps[peer].entries)
+                if entry.sequence
+                and rank in graph.members(entry.group)
+                and graph.standing(rank, (entry.group, entry.sequence)) == ABSENT
+            ]
+            for _, place in graph.open_nodes(peer):
+                own = opened.get(_alike_call(graph.entry((peer, place))))
+                if own is not None and ahead and place < ahead[-1]:
+                    found.add(own)
+    return found
+
+
+def _alike_call(entry: Entry) -> tuple[str, int, int | None, int]:
+    return entry.name, entry.size_bytes, entry.tag, entry.sequence
 
 
 def strayed(graph: Graph, rank: int, peers: Collection[int]) -> Strayed | None:

@@ -13,6 +13,7 @@ from statistics import median
 
 from testbed.diagnosis.graph import Graph
 from testbed.diagnosis.limits import (
+    LEAST_CONTROL_S,
     LEAST_OPERATIONS,
     SLOW_IO_SHARE,
     SLOW_IO_TIMES,
@@ -122,7 +123,7 @@ def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
     for key in sorted(graph.collectives):
         entries = {rank: graph.entry((rank, place)) for rank, place in graph.collectives[key].items()}
         control_s = {
-            rank: entry.started_s - entry.scheduled_s
+            rank: max(0.0, entry.started_s - entry.scheduled_s)
             for rank, entry in entries.items()
             if entry.started_s is not None
         }
@@ -137,7 +138,7 @@ def slow_io(graph: Graph, clock_error_s: float) -> list[Verdict]:
             took_s[rank] += entry.ended_s - entry.scheduled_s
     found = []
     for rank, compared in own.items():
-        slow = [one for one in compared if one.own_s > SLOW_IO_TIMES * one.others_s]
+        slow = [one for one in compared if one.own_s > SLOW_IO_TIMES * max(one.others_s, LEAST_CONTROL_S)]
         usual_s = sum(one.others_s for one in slow)
         long_s = sum(one.own_s for one in slow)
         if len(slow) < LEAST_OPERATIONS or long_s - usual_s < SLOW_IO_SHARE * took_s[rank]:

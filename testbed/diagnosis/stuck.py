@@ -51,7 +51,9 @@ def network_verdicts(
     if not stuck:
         return unexplained
     onset_s = min(sent_s[pair] for pair in stuck)
-    lost_s = min(sent_s[pair] + usual_s(graph, pair) for pair in stuck)
+    lost_s = min(
+        sent_s[pair] + usual_s(graph, pair) for pair in stuck
+    )  # infinity: nobody is known to be healthy
     since_s = lost_s + 2 * clock_error_s
     healthy = sorted((came_since(graph, since_s) | heard_of(graph, since_s)) - set(stuck))
     crossed = crossed_by(paths)
@@ -110,7 +112,7 @@ def crossed_by(paths: NetworkPaths) -> Crossed:
 def _under_way(graph: Graph, pair: Pair, own: tuple[Felt, list[Key]], sent_s: float) -> bool:
     """Whether a message was sent so shortly before somebody gave up that it is no wonder that it had not come."""
     until_s = max(graph.seen_until_s(node) for node in own[0].direct)
-    return until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
+    return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
 
 
 def heard_of(graph: Graph, since_s: float) -> set[Pair]:

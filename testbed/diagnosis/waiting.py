@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node
 from testbed.diagnosis.limits import SAME_STALL_SHARE
+from testbed.diagnosis.programs import harmless
 from testbed.flight import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
 
 NETWORK = "network"  # from the first rank to the second
@@ -115,6 +116,7 @@ class _Follower:
         self.graph = graph
         self.gone = set(gone)
         self.clock_error_s = clock_error_s
+        self.harmless = harmless(graph)
         self.still = {rank for rank in graph.dumps if rank not in self.gone and stands_still(graph, rank)}
 
     def nexts(self, node: Node) -> list[Node | Cause]:
@@ -209,7 +211,7 @@ class _Follower:
             return [Cause(STANDS_STILL, (peer,), key)]
         if key[1] and self.graph.left_out(peer, key):
             return [Cause(NOT_JOINED, (peer,), key)]
-        nodes = [node for node in self.graph.open_nodes(peer) if node != waiter]
+        nodes = [node for node in self.graph.open_nodes(peer) if node != waiter and node not in self.harmless]
         return [*nodes] if nodes else [Cause(NOT_JOINED, (peer,), key)]
 
 

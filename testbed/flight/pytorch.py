@@ -168,17 +168,15 @@ def _entry(item: Mapping[str, Any], group: GroupRecord) -> Entry:
         group.id,
         0 if item.get("is_p2p") or message else item["collective_seq_id"],
         _OURS.get(own, own),
-        "",
-        dtype,
-        "",
-        sum(_numel(dims) for dims in sizes) * size,
-        item["state"],
-        item["time_created_ns"] / 1e9,
-        None if started_ns is None else started_ns / 1e9,
-        None if ended_ns is None else ended_ns / 1e9,
+        state=item["state"],
+        dtype=dtype,
+        size_bytes=sum(_numel(dims) for dims in sizes) * size,
+        scheduled_s=item["time_created_ns"] / 1e9,
+        started_s=None if started_ns is None else started_ns / 1e9,
+        ended_s=None if ended_ns is None else ended_ns / 1e9,
         # of both forms, "0->1" and "1<-0", the second is the other one
-        ranks[int(message[3])] if message else None,
-        0 if message else None,
+        peer=ranks[int(message[3])] if message else None,
+        tag=0 if message else None,
     )
 
 

@@ -14,10 +14,19 @@ BOTH = GroupRecord(3, "data 0", (0, 1))
 
 def entry(group: int, sequence: int, state: str = STARTED, at_s: float = 1.0, **more: object) -> Entry:
     """One all-reduce of 100 bytes."""
+    ended_s = at_s + 0.1 if state == COMPLETED else at_s + 5 if state == FAILED else None
     own = Entry(
-        group, sequence, "all_reduce", "ring", "float32", "sum", 100, state, at_s, at_s,
-        at_s + 0.1 if state == COMPLETED else at_s + 5 if state == FAILED else None,
-    )  # fmt: skip
+        group,
+        sequence,
+        "all_reduce",
+        dtype="float32",
+        op="sum",
+        size_bytes=100,
+        state=state,
+        scheduled_s=at_s,
+        started_s=at_s,
+        ended_s=ended_s,
+    )
     return replace(own, **more)  # type: ignore[arg-type]
 
 
@@ -143,3 +152,16 @@ def test_without_counts_of_messages_it_says_who_is_missing() -> None:
 def test_nothing_recorded_is_nothing_wrong() -> None:
     found = diagnose([dump(0), dump(1)])
     assert (found.verdicts, found.naive.rank, found.first_incomplete) == ((), None, "")
+
+
+def test_groups_that_were_split_off_at_once_share_a_number_and_are_not_one() -> None:
+    low, high = GroupRecord(5, "data", (0, 1)), GroupRecord(5, "data", (2, 3))
+    small = [dump(rank, entry(5, 1, COMPLETED), groups=(low,)) for rank in (0, 1)]
+    large = [dump(rank, entry(5, 1, COMPLETED, size_bytes=200), groups=(high,)) for rank in (2, 3)]
+    assert diagnose([*small, *large]).verdicts == ()
+    late = dump(3, groups=(high,))
+    (verdict,) = diagnose(
+        [*small, dump(2, entry(5, 1), ended="exit status 1", groups=(high,)), late]
+    ).verdicts
+    assert (verdict.kind, verdict.ranks) == ("RANK_NOT_JOINED", (3,))
+    assert "all_reduce #1 of data of ranks 2 and 3: 1 of 2 ranks have joined" in verdict.evidence
