@@ -222,6 +222,7 @@ class Engine:
         self.scopes = Scopes(transport)
         self._abort_told = False
         self._timers: list[tuple[float, int, Event]] = []
+        self._timers_made = 0
 
     def start(
         self,
@@ -247,7 +248,8 @@ class Engine:
     def timer(self, time_s: float) -> Event:
         """What comes at this time of CLOCK_MONOTONIC."""
         event = Event()
-        heapq.heappush(self._timers, (time_s, id(event), event))
+        self._timers_made += 1  # of two for one moment the earlier comes first
+        heapq.heappush(self._timers, (time_s, self._timers_made, event))
         return event
 
     def progress(self, timeout_s: float | None = 0.0) -> None:
