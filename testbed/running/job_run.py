@@ -168,8 +168,10 @@ class JobRun:
         """Note who is gone; whether the job goes on, as the scenario has killed them."""
         for rank in ranks:
             self.rank_pids.pop(rank, None)
-        explained = [self.player is not None and self.player.explains_death(rank) for rank in ranks]
-        return self.spec.survives_kills and bool(explained) and all(explained)
+        if self.player is None or not self.spec.survives_kills:
+            return False
+        explained = [self.player.explains_death(rank) for rank in ranks]
+        return bool(explained) and all(explained)
 
     def _planned(self, failures: Sequence[str]) -> list[str]:
         """A sentence before the failures where they follow from an event of the scenario."""

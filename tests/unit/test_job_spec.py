@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from testbed.config import TransportSpec, load_topology
+from testbed.job.rank_faults import RankFault
 from testbed.job.resolving import distances_of, options_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.job.wiring import RankEndpoint, Wiring
@@ -43,6 +44,8 @@ def test_a_job_survives_the_way_to_the_launcher() -> None:
         ),
         steps=plan_steps({"ring": "ring"}, 1, 0, in_turns=True),
         output="/tmp",
+        survives_kills=True,
+        rank_faults=(RankFault(0, "rank_slow", 1, 0.5, for_s=2.0, factor=3.0),),
     )
     line = job.to_json()
     assert "\n" not in line
