@@ -13,9 +13,10 @@ from testbed.cli.options import JsonOption
 from testbed.config.units import parse_duration
 from testbed.diagnosis import diagnose as judge
 from testbed.diagnosis import read_evidence
+from testbed.diagnosis.words import diagnosis_lines
 from testbed.errors import BadInput
 from testbed.flight.pytorch import write_pytorch
-from testbed.report.diagnosis import diagnosis_lines, write_diagnosis
+from testbed.report.diagnosis import write_diagnosis
 from testbed.results.directory import hand_over
 from testbed.running.dumping import dump_running
 
@@ -39,8 +40,11 @@ def add_commands(app: typer.Typer) -> None:
 def diagnose(
     run: DumpsArgument,
     clock_error: Annotated[
-        str, typer.Option(help="By how much clocks of ranks may differ: no closer events are put in order.")
-    ] = "1 ms",
+        str | None,
+        typer.Option(
+            help="By how much clocks of ranks may differ [default: 1 ms, nothing where a run has one clock]."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say who did it: which rank, host, card, link or switch a run that stands, broke or is slow waits for.
@@ -48,7 +52,7 @@ def diagnose(
     From dumps of all ranks' flight recorders, of this project or PyTorch's; writes `diagnosis.html` beside them.
     """
     try:
-        clock_error_s = parse_duration(clock_error)
+        clock_error_s = None if clock_error is None else parse_duration(clock_error)
     except ValueError as error:
         raise BadInput(where="--clock-error", got=repr(clock_error), expected=str(error)) from error
     found = {own.name: judge(own.dumps, own.paths, clock_error_s) for own in read_evidence(run)}

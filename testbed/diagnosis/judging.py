@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from testbed.diagnosis.graph import Graph, longest_s
 from testbed.diagnosis.hangs import hang_verdicts, stalled
-from testbed.diagnosis.limits import CLOCK_ERROR_S
+from testbed.diagnosis.limits import CLOCK_ERROR_S, SAME_CLOCK_ERROR_S
 from testbed.diagnosis.mismatch import mismatches
 from testbed.diagnosis.naive import naive_answer
 from testbed.diagnosis.pairs import slow_network
@@ -18,15 +18,17 @@ from testbed.flight import COMPLETED, NetworkPaths, RankDump
 
 
 def diagnose(
-    dumps: Iterable[RankDump], paths: NetworkPaths | None = None, clock_error_s: float = CLOCK_ERROR_S
+    dumps: Iterable[RankDump], paths: NetworkPaths | None = None, clock_error_s: float | None = None
 ) -> Diagnosis:
     """Who did it. dumps: of all ranks, or nearly; some may be missing. paths: None where nobody knows them.
 
     clock_error_s: by how much clocks of ranks may differ; events of different ranks that are closer than that have no
-    order.
+    order. None: CLOCK_ERROR_S, or next to nothing where the paths say that there is one clock.
     """
     graph = Graph(dumps)
     paths = paths or NetworkPaths()
+    if clock_error_s is None:
+        clock_error_s = SAME_CLOCK_ERROR_S if paths.one_clock else CLOCK_ERROR_S
     verdicts: list[Verdict] = []
     hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
     if hangs:

@@ -51,3 +51,12 @@ UNDER_WAY_TIMES = 3.0
 
 LEAST_CONTROL_S = 10e-6
 """Control parts below it are no measure: that is how far apart two readings of one clock are in one turn of a loop."""
+
+LEAST_LAST = 2
+"""Of a pair's messages so many at least, its last ones, are slower than those of pairs like it: one is chance."""
+
+LATE_TIMES = 10.0
+"""A message is very late that travels so many times as long as those like it: a retransmission by timer, no queue."""
+
+SAME_CLOCK_ERROR_S = 10e-6
+"""Of ranks that read one clock: two readings in one turn of an event loop."""

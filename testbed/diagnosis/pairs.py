@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from statistics import median
 
 from testbed.diagnosis.covering import Pair, explain
@@ -20,6 +21,8 @@ from testbed.diagnosis.limits import (
     ABROAD_SHARE,
     AWAITED_SHARE,
     HEALTHY_PAIR_TIMES,
+    LATE_TIMES,
+    LEAST_LAST,
     LEAST_OPERATIONS,
     SLOW_PAIR_TIMES,
     UNSHARED_PAIR_TIMES,
@@ -140,21 +143,48 @@ class Travels:
         seen = self.seen[pair, kind]
         if changed := self._since(seen):
             return changed
+        expected_s = self.expected_s(pair, kind)
+        alike_s = self._alike_s(pair, kind)
+        if alike_s is not None:
+            least_s = SLOW_PAIR_TIMES * (alike_s + self.apart_s)
+            if expected_s is not None:
+                least_s = max(least_s, HEALTHY_PAIR_TIMES * expected_s)
+            last = list(takewhile(lambda own: own.travel_s - self.apart_s > least_s, reversed(seen)))
+            if len(last) >= LEAST_LAST:
+                since_s = None if len(last) == len(seen) else last[-1].when_s
+                now_s = median(own.travel_s for own in last)
+                return Slow(since_s, now_s, alike_s, "those of pairs with paths like it")
+            if late := self._late(pair, kind, alike_s):
+                return late
         if len(seen) < LEAST_OPERATIONS:
             return None
         now_s = median(own.travel_s for own in seen)
-        expected_s = self.expected_s(pair, kind)
-        alike_s = self._alike_s(pair, kind)
-        beyond = expected_s is None or now_s - self.apart_s > HEALTHY_PAIR_TIMES * expected_s
-        if (
-            beyond
-            and alike_s is not None
-            and now_s - self.apart_s > SLOW_PAIR_TIMES * (alike_s + self.apart_s)
-        ):
-            return Slow(None, now_s, alike_s, "those of pairs with paths like it")
         if expected_s is not None and now_s - self.apart_s > UNSHARED_PAIR_TIMES * expected_s:
             return Slow(None, now_s, expected_s, "its path's rate and delay")
         return None
+
+    def _late(self, pair: Pair, kind: Kind, alike_s: float) -> Slow | None:
+        """Whether now and then a message is very late, oftener than of pairs like it: by losses that a timer mends."""
+
+        def very(seen: Sequence[Seen]) -> list[Seen]:
+            least_s = LATE_TIMES * (alike_s + self.apart_s)
+            return [own for own in seen if own.travel_s - self.apart_s > least_s]
+
+        own, others = self.seen[pair, kind], self._others(pair, kind)
+        late = very(own)
+        usual = sum(len(very(seen)) for seen in others) / max(1, sum(map(len, others)))
+        if len(late) < LEAST_LAST or len(late) < SLOW_PAIR_TIMES * (usual * len(own) + 0.5):
+            return None
+        return Slow(late[0].when_s, median(one.travel_s for one in late), alike_s, "now and then; usually")
+
+    def _others(self, pair: Pair, kind: Kind) -> list[list[Seen]]:
+        """Messages of this kind of pairs whose paths are like this one's."""
+        like = self.likes(pair)
+        return [
+            seen
+            for (other, own_kind), seen in self.seen.items()
+            if like is not None and own_kind == kind and other != pair and self.likes(other) == like
+        ]
 
     def _since(self, seen: Sequence[Seen]) -> Slow | None:
         """The moment from which on a pair is slow against itself before, if there is one."""
@@ -179,14 +209,7 @@ class Travels:
         return None
 
     def _alike_s(self, pair: Pair, kind: Kind) -> float | None:
-        like = self.likes(pair)
-        if like is None:
-            return None
-        others = [
-            median(own.travel_s for own in seen)
-            for (other, own_kind), seen in self.seen.items()
-            if own_kind == kind and other != pair and self.likes(other) == like
-        ]
+        others = [median(own.travel_s for own in seen) for seen in self._others(pair, kind)]
         return median(others) if len(others) >= LEAST_OPERATIONS else None
 
     def healthy(self, pair: Pair, kind: Kind, since_s: float | None) -> bool:

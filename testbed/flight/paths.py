@@ -35,11 +35,15 @@ class PairPath:
 
 @dataclass(frozen=True)
 class NetworkPaths:
-    """hosts: of the ranks. rates_bps: of parts that several pairs share, where somebody knows."""
+    """hosts: of the ranks. rates_bps: of parts that several pairs share, where somebody knows.
+
+    one_clock: whether all ranks read the same clock.
+    """
 
     hosts: Mapping[int, str] = field(default_factory=dict)
     pairs: tuple[PairPath, ...] = ()
     rates_bps: Mapping[str, float] = field(default_factory=dict)
+    one_clock: bool = False
 
     def to_document(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -51,6 +55,7 @@ class NetworkPaths:
             "schema": PATHS_SCHEMA,
             "hosts": {str(rank): host for rank, host in self.hosts.items()},
             "rates_bps": dict(self.rates_bps),
+            "one_clock": self.one_clock,
             "pairs": pairs,
         }
 
@@ -73,7 +78,8 @@ class NetworkPaths:
                 for item in document["pairs"]
             )
             hosts = {int(rank): host for rank, host in document["hosts"].items()}
-            return cls(hosts, pairs, dict(document.get("rates_bps", {})))
+            rates_bps = dict(document.get("rates_bps", {}))
+            return cls(hosts, pairs, rates_bps, bool(document.get("one_clock", False)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DumpError(f"not a file of paths: {error}") from error
 

@@ -1,15 +1,20 @@
-"""The page and the words of a diagnosis: who, what, since when, how sure, what to look at; and the naive answer."""
+"""The page of a diagnosis, and what a report says of runs that were slower than predicted, or disturbed on purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from testbed.diagnosis import MEANINGS, Diagnosis, Verdict
-from testbed.report.figures import percent_text
+from testbed.diagnosis import MEANINGS, Diagnosis, diagnose, read_evidence
+from testbed.diagnosis.words import since_text, verdict_line
+from testbed.flight import DumpError
 from testbed.report.pages import render_page
+from testbed.results.records import EVENTS
+from testbed.results.result import Variant
 
 DIAGNOSIS_FILE = "diagnosis.html"
+SLOWER = 0.1  # than predicted, as a share of what was measured: the model is right to a few per cent
 
 
 def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
@@ -25,33 +30,32 @@ def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
     return render_page("diagnosis.html.j2", content)
 
 
-def since_text(verdict: Verdict) -> str:
-    """Since when, by the ranks' clocks."""
-    return "from the first that is recorded" if verdict.since_s is None else f"{verdict.since_s:.3f} s"
+def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Diagnosis]]:
+    """Of variants that were slower than predicted, or that events disturbed: what their dumps say, if anything.
 
-
-def verdict_line(verdict: Verdict) -> str:
-    """One line for a terminal."""
-    sure = percent_text(verdict.certainty)
-    return (
-        f"{verdict.kind}: {verdict.who}, since {since_text(verdict)}, {sure} sure: {MEANINGS[verdict.kind]}"
-    )
-
-
-def diagnosis_lines(found: Diagnosis, most: int = 3) -> list[str]:
-    """All of it for a terminal; of many verdicts the first ones."""
-    lines = [
-        f"{found.ranks} ranks' dumps"
-        + (f"; missing: {', '.join(map(str, found.missing))}" if found.missing else "")
+    Of a run without dumps, or with broken ones, nothing: its figures are what they are.
+    """
+    disturbed = (run_dir / EVENTS).exists()
+    asked = [
+        variant.name
+        for variant in variants
+        if disturbed or (variant.predicted is not None and variant.predicted.error < -SLOWER)
     ]
-    if found.first_incomplete:
-        lines.append(f"first that is not complete: {found.first_incomplete}")
-    if not found.verdicts:
-        lines.append("nothing is wrong that these dumps tell")
-    for verdict in found.verdicts[:most]:
-        lines += ["", verdict_line(verdict), f"  why: {verdict.reason}; {verdict.felt_by} ranks feel it"]
-        lines += [f"  - {line}" for line in verdict.evidence]
-        lines += [f"  look at: {line}" for line in verdict.look_at]
-    if len(found.verdicts) > most:
-        lines.append(f"and {len(found.verdicts) - most} less likely ones")
-    return [*lines, "", f"without comparing dumps one would say: {found.naive.words}"]
+    if not asked:
+        return []
+    try:
+        parts = read_evidence(run_dir)
+    except (DumpError, OSError):
+        return []
+    found = []
+    for part in parts:
+        # a part is of one variant, and of its trials from one on; or of all
+        name = next((name for name in asked if re.fullmatch(rf"{re.escape(name)}(-\d+)?", part.name)), None)
+        if (name is not None or not part.name) and (own := diagnose(part.dumps, part.paths)).verdicts:
+            found.append((part.name, own))
+    return found
+
+
+def suspicion_words(name: str, found: Diagnosis) -> str:
+    """One line for a terminal, of a part of a run."""
+    return f"{name}: {verdict_line(found.verdicts[0])}" if name else verdict_line(found.verdicts[0])

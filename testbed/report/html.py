@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from testbed.diagnosis import MEANINGS
+from testbed.diagnosis.words import since_text
 from testbed.report.charts import (
     TIMELINE_RANKS,
     median_step,
@@ -18,6 +20,7 @@ from testbed.report.charts import (
 )
 from testbed.report.compare import comparisons, deviation
 from testbed.report.data import RunData, load_run
+from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
@@ -73,6 +76,9 @@ def _content(data: RunData) -> dict[str, Any]:
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,
         "environment": _environment(data.manifest),
+        "suspected": suspected(data.run_dir, data.result.variants),
+        "meanings": MEANINGS,
+        "since": since_text,
         "scale": data.scale,
         "scaled_rates": _scaled_rates(data),
     }

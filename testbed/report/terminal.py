@@ -14,6 +14,7 @@ from rich.text import Text
 
 from testbed.model.calibration import calibration_words
 from testbed.report.compare import comparisons, deviation, deviation_text
+from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import size_text, time_text
 from testbed.results.result import Result, Variant
 
@@ -39,6 +40,10 @@ def print_summary(result: Result, console: Console) -> None:
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
+    for name, found in suspected(Path(result.run_dir), variants):
+        console.print(
+            Text(f"{suspicion_words(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
+        )
     _print_failing(variants, console)
     if result.status == "untrusted":
         console.print(

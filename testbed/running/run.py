@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.config import Scenario
+from testbed.diagnosis import diagnose, read_evidence
+from testbed.diagnosis.words import verdict_line
 from testbed.errors import TestbedError
 from testbed.results.directory import RunDirectory
 from testbed.results.failed import keep_failed
@@ -41,9 +43,20 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
             and isinstance(error, TestbedError)
             and (left := keep_failed(output, parts.folder, str(error)))
         ):
-            progress.phase(f"what every rank did last: {left}; testbed diagnose {left} says who it was")
+            for line in who_words(left):
+                progress.phase(line)
+            progress.phase(f"what every rank did last: {left}; testbed diagnose {left} says more")
         if parts is not None and (kept := parts.stop()):
             progress.phase(f"{kept} of {len(shards)} parts kept in {parts.folder}; the same command goes on")
         directory.discard()
         raise
     return result.at(output)
+
+
+def who_words(left: Path) -> list[str]:
+    """Who it was that a run failed for, in a line, by what is left of it; nothing where that does not say."""
+    try:
+        found = [diagnose(part.dumps, part.paths) for part in read_evidence(left)]
+    except (TestbedError, OSError):
+        return []
+    return [verdict_line(own.verdicts[0]) for own in found if own.verdicts]

@@ -172,7 +172,8 @@ class ShardRun:
         """What connections cross as the run starts, beside what ranks' flight recorders will say."""
         folder = self.folder / FLIGHT
         folder.mkdir(parents=True, exist_ok=True)
-        network_paths(self.job, self._calibration).write(folder / PATHS_FILE)
+        paths = network_paths(self.job, self._calibration)
+        replace(paths, one_clock=not self.machines).write(folder / PATHS_FILE)
 
     def _background_hosts(self, fabric: Fabric) -> list[BackgroundHost]:
         scenario = self.scenario
