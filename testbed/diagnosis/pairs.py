@@ -53,6 +53,16 @@ class Slow:
     against: str
 
 
+@dataclass(frozen=True)
+class Alike:
+    """Messages of one kind, of pairs whose paths are alike: how many pairs; usual travel; of messages the very late."""
+
+    pairs: int
+    usual_s: float
+    late: int
+    messages: int
+
+
 class Travels:
     """All messages whose travel both ends tell, by pair and kind, in order."""
 
@@ -154,7 +164,7 @@ class Travels:
                 since_s = None if len(last) == len(seen) else last[-1].when_s
                 now_s = median(own.travel_s for own in last)
                 return Slow(since_s, now_s, alike_s, "those of pairs with paths like it")
-            if late := self._late(pair, kind, alike_s):
+            if late := self._late(pair, kind):
                 return late
         if len(seen) < LEAST_OPERATIONS:
             return None
@@ -163,28 +173,16 @@ class Travels:
             return Slow(None, now_s, expected_s, "its path's rate and delay")
         return None
 
-    def _late(self, pair: Pair, kind: Kind, alike_s: float) -> Slow | None:
+    def _late(self, pair: Pair, kind: Kind) -> Slow | None:
         """Whether now and then a message is very late, oftener than of pairs like it: by losses that a timer mends."""
-
-        def very(seen: Sequence[Seen]) -> list[Seen]:
-            least_s = LATE_TIMES * (alike_s + self.apart_s)
-            return [own for own in seen if own.travel_s - self.apart_s > least_s]
-
-        own, others = self.seen[pair, kind], self._others(pair, kind)
-        late = very(own)
-        usual = sum(len(very(seen)) for seen in others) / max(1, sum(map(len, others)))
+        alike, own = self._alike[kind, self.likes(pair)], self.seen[pair, kind]
+        late = self._very_late(own, alike.usual_s)
+        usual = (alike.late - len(late)) / max(1, alike.messages - len(own))
         if len(late) < LEAST_LAST or len(late) < SLOW_PAIR_TIMES * (usual * len(own) + 0.5):
             return None
-        return Slow(late[0].when_s, median(one.travel_s for one in late), alike_s, "now and then; usually")
-
-    def _others(self, pair: Pair, kind: Kind) -> list[list[Seen]]:
-        """Messages of this kind of pairs whose paths are like this one's."""
-        like = self.likes(pair)
-        return [
-            seen
-            for (other, own_kind), seen in self.seen.items()
-            if like is not None and own_kind == kind and other != pair and self.likes(other) == like
-        ]
+        return Slow(
+            late[0].when_s, median(one.travel_s for one in late), alike.usual_s, "now and then; usually"
+        )
 
     def _since(self, seen: Sequence[Seen]) -> Slow | None:
         """The moment from which on a pair is slow against itself before, if there is one."""
@@ -208,9 +206,27 @@ class Travels:
             return best
         return None
 
+    @cached_property
+    def _alike(self) -> Mapping[tuple[Kind, object], Alike]:
+        """Messages of each kind by what paths are alike."""
+        together: dict[tuple[Kind, object], list[list[Seen]]] = defaultdict(list)
+        for (pair, kind), seen in self.seen.items():
+            if (like := self.likes(pair)) is not None:
+                together[kind, like].append(seen)
+        found = {}
+        for key, each in together.items():
+            usual_s = median(median(own.travel_s for own in seen) for seen in each)
+            late = sum(len(self._very_late(seen, usual_s)) for seen in each)
+            found[key] = Alike(len(each), usual_s, late, sum(map(len, each)))
+        return found
+
+    def _very_late(self, seen: Sequence[Seen], usual_s: float) -> list[Seen]:
+        least_s = LATE_TIMES * (usual_s + self.apart_s)
+        return [own for own in seen if own.travel_s - self.apart_s > least_s]
+
     def _alike_s(self, pair: Pair, kind: Kind) -> float | None:
-        others = [median(own.travel_s for own in seen) for seen in self._others(pair, kind)]
-        return median(others) if len(others) >= LEAST_OPERATIONS else None
+        alike = self._alike.get((kind, self.likes(pair)))
+        return alike.usual_s if alike and alike.pairs > LEAST_OPERATIONS else None
 
     def healthy(self, pair: Pair, kind: Kind, since_s: float | None) -> bool:
         """Whether a pair's messages of a kind travel as they should, since a moment."""

@@ -154,13 +154,29 @@ def usual_s(graph: Graph, pair: Pair) -> float:
 
 
 def _sent_s(graph: Graph, pair: Pair, keys: Sequence[Key]) -> float:
-    """When the sender gave its last message to the network, by its clock; infinity where nobody knows."""
-    times = []
+    """When the sender gave the first message that did not come to the network, by its clock; infinity if unknown.
+
+    Of several in one operation only the first's and the last's times are known; they are taken to be even in between,
+    and the one after it is taken, so that it is not too early.
+    """
+    times, messages = [], []
     for entry in graph.dumps[pair[0]].entries:
         own = entry.peers.get(pair[1])
-        if (entry.group, entry.sequence) in keys and own is not None and own.sent_last_s is not None:
+        if (entry.group, entry.sequence) not in keys or own is None or own.sent_last_s is None:
+            continue
+        assert own.sent_first_s is not None
+        there = graph.node(pair[1], (entry.group, entry.sequence)) if entry.sequence else None
+        came = graph.entry(there).peers.get(pair[0]) if there else None
+        if not entry.sequence:
+            messages.append(own.sent_last_s)
+            continue
+        if own.sent < 2 or came is None:
             times.append(own.sent_last_s)
-    return max(times, default=math.inf)
+            continue
+        place = min(1.0, (came.received + 1) / (own.sent - 1)) if came.received else 0.0
+        times.append(own.sent_first_s + place * (own.sent_last_s - own.sent_first_s))
+    # earlier messages of the pair came
+    return min([*times, max(messages, default=math.inf)])
 
 
 def _stuck_words(graph: Graph, pair: Pair, keys: Sequence[Key]) -> str:

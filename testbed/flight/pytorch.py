@@ -25,6 +25,7 @@ _NAMES = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
     "all_to_all_single": "all_to_all",
+    "all_to_all_v_dynamic": "all_to_all_v_single",
     "barrier": "all_reduce_barrier",
     "isend": "send",
     "irecv": "recv",

@@ -81,8 +81,14 @@ def test_a_rank_that_has_gone_on_without_an_operation_left_it_out() -> None:
 
 
 def test_messages_that_one_has_sent_and_the_other_has_not_got_are_in_the_network() -> None:
-    ahead = {1: PeerTraffic(sent=3, expected=3, received=2, sent_last_s=1.2, received_last_s=1.1)}
-    behind = {0: PeerTraffic(sent=2, expected=3, received=1, sent_last_s=1.1, received_last_s=1.05)}
+    ahead = {
+        1: PeerTraffic(sent=3, expected=3, received=2, sent_first_s=1.0, sent_last_s=1.2, received_last_s=1.1)
+    }
+    behind = {
+        0: PeerTraffic(
+            sent=2, expected=3, received=1, sent_first_s=1.0, sent_last_s=1.1, received_last_s=1.05
+        )
+    }
     (verdict,) = diagnose(
         [dump(0, before(), entry(1, 2, peers=ahead)), dump(1, before(), entry(1, 2, peers=behind))]
     ).verdicts
