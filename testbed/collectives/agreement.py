@@ -82,12 +82,19 @@ class Agreement:
         return self._go_on()
 
     def hear(self, peer: int, message: dict[str, Any]) -> Messages:
-        """A member's message. What makes no sense is passed over."""
+        """A member's message.
+
+        Of one that is known to have gone, if only by hearsay, nothing counts: whoever decides after it may have been told
+        already that nothing of it was heard here.
+        """
+        if peer in self._lost:
+            return []
         vote = Vote.of(message["vote"])
         if message["decided"]:
-            if self.decided is None:
-                self.decided = vote
-            return []
+            if self.decided is not None:
+                return []
+            self.decided = vote
+            return self._go_on()  # as the one to decide, to those who have voted already
         if self.decided is not None:  # it has not heard of it
             return [(peer, self._message(self.decided, True))]
         self._votes[peer] = vote

@@ -200,7 +200,7 @@ def test_who_does_not_take_part_is_named() -> None:
 
 
 @given(data=st.data(), size=st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_an_agreement_is_the_same_for_all_that_live_whoever_dies_when(data: st.DataObject, size: int) -> None:
     members = [Agreement(rank, range(size)) for rank in range(size)]
     flags = [data.draw(st.integers(0, 7)) for _ in range(size)]
