@@ -110,7 +110,8 @@ class TelemetrySpec(Strict):
     flight_recorder: Annotated[str, choice("when", FLIGHT_KEPT)] = Field(
         default=WHEN_SLOW,
         description="When dumps of what every rank's operations did last stay in the run: always, or when_slow, if "
-        "steps took longer than the model predicts by a tenth. Of a run that fails they stay anyway.",
+        "steps took longer than the model predicts by a tenth, or something broke on purpose. Of a run that fails they "
+        "stay anyway.",
     )
 
 

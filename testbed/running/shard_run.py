@@ -268,7 +268,8 @@ class ShardRun:
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
             variants.append(self._variant(name, algorithm, own, records, evidence))
-        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and not any(map(_slow, variants)):
+        healthy = not self.scenario.happenings and not any(map(_slow, variants))
+        if self.scenario.telemetry.flight_recorder == WHEN_SLOW and healthy:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
         scale = asdict(self.scale)
