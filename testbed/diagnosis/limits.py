@@ -36,7 +36,8 @@ HEALTHY_PAIR_TIMES = 1.6
 """A pair that stays below this exonerates what it crosses; in between it says nothing."""
 
 UNSHARED_PAIR_TIMES = 6.0
-"""The same against the rates of paths.json, where queues that nobody knows of add to it."""
+"""The same against the rates of paths.json, of messages that nothing of their sender is ahead of; others' queues, of
+which nobody knows, add to it."""
 
 ABROAD_SHARE = 0.15
 """Of the pairs that cross a part, so many at most may be healthy where it is to be the cause of slow ones: luck of few
@@ -60,3 +61,6 @@ LATE_TIMES = 10.0
 
 SAME_CLOCK_ERROR_S = 10e-6
 """Of ranks that read one clock: two readings in one turn of an event loop."""
+
+LEAST_MESSAGE_BYTES = 16384
+"""Of smaller messages rates say nothing: what frames are held for, and event loops, take longer."""

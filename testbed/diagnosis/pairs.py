@@ -23,6 +23,7 @@ from testbed.diagnosis.limits import (
     HEALTHY_PAIR_TIMES,
     LATE_TIMES,
     LEAST_LAST,
+    LEAST_MESSAGE_BYTES,
     LEAST_OPERATIONS,
     SLOW_PAIR_TIMES,
     UNSHARED_PAIR_TIMES,
@@ -37,10 +38,14 @@ Kind = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Seen:
-    """One message: when it was there, by its receiver's clock, and how long it travelled, in seconds."""
+    """One message: when it was there, by its receiver's clock, and how long it travelled, in seconds.
+
+    alone: its sender had no other operation under way meanwhile, whose messages could have been ahead of it.
+    """
 
     when_s: float
     travel_s: float
+    alone: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,10 @@ class Slow:
 
 @dataclass(frozen=True)
 class Alike:
-    """Messages of one kind, of pairs whose paths are alike: how many pairs; usual travel; of messages the very late."""
+    """Messages of one kind, of pairs whose paths are alike.
+
+    usual_s: what those of a third of the pairs stay below, so that half of them may be slow. late: very late messages.
+    """
 
     pairs: int
     usual_s: float
@@ -68,6 +76,7 @@ class Travels:
 
     def __init__(self, graph: Graph, paths: NetworkPaths, clock_error_s: float) -> None:
         self.apart_s = 2 * clock_error_s
+        self._graph = graph
         self.seen: dict[tuple[Pair, Kind], list[Seen]] = defaultdict(list)
         self._paths: dict[Pair, list[PairPath]] = defaultdict(list)
         for own in paths.pairs:
@@ -96,7 +105,16 @@ class Travels:
         ):  # it may have been there long before its receiver asked for it
             return
         kind = (receiving.name, receiving.size_bytes, round(came.received_bytes / came.received))
-        self.seen[(source, target), kind].append(Seen(came.received_last_s, travel_s))
+        alone = self._alone(source, sending, gave.sent_last_s, gave.sent_last_s + travel_s)
+        self.seen[(source, target), kind].append(Seen(came.received_last_s, travel_s, alone))
+
+    def _alone(self, rank: int, own: Entry, begin_s: float, end_s: float) -> bool:
+        """Whether none of a rank's other operations was under way in a span of its clock."""
+        return not any(
+            entry.scheduled_s < end_s and (entry.ended_s is None or entry.ended_s > begin_s)
+            for entry in self._graph.dumps[rank].entries
+            if entry is not own
+        )
 
     def _add_messages(self, graph: Graph) -> None:
         """Point-to-point messages: of one pair and tag the last that was sent before one came is that one."""
@@ -166,9 +184,10 @@ class Travels:
                 return Slow(since_s, now_s, alike_s, "those of pairs with paths like it")
             if late := self._late(pair, kind):
                 return late
-        if len(seen) < LEAST_OPERATIONS:
+        alone = [own.travel_s for own in seen if own.alone]
+        if len(alone) < LEAST_OPERATIONS or kind[2] < LEAST_MESSAGE_BYTES:
             return None
-        now_s = median(own.travel_s for own in seen)
+        now_s = median(alone)
         if expected_s is not None and now_s - self.apart_s > UNSHARED_PAIR_TIMES * expected_s:
             return Slow(None, now_s, expected_s, "its path's rate and delay")
         return None
@@ -215,7 +234,7 @@ class Travels:
                 together[kind, like].append(seen)
         found = {}
         for key, each in together.items():
-            usual_s = median(median(own.travel_s for own in seen) for seen in each)
+            usual_s = sorted(median(own.travel_s for own in seen) for seen in each)[len(each) // 3]
             late = sum(len(self._very_late(seen, usual_s)) for seen in each)
             found[key] = Alike(len(each), usual_s, late, sum(map(len, each)))
         return found
