@@ -211,7 +211,7 @@ def _circles(graph: Graph, found: Waiting) -> list[Verdict]:
                 felt_by=len(ranks),
                 evidence=tuple(lines),
                 look_at=(
-                    f"the order in which {ranks_text(culprits)} calls {' and '.join(map(graph.words, keys[:3]))}",
+                    f"the order in which {ranks_text(culprits)} came to {' and '.join(map(graph.words, keys[:3]))}",
                 ),
             )
         )

@@ -10,6 +10,11 @@ def since_text(verdict: Verdict) -> str:
     return "the first that is recorded" if verdict.since_s is None else moment_text(verdict.since_s)
 
 
+def felt_text(verdict: Verdict) -> str:
+    """By how many ranks."""
+    return f"felt by {verdict.felt_by} rank{'' if verdict.felt_by == 1 else 's'}"
+
+
 def verdict_line(verdict: Verdict) -> str:
     """One line: what, who, since when, how sure."""
     sure = f"{100 * verdict.certainty:.0f} % sure"
@@ -25,7 +30,7 @@ def diagnosis_lines(found: Diagnosis, most: int = 3) -> list[str]:
     if not found.verdicts:
         lines.append("nothing is wrong that these dumps tell")
     for verdict in found.verdicts[:most]:
-        lines += ["", verdict_line(verdict), f"  why: {verdict.reason}; {verdict.felt_by} ranks feel it"]
+        lines += ["", verdict_line(verdict), f"  why: {verdict.reason}; {felt_text(verdict)}"]
         lines += [f"  - {line}" for line in verdict.evidence]
         lines += [f"  look at: {line}" for line in verdict.look_at]
     if len(found.verdicts) > most:

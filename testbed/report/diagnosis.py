@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from testbed.diagnosis import MEANINGS, Diagnosis, diagnose, read_evidence
-from testbed.diagnosis.words import since_text, verdict_line
+from testbed.diagnosis.words import felt_text, since_text, verdict_line
 from testbed.flight import DumpError
 from testbed.report.pages import render_page
 from testbed.results.records import EVENTS
@@ -26,7 +26,13 @@ def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
 
 def render_diagnosis(name: str, found: Mapping[str, Diagnosis]) -> str:
     """The page's HTML."""
-    content = {"name": name, "parts": list(found.items()), "meanings": MEANINGS, "since": since_text}
+    content = {
+        "name": name,
+        "parts": list(found.items()),
+        "meanings": MEANINGS,
+        "since": since_text,
+        "felt": felt_text,
+    }
     return render_page("diagnosis.html.j2", content)
 
 
