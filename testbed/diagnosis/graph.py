@@ -25,6 +25,10 @@ JOINED, PASSED, ABSENT, UNKNOWN = "joined", "passed", "absent", "unknown"
 SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
 """Collectives in which all ranks' arrays are of one size, by the beginning of their names."""
 
+# as transports word it; what a timer of the own kernel ended is no news from the peer
+_LOST = re.compile(r"lost peer (\d+)")
+_UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
+
 Meaning = tuple[str, str, str, int]
 """What ranks must agree on: name, type, operation, size in bytes (-1 where it may differ)."""
 
@@ -202,6 +206,19 @@ def meaning(entry: Entry) -> Meaning:
     """What an operation is, as all of its ranks must see it."""
     sized = entry.name.startswith(SAME_SIZES)
     return entry.name, entry.dtype, entry.op, entry.size_bytes if sized else -1
+
+
+def heard_of(graph: Graph, since_s: float) -> set[tuple[int, int]]:
+    """Pairs of which the second learnt after a moment that the first had gone: the end of its connection came."""
+    found = set()
+    for rank, dump in graph.dumps.items():
+        for entry in dump.entries:
+            if entry.state != FAILED or entry.ended_s is None or entry.ended_s < since_s:
+                continue
+            heard = _LOST.search(entry.error)
+            if heard and not _UNHEARD.search(entry.error):
+                found.add((int(heard[1]), rank))
+    return found
 
 
 def longest_s(graph: Graph) -> float:

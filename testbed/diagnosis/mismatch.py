@@ -113,8 +113,8 @@ def _verdict(
         felt_by=len(meant) - len(culprits),
         evidence=tuple(evidence),
         look_at=(
-            f"the {' and '.join(differing)} with which {ranks_text(culprits)} came to {graph.words(key)}, and the branch"
-            " of the program that leads there",
+            f"the {' and '.join(differing)} with which {ranks_text(culprits)} came to {graph.words(key)},"
+            " and the branch of the program that leads there",
         ),
     )
 

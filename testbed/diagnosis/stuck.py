@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
 from testbed.diagnosis import waiting
 from testbed.diagnosis.covering import Crossed, Explanation, Pair, explain
-from testbed.diagnosis.graph import Graph, Key
+from testbed.diagnosis.graph import Graph, Key, heard_of
 from testbed.diagnosis.limits import UNDER_WAY_TIMES
 from testbed.diagnosis.verdicts import STUCK_IN_NETWORK, Verdict, ranks_text
 from testbed.diagnosis.waiting import Felt, Waiting, caused, together, waiters_words
-from testbed.flight import COMPLETED, FAILED, NetworkPaths
-
-# as transports word it; what a timer of the own kernel ended is no news from the peer
-_LOST = re.compile(r"lost peer (\d+)")
-_UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
+from testbed.flight import COMPLETED, NetworkPaths
 
 Stuck = Mapping[Pair, tuple[Felt, list[Key]]]
 """Pairs with messages under way: what is felt of it, and in which operations."""
@@ -113,19 +108,6 @@ def _under_way(graph: Graph, pair: Pair, own: tuple[Felt, list[Key]], sent_s: fl
     """Whether a message was sent so shortly before somebody gave up that it is no wonder that it had not come."""
     until_s = max(graph.seen_until_s(node) for node in own[0].direct)
     return math.isfinite(sent_s) and until_s - sent_s < UNDER_WAY_TIMES * usual_s(graph, pair)
-
-
-def heard_of(graph: Graph, since_s: float) -> set[Pair]:
-    """Pairs of which the second learnt after a moment that the first had gone: the end of its connection came."""
-    found = set()
-    for rank, dump in graph.dumps.items():
-        for entry in dump.entries:
-            if entry.state != FAILED or entry.ended_s is None or entry.ended_s < since_s:
-                continue
-            heard = _LOST.search(entry.error)
-            if heard and not _UNHEARD.search(entry.error):
-                found.add((int(heard[1]), rank))
-    return found
 
 
 def came_since(graph: Graph, since_s: float) -> set[Pair]:

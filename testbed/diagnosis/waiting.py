@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node
+from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node, heard_of
 from testbed.diagnosis.limits import SAME_STALL_SHARE
 from testbed.diagnosis.programs import harmless
 from testbed.flight import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
@@ -83,6 +83,8 @@ def stands_still(graph: Graph, rank: int) -> bool:
     dump = graph.dumps[rank]
     if dump.ended not in _WELL or gave_up(dump):
         return False
+    if any(gone == rank for gone, _ in heard_of(graph, -math.inf)):
+        return False  # it has closed its connections
     nodes = graph.open_nodes(rank)
     others = [own for own in graph.dumps.values() if own.rank != rank]
     waiting: set[int] = set()
@@ -117,7 +119,8 @@ class _Follower:
         self.gone = set(gone)
         self.clock_error_s = clock_error_s
         self.harmless = harmless(graph)
-        self.still = {rank for rank in graph.dumps if rank not in self.gone and stands_still(graph, rank)}
+        # beside one that is gone, others have merely not heard of it yet
+        self.still = {rank for rank in graph.dumps if not self.gone and stands_still(graph, rank)}
 
     def nexts(self, node: Node) -> list[Node | Cause]:
         """What an open operation waits for directly."""
@@ -194,10 +197,10 @@ class _Follower:
             there = graph.node(peer, key)
             assert there is not None
             theirs = graph.entry(there)
-            if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
-                return [Cause(NETWORK, (peer, rank), key)]
             if peer in self.gone:
                 return [Cause(GONE, (peer,), key)]
+            if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
+                return [Cause(NETWORK, (peer, rank), key)]
             return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]
         if standing in (ABSENT, UNKNOWN):
             return self._behind(peer, key, node)
