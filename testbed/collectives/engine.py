@@ -223,6 +223,7 @@ class Engine:
         self._abort_told = False
         self._timers: list[tuple[float, int, Event]] = []
         self._timers_made = 0
+        self._posted: deque[Event] = deque()
 
     def start(
         self,
@@ -252,6 +253,11 @@ class Engine:
         heapq.heappush(self._timers, (time_s, self._timers_made, event))
         return event
 
+    def post(self, event: Event) -> None:
+        """Have it come in the rank's own thread, soon. Any thread may call this."""
+        self._posted.append(event)
+        self.transport.wake()
+
     def progress(self, timeout_s: float | None = 0.0) -> None:
         """Move messages, waiting for them up to `timeout_s` (None: for ever), and let tasks go on; may return early."""
         ready = self.ready
@@ -261,6 +267,8 @@ class Engine:
         self.transport.progress(0.0 if ready else timeout_s)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2].come()
+        while self._posted:
+            self._posted.popleft().come()
         while ready:
             ready.popleft().go_on()
         if self.scopes.stirred:  # after those that met a failure by themselves

@@ -97,9 +97,13 @@ class Scopes:
         for which, agreement in self._agreements.items():
             self._send(which, agreement.lose(error.peer))
 
-    def come_back(self, peer: int) -> None:
-        """A lost peer's next incarnation may take part in communicators that are made from now on."""
-        if hasattr(self._transport, "forget"):
+    def come_back(self, peer: int, lost: int | None = None) -> None:
+        """A lost peer's next incarnation may take part in communicators that are made from now on.
+
+        lost: the incarnation that was lost. Where a later one is there already, its connections stay.
+        """
+        known = self._tells.incarnations.get(peer, 0) if self._tells is not None else 0
+        if hasattr(self._transport, "forget") and (lost is None or known <= lost):
             self._transport.forget(peer)
         self.lost.pop(peer, None)
 

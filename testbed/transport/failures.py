@@ -15,10 +15,12 @@ OnPeerLost = Callable[[PeerLost], None]
 class TellsOfPeers(Protocol):
     """A transport that has this; one of somebody else's may go without, and failures then stay with who meets them.
 
-    on_note: called with a peer and what it told, from inside `progress`. on_peer_lost: called once for each connection
-    that ends without a goodbye, from inside any call. Neither may call back into the transport.
+    incarnations: of peers, the latest that has said hello, where that was not the first. on_note: called with a peer
+    and what it told, from inside `progress`. on_peer_lost: called once for each connection that ends without a goodbye,
+    from inside any call. Neither may call back into the transport.
     """
 
+    incarnations: dict[int, int]
     on_note: OnNote | None
     on_peer_lost: OnPeerLost | None
 

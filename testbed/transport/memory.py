@@ -60,6 +60,7 @@ class MemoryTransport:
             deque()
         )  # other ranks' threads append here
         self._news = threading.Condition()
+        self.incarnations: dict[int, int] = {}  # nobody says hello
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
 

@@ -78,7 +78,7 @@ class Mesh:
         self._loop = EventLoop()
         self.on_note: OnNote | None = None
         self.on_peer_lost: OnPeerLost | None = None
-        self._incarnations: dict[int, int] = {}  # of peers, the highest that was heard of
+        self.incarnations: dict[int, int] = {}
         self._connecting = Connecting(rank, addresses, settings, self._loop, self._stream_at, self._came)
         try:
             with settings.sockets.make() as trial:
@@ -265,12 +265,12 @@ class Mesh:
 
     def _came(self, peer: int, incarnation: int) -> None:
         """A peer said hello. ValueError where a later incarnation of it has been heard of."""
-        known = self._incarnations.get(peer, 0)
+        known = self.incarnations.get(peer, 0)
         if incarnation < known:
             raise ValueError(f"incarnation: got {incarnation}, expected {known} or more")
         if incarnation == known:
             return
-        self._incarnations[peer] = incarnation
+        self.incarnations[peer] = incarnation
         for which, stream in list(self._streams.items()):
             if which[0] == peer and (stream.sock is not None or stream.lost is not None):
                 stream.fail(f"it came back, for the {incarnation}. time")

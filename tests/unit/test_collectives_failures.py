@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from testbed.collectives import CollectiveTimeout, Communicator, Revoked
 from testbed.collectives.agreement import Agreement, Vote
+from testbed.collectives.scopes import Scopes
 from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.ranks import (
     Places,
@@ -348,3 +349,24 @@ def test_an_incarnation_that_has_been_replaced_is_turned_away() -> None:
             assert "no connection" in str(request.error)
             assert listening.refused >= 1
     places.close()
+
+
+def test_connections_of_one_that_is_back_already_stay() -> None:
+    places = Places(2)
+    try:
+        with places.transport_closing(0) as here:
+            scopes = Scopes(here)
+            with places.transport_closing(1, incarnation=2) as there:
+                array = np.zeros(1, np.uint8)
+                request = here.irecv(1, 0, array.data)
+                there.isend(0, 0, np.ones(1, np.uint8).data)
+                while not request.done:
+                    here.progress(0.01)
+                    there.progress(0.01)
+                late = here.irecv(1, 1, array.data)
+                scopes.come_back(1, lost=1)
+                assert not late.done
+                scopes.come_back(1, lost=2)
+                assert isinstance(late.error, PeerLost)
+    finally:
+        places.close()
