@@ -7,7 +7,7 @@ from testbed.collectives.catalogue import (
     traffic,
     wan_bytes,
 )
-from testbed.collectives.check import count_wrong, count_wrong_output, expect, fill
+from testbed.collectives.check import count_wrong, count_wrong_among, count_wrong_output, expect, fill
 from testbed.collectives.communicator import Communicator
 from testbed.collectives.data import Array
 from testbed.collectives.definitions import (
@@ -76,6 +76,7 @@ __all__ = [
     "between_groups",
     "collective_of",
     "count_wrong",
+    "count_wrong_among",
     "count_wrong_output",
     "dtype_named",
     "even",

@@ -10,7 +10,7 @@ added up (or taken away, from 128 on), or numbers up to 210 to be compared. For 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache, reduce
 
 import numpy as np
@@ -38,6 +38,12 @@ def fill(array: Array, rank: int, salt: int = 0, op: str = "sum") -> None:
 def count_wrong(array: Array, size: int, salt: int = 0, op: str = "sum") -> int:
     """How many elements differ from the reduction of what `size` ranks have filled in."""
     tile = _reduced(array.dtype.name, size, op)
+    return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
+
+
+def count_wrong_among(array: Array, ranks: Sequence[int], salt: int = 0, op: str = "sum") -> int:
+    """As `count_wrong`, where only these ranks of all have taken part."""
+    tile = _reduced_among(array.dtype.name, tuple(ranks), op)
     return sum(int(np.count_nonzero(block != expected)) for block, expected in _blocks(array, tile, salt))
 
 
@@ -115,20 +121,24 @@ def _sign(rank: int) -> int:
 _contribution = lru_cache(maxsize=128)(_contribution_of)
 
 
-@lru_cache(maxsize=32)
 def _reduced(dtype: str, size: int, op: str) -> Array:
+    return _reduced_among(dtype, tuple(range(size)), op)
+
+
+@lru_cache(maxsize=32)
+def _reduced_among(dtype: str, ranks: tuple[int, ...], op: str) -> Array:
     if op == "product":
-        reduced = _contribution_of(dtype, 0, op)
-        for rank in range(1, size):
+        reduced = _contribution_of(dtype, ranks[0], op)
+        for rank in ranks[1:]:
             reduced *= _contribution_of(dtype, rank, op)
         return reduced
     if dtype in SMALL_FLOATS:
-        parts = [_whole_numbers(dtype, rank, op) for rank in range(size)]
+        parts = [_whole_numbers(dtype, rank, op) for rank in ranks]
         combine = {"min": np.minimum, "max": np.maximum}.get(op, np.add)
         reduced = reduce(combine, parts).astype(dtype)
     else:
-        factors = [_factor(rank, op) for rank in range(size)]
+        factors = [_factor(rank, op) for rank in ranks]
         times = {"min": min, "max": max}.get(op, sum)(factors)
         reduced = (_whole_numbers(dtype, 0, op) * times).astype(dtype)
-    finish(op, reduced, size)
+    finish(op, reduced, len(ranks))
     return reduced

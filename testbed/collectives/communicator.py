@@ -84,6 +84,26 @@ class Communicator(AllToAll):
             return None
         return self._made(ranks, int(number[0]), name, timeout_s, traffic)
 
+    def split_as(
+        self,
+        number: int,
+        ranks: Sequence[int],
+        name: str = "",
+        *,
+        timeout_s: float | None = None,
+        traffic: TrafficClass | None = None,
+        fails_with: Sequence[int] | None = None,
+    ) -> Communicator:
+        """As `split`, on those ranks alone and without a message: for those of whom others may be lost.
+
+        number: from 1 on, the same on all of them, and another for each communicator that any of them is in; a rank
+        that splits so does not `split` otherwise. fails_with: ranks whose loss ends it, as it sends to no others; None:
+        all of it.
+        """
+        if not 0 < number < COMMUNICATORS:
+            raise ValueError(f"number: got {number}, expected 1 to {COMMUNICATORS - 1}")
+        return self._made(ranks, number, name, timeout_s, traffic, fails_with)
+
     def _made(
         self,
         ranks: Sequence[int],
@@ -91,6 +111,7 @@ class Communicator(AllToAll):
         name: str = "",
         timeout_s: float | None = None,
         traffic: TrafficClass | None = None,
+        fails_with: Sequence[int] | None = None,
     ) -> Communicator:
         """A communicator of these ranks of this one, all of which make it under this number."""
         made = Communicator.__new__(Communicator)
@@ -104,6 +125,7 @@ class Communicator(AllToAll):
             name or self.name,
             number,
             self.tuning,
+            None if fails_with is None else tuple(self.ranks[rank] for rank in fails_with),
         )
         made._next_number = self._next_number
         return made

@@ -295,7 +295,7 @@ class Engine:
         if scope is not None and scope.failure is not None:
             raise scope.failure
 
-    def sleep(self, seconds: float, scope: Scope) -> None:
+    def sleep(self, seconds: float, scope: Scope | None) -> None:
         """Keep everything moving for this long. Raises the scope's error when one of its tasks fails, or has failed."""
         deadline_s = time.monotonic() + seconds
         left_s = seconds

@@ -57,7 +57,8 @@ class Members:
 
     traffic: class of all their messages. timeout_s: for every operation without one of its own. name: for errors.
     number: tells their messages from those of other communicators of the same transport. tuning: what `auto` goes by.
-    control_delay: what the control part of each operation takes from now on, in seconds; None: nothing.
+    fails_with: those of the ranks whose loss ends it; None: all. control_delay: what the control part of each operation
+    takes from now on, in seconds; None: nothing.
     """
 
     control_delay: Callable[[], float] | None = None
@@ -72,6 +73,7 @@ class Members:
         name: str,
         number: int,
         tuning: TuningTable,
+        fails_with: Sequence[int] | None = None,
     ) -> None:
         self.transport = engine.transport
         self.ranks = ranks
@@ -83,7 +85,7 @@ class Members:
         self.name = name
         self._engine = engine
         self._number = number
-        self._scope = engine.scopes.add(number, ranks)
+        self._scope = engine.scopes.add(number, ranks if fails_with is None else fails_with)
         self._group = Group(engine, ranks, traffic)
         if engine.recorder is not None:
             engine.recorder.group(number, name, tuple(ranks))
@@ -139,6 +141,11 @@ class Members:
         """Move operations on, those of all communicators; waits up to `timeout_s` for something to do."""
         self._engine.progress(timeout_s)
         self._engine.check(self._scope)
+
+    @property
+    def engine(self) -> Engine:
+        """What carries out the operations of this rank, of all its communicators."""
+        return self._engine
 
     @property
     def ended(self) -> int:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from testbed.catalogue import placements
 from testbed.config.algorithms import AUTO, algorithm_schema, algorithms_of, expected_algorithm
+from testbed.config.faults import FaultsSpec
 from testbed.config.forms import (
     MAX_DSCP,
     Count,
@@ -190,6 +191,11 @@ class ParallelismSpec(Strict):
         "distributed, by the scenario's seed.",
     )
     stragglers: tuple[StragglerSpec, ...] = Field(default=(), description="Ranks that compute slowly.")
+    faults: FaultsSpec | None = Field(
+        default=None,
+        description="What happens when a replica is lost; by default it ends the run. With it each variant is one job "
+        "of all its steps.",
+    )
 
     def checks(self) -> Iterator[Finding]:
         """Experts fit in a shard group; algorithms are of the collectives that there are."""

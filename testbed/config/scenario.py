@@ -251,13 +251,19 @@ class Scenario(Strict):
             for finding in event.target_findings(topology, used):
                 yield replace(finding, location=("events", position, *finding.location))
             # in variants each trial has a network of its own, and all events
-            steps = self.trials if self.variants is None else 1
+            steps = self.trials if self.variants is None or self.with_faults else 1
             if event.step is not None and event.step >= steps:
                 expected = f"one of {steps} measured steps, from 0 on"
                 yield Finding(("events", position, "step"), str(event.step), expected)
         for position, failure in enumerate(self.failures):
             for finding in failure.target_findings(topology, used):
                 yield replace(finding, location=("failures", position, *finding.location))
+
+    @property
+    def with_faults(self) -> bool:
+        """Whether replicas come and go, so that all steps are one job's."""
+        parallelism = self.workload.parallelism
+        return parallelism is not None and parallelism.faults is not None
 
     def _host_findings(self, topology: Topology) -> Iterator[Finding]:
         """Hosts by name are there, once."""

@@ -10,6 +10,8 @@ from testbed.collectives import between_groups
 from testbed.config import Host, Scenario, Topology
 from testbed.controller import Flow
 from testbed.job.declared import flows_of, planned_rates, socket_rules_of
+from testbed.job.replicating import replication_of
+from testbed.job.replication import Replication
 from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.socket_rules import Planned
 from testbed.job.wiring import THIS_NAMESPACE, Wiring
@@ -73,6 +75,14 @@ class Job:
             self.scenario.seed,
             congestion_control=spec.congestion_control,
         )
+
+    @cached_property
+    def replication(self) -> Replication | None:
+        """Replicas that come and go, where the scenario has that. ConfigError."""
+        training = self.workload.training
+        if training is None:
+            return None
+        return replication_of(self.scenario, training, self.scale, [host.name for host in self.hosts])
 
     @property
     def unmodelled(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from testbed.job.background import BackgroundHost
 from testbed.job.rank_faults import RankFault
+from testbed.job.replication import Replication
 from testbed.job.wiring import Wiring
 from testbed.workload.plan import JobPlan
 
@@ -44,6 +45,8 @@ class JobSpec:
     ranks_per_process: int = 1
     # whether the job goes on when a rank's process is killed, and takes it in again when it returns
     survives_kills: bool = False
+    # replicas that come and go; None where all ranks stay
+    replication: Replication | None = None
     # what ranks do wrong on purpose
     rank_faults: tuple[RankFault, ...] = ()
 
@@ -65,6 +68,8 @@ class JobSpec:
             map(BackgroundHost.from_document, document["background_traffic"])
         )
         document["rank_faults"] = tuple(map(RankFault.from_document, document["rank_faults"]))
+        if document["replication"] is not None:
+            document["replication"] = Replication.from_document(document["replication"])
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

@@ -15,6 +15,7 @@ from testbed.collectives import (
     Communicator,
     Work,
     collective_of,
+    count_wrong_among,
     count_wrong_output,
     dtype_named,
     fill,
@@ -81,8 +82,13 @@ class CollectiveArrays:
         """Data with a known answer."""
         fill(self.input, self.rank, salt, self.op)
 
-    def count_wrong(self, salt: int = 0) -> int:
-        """Elements of the result that are not what they should be."""
+    def count_wrong(self, salt: int = 0, among: Sequence[int] | None = None) -> int:
+        """Elements of the result that are not what they should be.
+
+        among: the ranks that took part in an all-reduce; None: all.
+        """
+        if among is not None:
+            return count_wrong_among(self.output, among, salt, self.op)
         if not self.collective.uneven:
             return count_wrong_output(self.collective, self.output, self.rank, self.size, salt, self.op)
         wrong = 0

@@ -15,6 +15,7 @@ from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, co
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.ranks.faults import RankFaults, mismatched
 from testbed.ranks.receive_credits import ReceiveCredits
+from testbed.replicas import ReplicaGroup
 from testbed.transport import TransportError
 from testbed.workload.plan import (
     Computing,
@@ -55,7 +56,8 @@ class Executor:
     """Runs a rank's plan, step after step.
 
     of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. credits: where messages
-    leave only once they are waited for. faults: what it does wrong on purpose.
+    leave only once they are waited for. faults: what it does wrong on purpose. lasting: groups of replicas that come
+    and go, whose operations have arrays of their own until their step stands, when `look` may be called.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Executor:
         timeout_s: float,
         credits: ReceiveCredits | None,
         faults: RankFaults | None = None,
+        lasting: Mapping[int, ReplicaGroup] | None = None,
     ) -> None:
         self.plan = plan
+        self._lasting = lasting or {}
         self.faults = faults or RankFaults()
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
@@ -76,19 +80,19 @@ class Executor:
         self._rooms = {
             stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
         }
-        self._keys = array_keys(self.operations)
+        self._keys = array_keys(self.operations, self._lasting)
         # those that one operation alone uses are filled before a step
         self._uses = Counter(self._keys.values())
         self._arrays: dict[ArrayKey, CollectiveArrays] = {}
         for key in self._uses:
             _, group, collective, numel = key
-            own = groups[group]
+            own = self._lasting.get(group) or groups[group]
             self._arrays[key] = CollectiveArrays(collective, numel, dtype, own.rank, own.size)
 
     def prepare(self, salt: int) -> None:
         """Fill what is going to be sent; outside of the time that is measured."""
         self._salt = salt
-        self._sequence = dict.fromkeys(self.groups, 0)
+        self._sequence = dict.fromkeys([*self.groups, *self._lasting], 0)
         self._salts: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
             if isinstance(operation, Message) and operation.sends:
@@ -217,11 +221,15 @@ class Executor:
         elif not alone:
             self._fill(index, operation)
         algorithm = operation.algorithm or self._algorithm
-        started = arrays.start(self.groups[operation.group], algorithm, async_op=True)
-        assert started is not None, f"{operation.collective} cannot be under way beside others"
+        lasting = self._lasting.get(operation.group)
+        if lasting is not None:
+            started = lasting.all_reduce(arrays.output, arrays.op, async_op=True)
+        else:
+            started = arrays.start(self.groups[operation.group], algorithm, async_op=True)
 
         def check() -> None:
-            done.wrong += arrays.count_wrong(self._salts[index])
+            among = None if lasting is None else lasting.summed(started.result).members
+            done.wrong += arrays.count_wrong(self._salts[index], among)
             done.checked += arrays.output.size
 
         return started, partial(done.unlooked.append, check) if alone else check

@@ -15,17 +15,21 @@ import mmap
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from testbed.flight import DUMPED, LAUNCHER_PID, dump_name, read_ring
 from testbed.flight.ring import ring_bytes
+from testbed.job.wiring import RankEndpoint
 from testbed.links.process import end_with_parent
 from testbed.ranks.background import end
-from testbed.ranks.process import Carried, Work, become, in_processes, read_work
+from testbed.ranks.process import LEFT, Carried, Work, become, in_processes, read_work
+from testbed.replicas.coordinator import Switchboard, fork_coordinator
 
 # for the other ranks to tell what they saw, once one has failed; longer than a transport takes to close
 GRACE_S = 2.5
@@ -52,6 +56,10 @@ class Launcher:
         recorded = work.endpoints if work.dumps is not None else ()
         self.rings = {endpoint.rank: mmap.mmap(-1, ring_bytes()) for endpoint in recorded}
         self.ended: dict[int, str] = {}  # how ranks ended that did not end well
+        self.switchboard: Switchboard | None = None  # to the coordinator of replicas that come and go
+        self.coordinator = 0
+        self.held: dict[int, socket.socket] = {}  # lines of ranks, by their numbers
+        self.last_step = -1
 
     def start(self) -> None:
         """Fork every rank, or so many of them together as the document says."""
@@ -59,24 +67,56 @@ class Launcher:
         if self.work.dumps is not None:
             self.work.dumps.mkdir(parents=True, exist_ok=True)
             (self.work.dumps / LAUNCHER_PID).write_text(f"{os.getpid()}\n")
+        self._start_coordinator()
         pids: dict[str, int] = {}
         for carried in in_processes(self.work.endpoints, self.work.ranks_per_process, self.rings):
             pid = self._fork(carried)
             pids |= {str(endpoint.rank): pid for endpoint in carried.ranks}
         _say({"event": "started", "pids": pids})
 
+    def _start_coordinator(self) -> None:
+        job = self.work.coordinated
+        if job is not None and job.replication is not None:
+            policy = replace(job.replication.policy, steps=len(job.steps))
+            made = fork_coordinator(job.replication.replicas, policy, Path(job.output))
+            self.coordinator, self.switchboard = made
+
     def _fork(self, carried: Carried) -> int:
         """A process that carries this."""
         read_end, write_end = os.pipe()
+        if self.switchboard is not None:
+            lines = {
+                endpoint.rank: self.switchboard.line(endpoint.rank, carried.incarnation)
+                for endpoint in carried.ranks
+            }
+            carried = replace(carried, lines=lines)
         pid = os.fork()
         if pid == 0:
             os.close(read_end)
+            if self.switchboard is not None:
+                self.switchboard.close()
+            for line in self.held.values():
+                line.close()
             become(carried, self.work, write_end)
         os.close(write_end)
+        for rank, line in carried.lines.items():
+            self._part_with(rank, line)
         self.children[pid] = carried
         self.buffers[read_end] = b""
         self.selector.register(read_end, selectors.EVENT_READ)
         return pid
+
+    def _part_with(self, rank: int, line: socket.socket) -> None:
+        """The rank's process has its end of a line now; of one that may be lost silently it stays open here, too."""
+        job = self.work.coordinated
+        assert job is not None
+        assert job.replication is not None
+        if (earlier := self.held.pop(rank, None)) is not None:
+            earlier.close()
+        if rank in job.replication.silent:
+            self.held[rank] = line
+        else:
+            line.close()
 
     @property
     def ranks_left(self) -> bool:
@@ -129,15 +169,19 @@ class Launcher:
                 if endpoint in carried.ranks:
                     os.kill(pid, signal.SIGKILL)
                     self._bury(pid, os.waitpid(pid, 0)[1])
-            self.killed.discard(endpoint.rank)
-            self.finished.discard(endpoint.rank)
-            self.incarnations[endpoint.rank] += 1
-            incarnation = self.incarnations[endpoint.rank]
-            self.ended.pop(endpoint.rank, None)
-            if endpoint.rank in self.rings:
-                self.rings[endpoint.rank] = mmap.mmap(-1, ring_bytes())
-            pid = self._fork(Carried((endpoint,), self.rings, incarnation=incarnation))
-            _say({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
+            self._again(endpoint)
+
+    def _again(self, endpoint: RankEndpoint) -> None:
+        """A rank's next incarnation."""
+        self.killed.discard(endpoint.rank)
+        self.finished.discard(endpoint.rank)
+        self.incarnations[endpoint.rank] += 1
+        incarnation = self.incarnations[endpoint.rank]
+        self.ended.pop(endpoint.rank, None)
+        if endpoint.rank in self.rings:
+            self.rings[endpoint.rank] = mmap.mmap(-1, ring_bytes())
+        pid = self._fork(Carried((endpoint,), self.rings, incarnation=incarnation))
+        _say({"event": "returned", "pids": {str(endpoint.rank): pid}, "incarnation": incarnation})
 
     def _drain(self) -> None:
         """What was told right before the end is still in the pipes."""
@@ -156,15 +200,23 @@ class Launcher:
             event = json.loads(line)
             if event["event"] == "finished":
                 self.finished.add(event["rank"])
+            elif event["event"] == "step" and event["index"] <= self.last_step:
+                continue  # done once more, after a restart
             else:
                 if event["event"] == "failed":
                     self.failed = True
                     if "rank" in event:
                         self.ended[event["rank"]] = event["message"]
                 _say(event)
-                if event["event"] == "step" and event["index"] == 0:
-                    for host in self.work.background:
-                        self._fork(Carried(background=host))
+                if event["event"] == "step":
+                    self._on_step(event["index"])
+
+    def _on_step(self, index: int) -> None:
+        """The first one sets other jobs' traffic going."""
+        self.last_step = index
+        if index == 0:
+            for host in self.work.background:
+                self._fork(Carried(background=host))
 
     def _reap(self) -> None:
         for pid in list(self.children):
@@ -174,6 +226,9 @@ class Launcher:
 
     def _bury(self, pid: int, status: int) -> None:
         carried = self.children.pop(pid)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == LEFT:
+            for endpoint in carried.ranks:
+                self._again(endpoint)
         if not os.WIFSIGNALED(status):
             return
         ranks = [endpoint.rank for endpoint in carried.ranks]
@@ -198,13 +253,19 @@ class Launcher:
         (folder / DUMPED).write_text(f"{time.monotonic()}\n")
 
     def stop(self) -> None:
-        """Kill what is left."""
+        """Kill what is left; a coordinator ends by itself once nobody is."""
         for pid in self.children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in self.children:
             os.waitpid(pid, 0)
         self.children.clear()
+        if self.switchboard is not None:
+            for line in self.held.values():
+                line.close()
+            self.switchboard.close()
+            os.waitpid(self.coordinator, 0)
+            self.switchboard = None
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import json
 import mmap
 import os
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,10 @@ from testbed.ranks.background import BackgroundTraffic
 from testbed.ranks.bench import BenchRank, BenchSpec
 from testbed.ranks.rank import Rank
 from testbed.ranks.receive_credits import credit_sockets
+from testbed.ranks.replica_rank import ReplicaRank
+from testbed.replicas import Left
 
+LEFT = 75  # a process ends with this where its rank had to leave, and is to come back
 Event = dict[str, Any]
 Tell = Callable[[Event], None]
 
@@ -51,18 +55,19 @@ class RankTask(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What the ranks do: where they are, and what makes each one's task of (rank, what it tells, ring, incarnation).
+    """What the ranks do: where they are, and what makes each one's task of what the rank's process carries.
 
-    An incarnation is how many times a rank was killed before, and returned. dumps: the folder for dumps of their flight
-    recorders; None where there are none. survives_kills: see JobSpec.
+    make: of (rank, what it tells, what its process carries). dumps: folder for dumps of their flight recorders; None
+    where there are none. survives_kills: see JobSpec. coordinated: the job, where replicas come and go.
     """
 
     endpoints: tuple[RankEndpoint, ...]
-    make: Callable[[int, Tell, Ring | None, int], RankTask]
+    make: Callable[[int, Tell, Carried], RankTask]
     dumps: Path | None = None
     ranks_per_process: int = 1
     background: tuple[BackgroundHost, ...] = ()
     survives_kills: bool = False
+    coordinated: JobSpec | None = None
 
 
 def read_work(line: str) -> Work:
@@ -72,19 +77,27 @@ def read_work(line: str) -> Work:
         bench.wiring.look_up()
         return Work(
             bench.wiring.ranks,
-            lambda rank, tell, ring, incarnation: BenchRank(bench, rank, tell),
+            lambda rank, tell, carried: BenchRank(bench, rank, tell),
             ranks_per_process=bench.ranks_per_process,
         )
     job = JobSpec.from_json(line)
     job.wiring.look_up()
     sockets = credit_sockets(len(job.wiring.ranks)) if job.plan.holds_receivers else ()
+
+    def make(rank: int, tell: Tell, carried: Carried) -> RankTask:
+        ring, line = carried.rings.get(rank), carried.lines.get(rank)
+        if line is not None:
+            return ReplicaRank(job, rank, tell, line, carried.incarnation, ring)
+        return Rank(job, rank, tell, sockets, ring, carried.incarnation)
+
     return Work(
         job.wiring.ranks,
-        lambda rank, tell, ring, incarnation: Rank(job, rank, tell, sockets, ring, incarnation),
+        make,
         Path(job.output) / FLIGHT,
         job.ranks_per_process,
         job.background_traffic,
         job.survives_kills,
+        job if job.replication is not None else None,
     )
 
 
@@ -92,13 +105,15 @@ def read_work(line: str) -> Work:
 class Carried:
     """What one process is there for: ranks, or the background traffic of one host.
 
-    rings: of ranks, by number. incarnation: of its ranks.
+    rings, lines: flight recorders' memory and sockets to a coordinator, by rank. incarnation: how many times its ranks
+    were lost before, and returned.
     """
 
     ranks: tuple[RankEndpoint, ...] = ()
     rings: Mapping[int, Ring] = field(default_factory=dict)
     background: BackgroundHost | None = None
     incarnation: int = 0
+    lines: Mapping[int, socket.socket] = field(default_factory=dict)
 
     @property
     def who(self) -> Event:
@@ -141,6 +156,8 @@ def become(carried: Carried, work: Work, pipe: int) -> None:
         else:
             good = _in_threads(carried, work, tell)
         status = 0 if good else 1
+    except Left:
+        status = LEFT
     finally:
         os._exit(status)
 
@@ -171,7 +188,11 @@ def _carry(endpoint: RankEndpoint, carried: Carried, work: Work, tell: Tell) -> 
 
     def act() -> None:
         _enter(endpoint)
-        work.make(endpoint.rank, tell, carried.rings.get(endpoint.rank), carried.incarnation).run()
+        try:
+            work.make(endpoint.rank, tell, carried).run()
+        except Left as left:
+            if not left.over:
+                raise
         tell({"event": "finished", "rank": endpoint.rank})
 
     return _guarded({**_who(endpoint), "rank": endpoint.rank}, tell, act)
@@ -183,9 +204,11 @@ def _background(host: BackgroundHost, tell: Tell) -> None:
 
 
 def _guarded(who: Event, tell: Tell, act: Callable[[], None]) -> bool:
-    """Whether it went well; what did not is told."""
+    """Whether it went well; what did not is told. Left, which is the launcher's business."""
     try:
         act()
+    except Left:
+        raise
     except BaseException as error:
         trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from testbed.collectives.baseline import BASELINE_RING
 from testbed.flight import Recorder
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
-from testbed.ranks.executor import Executor
+from testbed.ranks.executor import Done, Executor
 from testbed.ranks.faults import RankFaults
 from testbed.ranks.host_monitor import HostMonitor, resent_here
 from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
@@ -177,10 +177,13 @@ class Rank:
     def _wait_until(self, start_s: float) -> None:
         """Till then; under the virtual clock to the nanosecond, since waiting for sockets goes by microseconds."""
         exact_s = EXACT_S if clock_here() == "free" else 0.0
-        self.communicator.sleep(start_s - exact_s - time.monotonic())
+        self._sleep(start_s - exact_s - time.monotonic())
         if exact_s:
             left_ns = round(start_s * 1e9) - time.monotonic_ns()
             time.sleep(max(0.0, left_ns - 0.5) / 1e9)  # which is rounded up to a whole one
+
+    def _sleep(self, seconds: float) -> None:
+        self.communicator.sleep(seconds)
 
     def _step(self, index: int, step: Step) -> None:
         self.executor.prepare(salt=index * 1000)
@@ -197,18 +200,25 @@ class Rank:
         sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
         seen = self.host_monitor.end(start_s, end_s)
         done.look()
+        self._record(index, step, (start_s, end_s), done, {"sent_bytes": sent, **seen})
+
+    def _record(
+        self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]
+    ) -> None:
+        """What came of a step, for those that count; seen: beside its times, with the bytes sent to each peer."""
         if step.trial < 0:
             return
+        sent = seen.pop("sent_bytes")
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
-        for number, (operation, span) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
+        for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
             self.samples.append(
                 {
                     **head,
                     "operation": _word(operation),
                     "index": number,
                     "name": operation.name,
-                    "start_s": span[0],
-                    "end_s": span[1],
+                    "start_s": own[0],
+                    "end_s": own[1],
                     "bytes": getattr(operation, "numel", 0) * np.dtype(self.job.dtype).itemsize,
                     **self._marks(operation),
                 }
@@ -218,8 +228,8 @@ class Rank:
                 **head,
                 "operation": "step",
                 "name": step.variant,
-                "start_s": start_s,
-                "end_s": end_s,
+                "start_s": span[0],
+                "end_s": span[1],
                 "bytes": sum(sent.values()),
                 "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
                 "wrong": done.wrong,

@@ -16,13 +16,14 @@ from testbed.collectives.data import as_bytes
 from testbed.collectives.engine import Engine, Event
 from testbed.collectives.operations import finish, operation_named
 from testbed.replicas.client import Client
-from testbed.replicas.member import Member, Summed
+from testbed.replicas.member import Left, Member, Summed
 from testbed.replicas.messages import CatchUp, CaughtUp, Operation, Part, Stop, ToRank, View
 from testbed.replicas.ring import Place, RingSettings, attempt
 from testbed.replicas.waiting import FirstOf, Signal
 from testbed.transport import BEST_EFFORT, TrafficClass
 
 Waits = Generator[tuple[FirstOf | Event, ...], None, None]
+_LOOK_S = 0.01
 _CATCH_UP_TAG = 1 << 61  # and the attempt's number
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
 _COMMUNICATOR_BIT = 46
@@ -75,9 +76,10 @@ class Session:
         self.member = Member(incarnation)
         self.signal = Signal()
         self.stops: list[tuple[float, float]] = []
-        self.caught_up_bytes = self.caught_up_wrong = 0
+        self.given_bytes = self.caught_up_bytes = self.caught_up_wrong = 0
         self.groups = 0  # of this rank, so far
         self._sequence: Counter[int] = Counter()
+        self._members: tuple[int, ...] = ()
         self._said = 0
         self._kept: dict[Operation, Kept] = {}
         self._stopped_s: float | None = None
@@ -85,6 +87,11 @@ class Session:
         self.client = Client(line, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._say()
         engine.start("", self._listen())
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Replicas that take part, as was said last."""
+        return self._members
 
     # ---- a step
 
@@ -115,6 +122,15 @@ class Session:
         while not for_what():
             self.engine.check(None)
             self.engine.progress(1.0)
+
+    def word_of_leaving(self, timeout_s: float) -> Left | None:
+        """What the coordinator says after something went wrong here: that this rank has to leave; None: nothing."""
+        end_s = time.monotonic() + timeout_s
+        while self.member.left is None and time.monotonic() < end_s:
+            for message in self.client.take():
+                self.member.hear(message)
+            time.sleep(_LOOK_S)
+        return self.member.left
 
     def close(self) -> None:
         """Hang up."""
@@ -190,6 +206,7 @@ class Session:
         if isinstance(message, Stop):
             self._stopped_s = time.monotonic()
         elif isinstance(message, View):
+            self._members = message.members
             if self.member.step != step:
                 self._kept = {}
                 self._sequence.clear()
@@ -234,7 +251,9 @@ class Session:
                 yield (FirstOf(self.signal, [request]),)
             if not request.done or request.error is not None:
                 return  # somebody is lost, as the coordinator will say
-            if not gives:
+            if gives:
+                self.given_bytes += array.nbytes
+            else:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
             moved += size

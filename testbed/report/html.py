@@ -24,6 +24,7 @@ from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
+from testbed.report.replicas import replicas_chart, replication_words
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
@@ -72,6 +73,8 @@ def _content(data: RunData) -> dict[str, Any]:
         "trainings": _trainings(data),
         "over_time": utilisation_over_time_chart(data),
         "events": data.events,
+        "replicas": replicas_chart(data.variants),
+        "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
         "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,

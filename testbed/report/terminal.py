@@ -16,6 +16,7 @@ from testbed.model.calibration import calibration_words
 from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import size_text, time_text
+from testbed.report.replicas import replication_words
 from testbed.results.result import Result, Variant
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
@@ -38,6 +39,8 @@ def print_summary(result: Result, console: Console) -> None:
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := predicted_words(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
+    for words in (words for variant in variants for words in replication_words(variant)):
+        console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))
     for name, found in suspected(Path(result.run_dir), variants):

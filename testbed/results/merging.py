@@ -122,6 +122,8 @@ def merge_variants(
         figures["control"] = own[0].control
         if own[0].events is not None:
             figures["events"] = own[0].events
+        if own[0].replication is not None:
+            figures["replication"] = own[0].replication
         figures["training"] = training = _training(own, steps, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())

@@ -16,7 +16,16 @@ from testbed.config import Scenario
 from testbed.results.directory import write_json, write_lines
 from testbed.results.manifest import Manifest
 from testbed.results.records import EVENTS, LINKS, SAMPLES
-from testbed.results.result import Control, Events, Number, ResultModel, ScaleRecord, Training, VerdictRecord
+from testbed.results.result import (
+    Control,
+    Events,
+    Number,
+    Replication,
+    ResultModel,
+    ScaleRecord,
+    Training,
+    VerdictRecord,
+)
 
 TRIALS = 10
 SEED_STEP = 1_000_003
@@ -70,9 +79,15 @@ def cut(scenario: Scenario) -> list[Shard]:
     """All shards, those of one algorithm one after the other, those of variants alternating from trial to trial.
 
     A shard has one algorithm and at most `TRIALS` of its trials; with events it has all: they happen once, at their
-    times. Where a scenario names variants, a shard has one variant and one trial, with a seed of the trial's.
+    times. Where a scenario names variants, a shard has one variant and one trial, with a seed of the trial's; or, where
+    replicas come and go, all trials.
     """
     shards: list[Shard] = []
+    if scenario.variants is not None and scenario.with_faults:
+        return [
+            Shard(number, name, 0, scenario.trials, scenario.seed)
+            for number, name in enumerate(scenario.variant_names)
+        ]
     if scenario.variants is not None:
         for trial in range(scenario.trials):
             names = scenario.variant_names
@@ -102,6 +117,7 @@ class ShardVariant(ResultModel):
     control: Control
     training: Training
     events: Events | None = None
+    replication: Replication | None = None
 
 
 class ShardFigures(ResultModel):

@@ -19,7 +19,10 @@ COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below
 
 @dataclass(frozen=True)
 class StepResult:
-    """One measured step of all ranks together; times in seconds of CLOCK_MONOTONIC."""
+    """One measured step of all ranks together; times in seconds of CLOCK_MONOTONIC.
+
+    disturbed: whether, of replicas that come and go, some were not there, or caught up meanwhile.
+    """
 
     index: int
     variant: str
@@ -30,6 +33,7 @@ class StepResult:
     sent_bytes: Mapping[tuple[int, int], int]
     wrong: int
     checked: int
+    disturbed: bool = False
 
     @property
     def step_time_s(self) -> float:
@@ -52,7 +56,8 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
             computing[key] = computing.get(key, 0.0) + sample["end_s"] - sample["start_s"]
     results = []
     for step, parts in sorted(whole.items()):
-        if len(parts) != ranks:
+        comes_and_goes = "replicas" in parts[0]
+        if len(parts) != ranks and not comes_and_goes:
             raise ValueError(f"step {step}: samples of {len(parts)} ranks, expected {ranks}")
         results.append(
             StepResult(
@@ -69,9 +74,15 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
                 },
                 wrong=sum(part["wrong"] for part in parts),
                 checked=sum(part["checked"] for part in parts),
+                disturbed=comes_and_goes and (len(parts) < ranks or any(map(_stirred, parts))),
             )
         )
     return results
+
+
+def _stirred(part: Mapping[str, Any]) -> bool:
+    """Whether a rank had to stop in a step, or gave its state to one that returned."""
+    return bool(part["stopped_s"] or part["given_bytes"])
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:
@@ -88,8 +99,17 @@ def distribution(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
+def undisturbed(steps: Sequence[StepResult]) -> Sequence[StepResult]:
+    """Those in which all took part; all where there are none."""
+    return [step for step in steps if not step.disturbed] or steps
+
+
 def middle_step(steps: Sequence[StepResult]) -> StepResult:
-    """The one of middle duration; the shorter of the two middle ones when their number is even."""
+    """The one of middle duration; the shorter of the two middle ones when their number is even.
+
+    Of steps in which all took part, where there are any.
+    """
+    steps = undisturbed(steps)
     return sorted(steps, key=lambda step: (step.step_time_s, step.index))[(len(steps) - 1) // 2]
 
 

@@ -62,7 +62,11 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
     found = RankRecords()
     for rank in range(ranks):
         path = folder / f"rank-{rank}.jsonl"
+        steps: dict[int, list[Record]] = {}
+        over: set[int] = set()
         for line in path.read_text().splitlines():
+            if not line.endswith("}"):
+                continue  # the rank was killed while it wrote
             entry = json.loads(line)
             if entry["operation"] == "sockets":
                 found.sockets += [{"rank": rank, **item} for item in entry["sockets"]]
@@ -72,7 +76,13 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
             elif entry["operation"] == "bootstrap":
                 found.bootstraps.append(entry)
             else:
-                found.samples.append(entry)
+                if entry["step"] in over:  # done once more, from a checkpoint on
+                    over.discard(entry["step"])
+                    steps[entry["step"]] = []
+                steps.setdefault(entry["step"], []).append(entry)
+                if entry["operation"] == "step":
+                    over.add(entry["step"])
+        found.samples += [entry for step in over for entry in steps[step]]
         path.unlink()
     found.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
     found.tcp.sort(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 from testbed.collectives import between_groups
 from testbed.config import Scenario, Topology
+from testbed.config.events import KILLS
 from testbed.config.scenario import WHEN_SLOW
 from testbed.controller import PolicyChoice
 from testbed.fabric.capture import Capture
@@ -35,10 +37,12 @@ from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.crossing import network_paths
 from testbed.model.predicting import missing_share, predict
+from testbed.replicas.coordinator import RECORDS as COORDINATOR
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
+from testbed.results.replication_summary import replication_summary
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
-from testbed.results.summary import StepResult, gather_steps
+from testbed.results.summary import StepResult, gather_steps, undisturbed
 from testbed.results.training_summary import training_summary
 from testbed.running import packing
 from testbed.running.assess import Evidence, assess
@@ -94,7 +98,7 @@ class ShardRun:
             len(self.hosts),
             self.workload.rank_bytes,
             exact=self.clock == "free",
-            apart=bool(packing.stopping(self.happenings)),
+            apart=bool(packing.stopping(self.happenings)) or self.job.replication is not None,
         )
         self.baseline = IsolatedBaseline(
             self.topology,
@@ -227,7 +231,10 @@ class ShardRun:
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
             ranks_per_process=self.ranks_per_process,
             rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
-            calibrate_again=not why_not_again(self.happenings, scenario.background_traffic, self.topology),
+            calibrate_again=self.job.replication is None
+            and not why_not_again(self.happenings, scenario.background_traffic, self.topology),
+            survives_kills=self.job.replication is not None,
+            replication=self.job.replication,
         )
 
     def _record(
@@ -320,7 +327,8 @@ class ShardRun:
         expected = self.job.wan_bytes(algorithm)
         predicted = None if self.job.unmodelled else predict(self.job, algorithm, self._calibration)
         missing = missing_share(self.job, algorithm, self._calibration)
-        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in steps]
+        whole = undisturbed(steps)
+        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in whole]
         entry = {
             "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
@@ -332,9 +340,29 @@ class ShardRun:
                 self.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
         }
+        if self.job.replication is not None:
+            entry["replication"] = self._replication(records, steps, evidence)
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, name)
         return entry
+
+    def _replication(
+        self, records: RankRecords, steps: Sequence[StepResult], evidence: Evidence
+    ) -> dict[str, Any]:
+        """What replicas that came and went cost."""
+        told = self.job.replication
+        assert told is not None
+        lines = (self.folder / COORDINATOR).read_text().splitlines()
+        return replication_summary(
+            list(map(json.loads, lines)),
+            [sample for sample in records.samples if sample["operation"] == "step"],
+            [entry for entry in evidence.event_log if entry["action"] in KILLS],
+            self.scale,
+            replicas=len(told.replicas),
+            mode=told.policy.mode,
+            catch_up=told.policy.catch_up,
+            warmup=self.scenario.warmup,
+        )
 
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
         """What was counted inside the buildings."""

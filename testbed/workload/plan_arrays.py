@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from testbed.collectives import collective_of
 from testbed.workload.plan import GroupCollective, JobPlan, Message, RankPlan
 
@@ -9,10 +11,11 @@ ArrayKey = tuple[str, int, str, int]
 """A stream, a group of it, a collective, elements."""
 
 
-def array_keys(plan: RankPlan) -> dict[int, ArrayKey]:
+def array_keys(plan: RankPlan, apart: Container[int] = ()) -> dict[int, ArrayKey]:
     """The arrays that a rank's collectives use, by their index in its plan: those with one key share them.
 
-    Operations of a stream come one by one. All-to-alls with uneven rows of one group use those of the largest.
+    Operations of a stream come one by one. All-to-alls with uneven rows of one group use those of the largest. apart:
+    groups whose collectives share none.
     """
     most: dict[tuple[str, int], int] = {}
     collectives = [(index, found) for index, found in enumerate(plan) if isinstance(found, GroupCollective)]
@@ -22,9 +25,10 @@ def array_keys(plan: RankPlan) -> dict[int, ArrayKey]:
             most[stream] = max(most.get(stream, 0), operation.numel)
     return {
         index: (
-            *(stream := (operation.stream, operation.group)),
+            f"{operation.stream} #{index}" if operation.group in apart else operation.stream,
+            operation.group,
             operation.collective,
-            most[stream] if operation.uneven else operation.numel,
+            most[operation.stream, operation.group] if operation.uneven else operation.numel,
         )
         for index, operation in collectives
     }

@@ -1,0 +1,175 @@
+"""A rank of a job whose replicas come and go: its steps are agreed on through the coordinator, not among all ranks."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from testbed.collectives import Communicator
+from testbed.job.spec import JobSpec, Step
+from testbed.job.wiring import Joined, join
+from testbed.ranks.executor import Executor
+from testbed.ranks.host_monitor import HostMonitor
+from testbed.ranks.rank import Rank
+from testbed.ranks.socket_sampler import SocketSampler
+from testbed.replicas import ReplicaGroup, Session, SessionSettings
+from testbed.transport import TrafficClass, TransportError
+from testbed.workload.plan import GroupCollective
+
+WORD_S = 5.0  # for the coordinator to find out why something went wrong, beside the time in which it notices
+
+
+class ReplicaRank(Rank):
+    """As Rank. line: to the coordinator, of this incarnation.
+
+    What it measured is written down step by step, so that it stands when the rank is killed.
+    """
+
+    def __init__(
+        self,
+        job: JobSpec,
+        rank: int,
+        progress: Callable[[dict[str, Any]], None],
+        line: socket.socket,
+        incarnation: int = 0,
+        ring: mmap.mmap | None = None,
+    ) -> None:
+        super().__init__(job, rank, progress, ring=ring, incarnation=incarnation)
+        assert job.replication is not None
+        self.replication = job.replication
+        self.line = line
+
+    def run(self) -> None:
+        """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
+        joined = join(self.job.wiring, self.rank, self.incarnation)
+        self.transport = joined.transport
+        self.session: Session | None = None
+        self._write([{"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()}])
+        try:
+            self._run(joined)
+        except TransportError:
+            left = self.session and self.session.word_of_leaving(self.replication.policy.detect_s + WORD_S)
+            if left is None:
+                raise
+            raise left from None
+        finally:
+            if self.session is not None:
+                self.session.close()
+            self.transport.close()
+
+    def _run(self, joined: Joined) -> None:
+        job, wiring = self.job, self.job.wiring
+        self.communicator = Communicator(
+            self.transport,
+            wiring.buildings,
+            timeout_s=wiring.timeout_s,
+            tuning=job.plan.tuning,
+            recorder=self.recorder,
+        )
+        if not self.incarnation:
+            self.communicator.barrier()
+            self._write(self._calibrate())
+        self.host_monitor = HostMonitor(joined.sockets)
+        with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
+            self.session = session = self._make_session()
+            self.executor = self._make_executor()
+            index = session.wait_for_step().step
+            sockets: list[dict[str, Any]] = []
+            try:
+                while index < len(job.steps):
+                    self._step(index, job.steps[index])
+                    index = session.member.step
+                sockets = joined.sockets.socket_info()
+            finally:
+                readings = {"sockets": sockets, "readings": sampler.records}
+                self._write([{"rank": self.rank, "operation": "sockets", **readings}])
+
+    def _make_session(self) -> Session:
+        told = self.replication
+        place = next(ranks.index(self.rank) for ranks in told.replicas if self.rank in ranks)
+        settings = SessionSettings(
+            told.heartbeat_s, told.ring, told.state_elements[place] * 4, TrafficClass(told.dscp)
+        )
+        return Session(self.communicator.engine, self.line, told.replicas, self.incarnation, settings)
+
+    def _make_executor(self) -> Executor:
+        """As `Rank` does, without a message to anybody: whom there is none of may be away."""
+        plan, session = self.job.plan, self.session
+        assert session is not None
+        mates = self.replication.replicas[session.replica]
+        classes = sorted({0, *plan.dscps.values()})
+        of_class = {
+            dscp: self.communicator.split_as(
+                number, range(self.size), f"dscp {dscp}", traffic=TrafficClass(dscp), fails_with=mates
+            )
+            for number, dscp in enumerate(classes, 1)
+        }
+        collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective)]
+        dscps = {op.group: plan.dscp(op) for op in collectives}
+        groups: dict[int, Communicator] = {}
+        lasting: dict[int, ReplicaGroup] = {}
+        for index, (name, members) in enumerate(plan.groups):
+            if self.rank not in members:
+                continue
+            number, traffic = 1 + len(classes) + index, TrafficClass(dscps.get(index, 0))
+            if self.replication.tolerant and not set(members) <= set(mates):
+                timeout_s = self.job.wiring.timeout_s
+                lasting[index] = ReplicaGroup(session, members, number, timeout_s, traffic, name)
+            else:
+                groups[index] = self.communicator.split_as(number, members, name, traffic=traffic)
+        if self.faults.slow_io:
+            for communicator in {*of_class.values(), *groups.values()}:
+                communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
+        timeout_s = self.job.wiring.timeout_s
+        return Executor(plan, of_class, groups, self.job.dtype, timeout_s, None, self.faults, lasting)
+
+    def _sleep(self, seconds: float) -> None:
+        self.communicator.engine.sleep(seconds, None)
+
+    def _step(self, index: int, step: Step) -> None:
+        session = self.session
+        assert session is not None
+        self.executor.prepare(salt=index * 1000)
+        start_s = session.agree_on_start()
+        if session.replica == session.members[0] and session.place == 0:
+            said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+            self.progress({"event": "step", **said})
+        self.faults.step(step.variant, step.trial, start_s)
+        self.host_monitor.begin()
+        self._wait_until(start_s)
+        sent_before, stops_before, given_before = self._sent(), len(session.stops), session.given_bytes
+        done = self.executor.run(start_s, step.algorithm)
+        summed = session.finish()
+        end_s = time.monotonic()
+        sent = {peer: count - sent_before.get(peer, 0) for peer, count in self._sent().items()}
+        seen = self.host_monitor.end(start_s, end_s)
+        done.look()
+        done.wrong += session.caught_up_wrong
+        epochs = [one.epoch for one in summed.values()]
+        self._record(
+            index,
+            step,
+            (start_s, end_s),
+            done,
+            {
+                "sent_bytes": sent,
+                "incarnation": self.incarnation,
+                "epoch": max(epochs, default=session.member.epoch),
+                "replicas": sorted({member for one in summed.values() for member in one.members}),
+                "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
+                "given_bytes": session.given_bytes - given_before,
+                **seen,
+            },
+        )
+        self._write(self.samples)
+        self.samples = []
+
+    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        path = Path(self.job.output) / f"rank-{self.rank}.jsonl"
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
