@@ -169,7 +169,8 @@ class Launcher:
                 if endpoint in carried.ranks:
                     os.kill(pid, signal.SIGKILL)
                     self._bury(pid, os.waitpid(pid, 0)[1])
-            self._again(endpoint)
+            if not any(endpoint in carried.ranks for carried in self.children.values()):
+                self._again(endpoint)
 
     def _again(self, endpoint: RankEndpoint) -> None:
         """A rank's next incarnation."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 from testbed.collectives import Array
 from testbed.collectives.operations import check_array, operation_named
 from testbed.collectives.work import Work
+from testbed.flight import Record
 from testbed.replicas.member import Summed
 from testbed.replicas.messages import Operation
 from testbed.replicas.session import Kept, Session
@@ -34,6 +37,10 @@ class ReplicaGroup:
         self.rank, self.size = ranks.index(session.engine.transport.rank), len(ranks)
         self.index = session.groups
         session.groups += 1
+        self._recorder = session.engine.recorder
+        self._recorded = 0
+        if self._recorder is not None:
+            self._recorder.group(number, name, ranks)
 
     def all_reduce(
         self,
@@ -56,11 +63,31 @@ class ReplicaGroup:
         kept = Kept(self.ranks, self.number, self.traffic, op, flat.copy(), flat)
         name = f"all_reduce #{operation[1]} of {self.name}" if self.name else f"all_reduce #{operation[1]}"
         engine = self.session.engine
-        task = engine.start(name, self.session.begin(operation, kept))
+        task = engine.start(name, self.session.begin(operation, kept), record=self._record(flat, op))
         work = Work(engine, task, self.timeout_s if timeout_s is None else timeout_s, operation)
         if not async_op:
             work.wait()
         return work
+
+    def _record(self, array: Array, op: str) -> Record | None:
+        """Of the flight recorder, which numbers operations through all steps. What attempts send is not in it."""
+        self._recorded += 1
+        if self._recorder is None:
+            return None
+        now_s = time.monotonic()
+        record = self._recorder.begin(
+            self.number,
+            self._recorded,
+            "all_reduce",
+            now_s,
+            size_bytes=array.nbytes,
+            algorithm=FTAR,
+            dtype=array.dtype.name,
+            op=op,
+        )
+        if record is not None:
+            record.started(now_s)
+        return record
 
     def summed(self, operation: Operation) -> Summed:
         """Of whom an operation's sum is, once its step is committed."""
