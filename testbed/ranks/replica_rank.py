@@ -43,6 +43,7 @@ class ReplicaRank(Rank):
         assert job.replication is not None
         self.replication = job.replication
         self.line = line
+        self._given_bytes = 0  # as written down: between steps, too
 
     def run(self) -> None:
         """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
@@ -142,7 +143,7 @@ class ReplicaRank(Rank):
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
-        sent_before, stops_before, given_before = self._sent(), len(session.stops), session.given_bytes
+        sent_before, stops_before = self._sent(), len(session.stops)
         done = self.executor.run(start_s, step.algorithm)
         summed = session.finish()
         end_s = time.monotonic()
@@ -162,10 +163,11 @@ class ReplicaRank(Rank):
                 "epoch": max(epochs, default=session.member.epoch),
                 "replicas": sorted({member for one in summed.values() for member in one.members}),
                 "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
-                "given_bytes": session.given_bytes - given_before,
+                "given_bytes": session.given_bytes - self._given_bytes,
                 **seen,
             },
         )
+        self._given_bytes = session.given_bytes
         self._write(self.samples)
         self.samples = []
 

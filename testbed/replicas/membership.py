@@ -311,6 +311,7 @@ class Membership:
         start_s = now_s + self.policy.lead_s
         if self.policy.beat_s:
             start_s += -start_s % self.policy.beat_s
+        self._write(now_s, "start", step=self.step, epoch=self.epoch, start_s=start_s)
         self._tell_members(Start(self.step, start_s))
 
     def _look_at_commit(self, now_s: float) -> None:

@@ -30,7 +30,7 @@ def replication_summary(
     """
     commits = [record for record in records if record["event"] == "committed"]
     period_s = _period_s(commits, replicas)
-    begin_s = min(step["start_s"] for step in steps if step["trial"] >= 0)
+    begin_s = first_start_s(records, warmup)
     end_s = commits[-1]["time_s"]
     standing = {record["step"]: record for record in commits}
     measured = [record for number, record in sorted(standing.items()) if number >= warmup]
@@ -60,6 +60,15 @@ def replication_summary(
             if record["time_s"] >= begin_s
         ],
     }
+
+
+def first_start_s(records: Sequence[Record], warmup: int) -> float:
+    """When the first measured step began, for the first time."""
+    return float(
+        next(
+            record["start_s"] for record in records if record["event"] == "start" and record["step"] == warmup
+        )
+    )
 
 
 def _period_s(commits: Sequence[Record], replicas: int) -> float:

@@ -40,7 +40,7 @@ from testbed.model.predicting import missing_share, predict
 from testbed.replicas.coordinator import RECORDS as COORDINATOR
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
-from testbed.results.replication_summary import replication_summary
+from testbed.results.replication_summary import first_start_s, replication_summary
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
 from testbed.results.summary import StepResult, gather_steps, undisturbed
 from testbed.results.training_summary import training_summary
@@ -250,7 +250,10 @@ class ShardRun:
     ) -> ShardRecord:
         records = read_ranks(self.folder, len(self.hosts))
         samples, sockets = records.samples, records.sockets
-        origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
+        if self.job.replication is None:
+            origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
+        else:
+            origin_s = first_start_s(self._coordinator_records(), self.scenario.warmup)
         log = job.player.log if job.player else []
         numbers = self._dimensionless()
         evidence = Evidence(
@@ -346,15 +349,18 @@ class ShardRun:
             entry["events"] = events_record(evidence.event_log, name)
         return entry
 
+    def _coordinator_records(self) -> list[dict[str, Any]]:
+        lines = (self.folder / COORDINATOR).read_text().splitlines()
+        return list(map(json.loads, lines))
+
     def _replication(
         self, records: RankRecords, steps: Sequence[StepResult], evidence: Evidence
     ) -> dict[str, Any]:
         """What replicas that came and went cost."""
         told = self.job.replication
         assert told is not None
-        lines = (self.folder / COORDINATOR).read_text().splitlines()
         return replication_summary(
-            list(map(json.loads, lines)),
+            self._coordinator_records(),
             [sample for sample in records.samples if sample["operation"] == "step"],
             [entry for entry in evidence.event_log if entry["action"] in KILLS],
             self.scale,

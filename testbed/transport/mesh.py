@@ -259,7 +259,7 @@ class Mesh:
         for which, stream in list(self._streams.items()):
             if which[0] == peer:
                 stream.on_lost = None  # whoever forgets it knows
-                stream.fail("it was given up")
+                stream.give_up("it was given up")
                 del self._streams[which]
         self._drop(peer)
 
@@ -273,7 +273,7 @@ class Mesh:
         self.incarnations[peer] = incarnation
         for which, stream in list(self._streams.items()):
             if which[0] == peer and (stream.sock is not None or stream.lost is not None):
-                stream.fail(f"it came back, for the {incarnation}. time")
+                stream.give_up(f"it came back, for the {incarnation}. time")
                 del self._streams[which]
         self._drop(peer)
 

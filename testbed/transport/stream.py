@@ -197,6 +197,12 @@ class Stream:
         if self.on_lost is not None:
             self.on_lost(self.lost)
 
+    def give_up(self, reason: str) -> None:
+        """As `fail`, with a reset: what was on its way to the peer is not sent again, whatever becomes of that."""
+        if self.sock is not None:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.fail(reason)
+
     def _release(self) -> None:
         if self.sock is None:
             return

@@ -24,6 +24,7 @@ def ftar_records() -> list[dict[str, Any]]:
     """A step a second, from 10 s on; replica 1 is lost at 13.2 s, known at 13.4 s, and back from 16.5 s on."""
     return [
         {"event": "view", "time_s": 9.0, "step": 0, "epoch": 1, "members": BOTH},
+        {"event": "start", "time_s": 10.0, "step": 1, "epoch": 1, "start_s": 10.1},
         *(committed(10.0 + number, number, 1, BOTH) for number in range(4)),
         {"event": "lost", "time_s": 13.4, "replica": 1, "rank": 3, "why": "silence", "member": True},
         {"event": "view", "time_s": 13.5, "step": 4, "epoch": 2, "members": [0], "settled": 1},
@@ -68,6 +69,7 @@ def test_a_loss_that_others_survive() -> None:
 
 def test_a_loss_that_all_begin_again_after() -> None:
     records = [
+        {"event": "start", "time_s": 10.0, "step": 1, "epoch": 1, "start_s": 10.1},
         *(committed(10.0 + number, number, 1, BOTH) for number in range(4)),
         {"event": "lost", "time_s": 13.4, "replica": 1, "rank": 3, "why": "closed", "member": True},
         {"event": "restart", "time_s": 13.4, "step": 4, "checkpoint": 2},

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.utils import PcapNgReader
 
+from testbed.job.wiring import LISTEN_PORT
 from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(400)]
@@ -39,7 +44,9 @@ variants:
   restart: {workload.parallelism.faults.mode: restart}
   blocking: {workload.parallelism.faults.catch_up: blocking}
   non-blocking: {}
-  machine: {events: [{step: 3, at: 100 ms, action: host_kill, target: east2, for: 2 s}]}
+  machine:
+    events: [{step: 3, at: 100 ms, action: host_kill, target: east2, for: 2 s}]
+    telemetry.capture: all
 trials: 12
 warmup: 1
 scale: {size_scale: 8000}
@@ -48,10 +55,15 @@ PARAMETERS = 4 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 2 * 4096 *
 
 
 @pytest.fixture(scope="module")
-def variants() -> Iterator[dict[str, dict[str, Any]]]:
-    with finished_run(SCENARIO) as folder:
-        assert "Replicas that came and went" in (Path(folder) / "report.html").read_text()
-        yield variants_of(folder)
+def folder() -> Iterator[Path]:
+    with finished_run(SCENARIO) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def variants(folder: Path) -> dict[str, dict[str, Any]]:
+    assert "Replicas that came and went" in (folder / "report.html").read_text()
+    return variants_of(folder)
 
 
 def loss(variant: dict[str, Any]) -> dict[str, Any]:
@@ -104,3 +116,84 @@ def test_a_process_is_missed_at_once_and_a_machine_by_its_silence(
 def test_who_goes_on_is_more_effective(variants: dict[str, dict[str, Any]]) -> None:
     share = {name: variant["replication"]["effective"] for name, variant in variants.items()}
     assert share["restart"] < share["blocking"] < share["non-blocking"]
+
+
+class Segment(NamedTuple):
+    """A TCP segment as it began to cross: who to whom, at which ports, what it holds and acknowledges, its class."""
+
+    time_s: float
+    ends: tuple[str, int, str, int]
+    first: int
+    size: int
+    acknowledges: int | None
+    dscp: int
+
+
+@pytest.fixture(scope="module")
+def segments(folder: Path) -> list[Segment]:
+    """All that crossed in the variant in which a machine is lost, in the order of time."""
+    found = []
+    for file in sorted((folder / "captures" / "machine").glob("*.pcapng")):
+        with PcapNgReader(str(file)) as reader:
+            for packet in reader:
+                if packet.sniffed_on == "entry" and IP in packet:
+                    assert TCP in packet, "ranks' connections, and nothing of the coordinator's"
+                    ip, tcp = packet[IP], packet[TCP]
+                    assert LISTEN_PORT in (tcp.sport, tcp.dport)
+                    size = ip.len - 4 * ip.ihl - 4 * tcp.dataofs
+                    ends = ip.src, tcp.sport, ip.dst, tcp.dport
+                    acknowledges = tcp.ack if tcp.flags.A else None
+                    found.append(Segment(float(packet.time), ends, tcp.seq, size, acknowledges, ip.tos >> 2))
+    return sorted(found, key=lambda one: one.time_s)
+
+
+@pytest.fixture(scope="module")
+def dead(folder: Path) -> str:
+    """The machine that is lost."""
+    hosts = json.loads((folder / "manifest.json").read_text())["fabric"]["hosts"]
+    return str(next(host["ip"] for host in hosts if host["name"] == "east2"))
+
+
+@pytest.fixture(scope="module")
+def silence_s(segments: list[Segment], dead: str) -> tuple[float, float]:
+    """From its last word until it is back."""
+    sent_s = [segment.time_s for segment in segments if segment.ends[0] == dead]
+    return max(pairwise(sent_s), key=lambda pair: pair[1] - pair[0])
+
+
+def test_nothing_goes_to_a_lost_replica(
+    segments: list[Segment], dead: str, silence_s: tuple[float, float]
+) -> None:
+    begin_s, end_s = silence_s
+    assert end_s - begin_s > 1.5
+    # within 300 ms of silence it is known, and what tells of the end of connections takes a moment
+    late = [one for one in segments if one.ends[2] == dead and begin_s + 0.5 < one.time_s < end_s - 0.1]
+    assert not late
+
+
+def test_no_more_is_under_way_to_a_neighbour_than_is_allowed(
+    segments: list[Segment], silence_s: tuple[float, float]
+) -> None:
+    """TCP's unacknowledged bytes are no more than those of chunks that the neighbour has not acknowledged."""
+    chunks, chunk_bytes, headers = 8, 8000, 64 * 9
+    sent: dict[tuple[str, int, str, int], int] = {}
+    most = 0
+    # once both are members again; before the first step there was a ring without limits
+    for one in (one for one in segments if one.time_s > silence_s[1] + 1.0 and not one.dscp):
+        if one.size > 0:
+            sent[one.ends] = (one.first + one.size) % 2**32
+        back = (*one.ends[2:], *one.ends[:2])
+        if back in sent and one.acknowledges is not None:
+            under_way = (sent[back] - one.acknowledges) % 2**32
+            most = max(most, under_way if under_way < 2**31 else 0)
+    assert chunk_bytes < most <= chunks * (chunk_bytes + headers)
+
+
+def test_state_goes_in_a_class_of_its_own(
+    segments: list[Segment], variants: dict[str, dict[str, Any]]
+) -> None:
+    of_class = [one for one in segments if one.dscp == 8]
+    assert sum(one.size for one in of_class) == pytest.approx(
+        loss(variants["machine"])["catch_up_bytes"] / 8000, rel=0.01
+    )
+    assert all(one.dscp in (0, 8) for one in segments)
