@@ -84,8 +84,8 @@ class Agreement:
     def hear(self, peer: int, message: dict[str, Any]) -> Messages:
         """A member's message.
 
-        Of one that is known to have gone, if only by hearsay, nothing counts: whoever decides after it may have been told
-        already that nothing of it was heard here.
+        Of one that is known to have gone, if only by hearsay, nothing counts: whoever decides after it may have been
+        told already that nothing of it was heard here.
         """
         if peer in self._lost:
             return []
