@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/localisation.py FOLDER [--seeds 16] [--clean 100] [--only KIND ...] [--jobs 2] [--table]
 
 Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what is
-in FOLDER already is not run again. Every rank's clock is put off by up to 1 ms before the dumps are judged. Prints, by
-kind: how often the first verdict names it, virtual seconds from the onset to the last dump, and how often the naive
-answer (whom the first time-out names) is right; false alarms of clean runs; and what was called what. --table: nothing
-is run.
+in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
+judged. Prints, by kind: how often the first verdict names it, virtual seconds from the onset to the last dump, and how
+often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and what was called what.
+--table: nothing is run.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _judged(run: Path, seed: int) -> tuple[Evidence, Diagnosis]:
     """Its dumps, with every rank's clock off by a time of its own."""
     (evidence,) = read_evidence(run)
     chance = random.Random(f"clocks/{seed}")
-    dumps = tuple(_shifted(dump, chance.uniform(-1, 1) * CLOCK_ERROR_S) for dump in evidence.dumps)
+    dumps = tuple(_shifted(dump, chance.uniform(-0.5, 0.5) * CLOCK_ERROR_S) for dump in evidence.dumps)
     return evidence, diagnose(dumps, evidence.paths, CLOCK_ERROR_S)
 
 

@@ -114,6 +114,10 @@ class Graph:
         entries = self.dumps[rank].entries
         return [(rank, place) for place, entry in enumerate(entries) if entry.state != COMPLETED]
 
+    def open_since_s(self, rank: int) -> float:
+        """Since when a rank waits, infinity where it does not."""
+        return min((self.entry(node).scheduled_s for node in self.open_nodes(rank)), default=math.inf)
+
     def node(self, rank: int, key: Key) -> Node | None:
         """A rank's part in a collective."""
         place = self.collectives.get(key, {}).get(rank)

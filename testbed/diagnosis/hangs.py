@@ -120,18 +120,29 @@ def _still(graph: Graph, found: Waiting, paths: NetworkPaths) -> list[Verdict]:
             lines.append(f"others gave up at {moment_text(graph.first_failure_s)}, it has not even noticed")
         lines += [line for rank in ranks for line in waiters_words(graph, felt[rank])][:4]
         waiters = {waiter for rank in ranks for waiter in felt[rank].waiters} - set(ranks)
+        who = host or ranks_text(ranks)
+        # a process that stands takes no messages; one that takes them is alive, and its program does not come
+        left = sorted({peer for rank in ranks for peer in waiting.unread(graph, rank)})
+        if left:
+            lines.append(f"messages of {ranks_text(tuple(left))} wait to be taken")
+        reason = "it neither goes on nor gives up" + (
+            "" if left else ", and has taken all that was sent to it"
+        )
+        stuck = "is stopped, swaps, or hangs in a system call or its GPU"
         verdicts.append(
             Verdict(
-                SILENT,
+                SILENT if left else RANK_NOT_JOINED,
                 ranks,
                 host,
                 since_s=last_s,
                 certainty=0.9 if failed else 0.7,
-                reason="it neither goes on nor gives up, while what it sent has all come",
+                reason=reason,
                 felt_by=len(waiters),
                 evidence=tuple(lines),
                 look_at=(
-                    f"whether {host or ranks_text(ranks)} is stopped, swaps, or hangs in a system call or its GPU",
+                    f"whether {who} {stuck}"
+                    if left
+                    else f"what {who} does instead: its stack, or whether it {stuck}",
                 ),
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node, heard_of
@@ -77,32 +77,45 @@ def gone_ranks(graph: Graph) -> dict[int, str]:
 def stands_still(graph: Graph, rank: int) -> bool:
     """Whether a rank that is not known to have ended does nothing.
 
-    What it had sent has come, for a kernel goes on sending what a paused process gave it. And others have failed and it
-    has not, though its connections ended, too; or, where none has failed, several peers' messages wait for it.
+    Others have failed, and it has not, though its connections ended, too, and it has waited for longer than they had
+    patience, or all that it had sent has come, as a kernel sends what a paused process gave it: a card that is down
+    leaves a rank that gives up in time. Or, where none has failed, several peers' messages wait for it.
     """
     dump = graph.dumps[rank]
     if dump.ended not in _WELL or gave_up(dump):
         return False
     if any(gone == rank for gone, _ in heard_of(graph, -math.inf)):
         return False  # it has closed its connections
-    nodes = graph.open_nodes(rank)
     others = [own for own in graph.dumps.values() if own.rank != rank]
-    waiting: set[int] = set()
-    for node in nodes:
-        entry = graph.entry(node)
-        for peer, own in entry.peers.items():
+    impatient = [own.rank for own in others if gave_up(own)]
+    if not impatient:
+        return _all_came(graph, rank) and len(unread(graph, rank)) > 1
+    if 2 * len(impatient) < len(others) or graph.last_activity_s(rank) >= graph.first_failure_s:
+        return False
+    patience_s = graph.first_failure_s - min(graph.open_since_s(other) for other in impatient)
+    return dump.time_s - graph.open_since_s(rank) > patience_s or _all_came(graph, rank)
+
+
+def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
+    """Peer, what this rank has of it and what it has of this rank, in operations that are open here."""
+    for node in graph.open_nodes(rank):
+        for peer, own in graph.entry(node).peers.items():
             there = _other_part(graph, node, peer)
-            if there is None:
-                continue
-            theirs = graph.entry(there).peers.get(rank, _NOTHING)
-            if theirs.expected > theirs.received and own.sent > theirs.received:
-                return False
-            if own.missing and theirs.sent > own.received:
-                waiting.add(peer)
-    if any(map(gave_up, others)):
-        most = 2 * sum(map(gave_up, others)) >= len(others)
-        return most and graph.last_activity_s(rank) < graph.first_failure_s
-    return len(waiting) > 1
+            if there is not None:
+                yield peer, own, graph.entry(there).peers.get(rank, _NOTHING)
+
+
+def _all_came(graph: Graph, rank: int) -> bool:
+    """Whether nobody waits for messages that this rank has sent."""
+    exchanged = _exchanged(graph, rank)
+    return not any(theirs.missing and own.sent > theirs.received for _, own, theirs in exchanged)
+
+
+def unread(graph: Graph, rank: int) -> set[int]:
+    """Peers whose messages were sent and this rank, which is ready for them, has not taken."""
+    return {
+        peer for peer, own, theirs in _exchanged(graph, rank) if own.missing and theirs.sent > own.received
+    }
 
 
 def _other_part(graph: Graph, node: Node, peer: int) -> Node | None:
@@ -151,7 +164,10 @@ class _Follower:
             if there is None:
                 found += self._behind(peer, key, node)
             elif theirs.missing:
-                found.append(Cause(NETWORK, (rank, peer), key))
+                still = peer in self.still
+                found.append(
+                    Cause(STANDS_STILL, (peer,), key) if still else Cause(NETWORK, (rank, peer), key)
+                )
             elif graph.entry(there).state != "completed":
                 found.append(there)
         if found:
@@ -199,6 +215,8 @@ class _Follower:
             theirs = graph.entry(there)
             if peer in self.gone:
                 return [Cause(GONE, (peer,), key)]
+            if peer in self.still:  # what it gave its transport last may not have left
+                return [Cause(STANDS_STILL, (peer,), key)]
             if theirs.peers.get(rank, _NOTHING).sent > entry.peers[peer].received:
                 return [Cause(NETWORK, (peer, rank), key)]
             return [Cause(SHORT, (peer,), key)] if theirs.state == "completed" else [there]

@@ -242,7 +242,7 @@ class Launcher:
         _say({"event": "killed", **carried.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
     def dump(self) -> None:
-        """Write down what every rank's flight recorder holds now."""
+        """Write down what every rank's flight recorder holds now, and how those ended that have said so."""
         folder = self.work.dumps
         if folder is None:
             return
