@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +24,9 @@ from testbed.replicas.effective import (
     PAPER_RESTART_S,
     PAPER_TOLERANT_EFFECTIVE,
     FailureCost,
-    tolerant_cost,
 )
 from testbed.report.svg import Axis, Drawing, standalone
-from testbed.results.result import Replication, Result
+from testbed.results.result import ReplicaLoss, Replication, Result
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 60, 190, 20, 320, 860, 360
 MORE_REPLICAS = 64
@@ -45,20 +44,34 @@ text { font: 13px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
 
 
 def cost_of(found: Replication, absent_s: float | None = None, restart_s: float | None = None) -> FailureCost:
-    """What a failure cost in a run, in the mean; absent_s, restart_s: in place of what it had."""
-    losses = found.losses
+    """What a loss cost in a run, in the mean; absent_s, restart_s: in place of what it had.
+
+    Losses of which one comes before all are back from another are one incident, with one stall.
+    """
+    count = len(found.losses)
+    stall_s = away_s = 0.0
+    for losses in incidents(found.losses):
+        longest_s = max(loss.stall_s for loss in losses)
+        end_s = max(loss.time_s + (loss.full_s or 0.0) for loss in losses)
+        stall_s += longest_s
+        away_s += max(0.0, end_s - losses[0].time_s - longest_s)
+    redone_s = found.period_s * found.steps_lost / count
     if found.mode == "restart":
-        stall_s = statistics.mean(loss.stall_s for loss in losses)
-        redone_s = found.period_s * statistics.mean(loss.steps_lost for loss in losses)
-        return FailureCost(stall_s if restart_s is None else restart_s, redone_s)
-    caught_up_s = statistics.mean(loss.catch_up_s or 0.0 for loss in losses)
-    blocks = found.catch_up == "blocking"
-    away_s = (
-        statistics.mean(loss.full_s or 0.0 for loss in losses) if absent_s is None else absent_s + caught_up_s
-    )
-    # the longest stall of one that blocks is the catch-up: what comes before it, all have
-    stall_s = 0.0 if blocks else statistics.mean(loss.stall_s for loss in losses)
-    return tolerant_cost(stall_s, away_s, found.replicas, caught_up_s, blocks)
+        return FailureCost(stall_s / count if restart_s is None else restart_s, redone_s)
+    each_s = away_s / count if absent_s is None else absent_s
+    return FailureCost(stall_s / count, redone_s, each_s, found.replicas)
+
+
+def incidents(losses: Sequence[ReplicaLoss]) -> list[list[ReplicaLoss]]:
+    """Losses that overlap, put together."""
+    made: list[list[ReplicaLoss]] = []
+    end_s = -math.inf
+    for loss in losses:
+        if loss.time_s > end_s:
+            made.append([])
+        made[-1].append(loss)
+        end_s = max(end_s, loss.time_s + (loss.full_s or math.inf))
+    return made
 
 
 def picture(curves: dict[str, FailureCost]) -> str:

@@ -82,7 +82,7 @@ class Communicator(AllToAll):
             raise ValueError(f"split: {COMMUNICATORS} communicators have been made, there can be no more")
         if self.rank not in ranks:
             return None
-        return self._made(ranks, int(number[0]), name, timeout_s, traffic)
+        return self.split_as(int(number[0]), ranks, name, timeout_s=timeout_s, traffic=traffic)
 
     def split_as(
         self,
@@ -102,18 +102,6 @@ class Communicator(AllToAll):
         """
         if not 0 < number < COMMUNICATORS:
             raise ValueError(f"number: got {number}, expected 1 to {COMMUNICATORS - 1}")
-        return self._made(ranks, number, name, timeout_s, traffic, fails_with)
-
-    def _made(
-        self,
-        ranks: Sequence[int],
-        number: int,
-        name: str = "",
-        timeout_s: float | None = None,
-        traffic: TrafficClass | None = None,
-        fails_with: Sequence[int] | None = None,
-    ) -> Communicator:
-        """A communicator of these ranks of this one, all of which make it under this number."""
         made = Communicator.__new__(Communicator)
         Members.__init__(
             made,
@@ -159,7 +147,7 @@ class Communicator(AllToAll):
         vote = self._agree(Vote(-1, frozenset([*gone, *lost]), self._next_number[0]), "shrink", timeout_s)
         self._next_number[0] = vote.number + 1
         living = [rank for rank, there in enumerate(self.ranks) if there not in vote.out]
-        return self._made(living, vote.number, name)
+        return self.split_as(vote.number, living, name)
 
     def _agree(self, vote: Vote, word: str, timeout_s: float | None) -> Vote:
         self._agreements += 1

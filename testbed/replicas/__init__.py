@@ -6,7 +6,8 @@ beside the launcher alone says who the members are, on sockets that no emulated 
 
 from testbed.replicas.ftar import FTAR, ReplicaGroup
 from testbed.replicas.member import Left, Summed
-from testbed.replicas.membership import Membership, Policy
+from testbed.replicas.membership import Membership
+from testbed.replicas.policy import Policy
 from testbed.replicas.ring import RingSettings
 from testbed.replicas.session import Session, SessionSettings
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from testbed.links.process import end_with_parent
-from testbed.replicas.membership import Membership, Phase, Policy
+from testbed.replicas.membership import Membership, Phase
 from testbed.replicas.messages import MOST_BYTES, FromRank, MessageError, packed, unpacked
+from testbed.replicas.policy import Policy
 
 _HAND_OVER_BYTES = 256
 RECORDS = "replicas.jsonl"

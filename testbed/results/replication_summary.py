@@ -30,7 +30,7 @@ def replication_summary(
     """
     commits = [record for record in records if record["event"] == "committed"]
     period_s = _period_s(commits, replicas)
-    begin_s = first_start_s(records, warmup)
+    begin_s = begun_s(records, warmup)
     end_s = commits[-1]["time_s"]
     standing = {record["step"]: record for record in commits}
     measured = [record for number, record in sorted(standing.items()) if number >= warmup]
@@ -62,7 +62,7 @@ def replication_summary(
     }
 
 
-def first_start_s(records: Sequence[Record], warmup: int) -> float:
+def begun_s(records: Sequence[Record], warmup: int) -> float:
     """When the first measured step began, for the first time."""
     return float(
         next(

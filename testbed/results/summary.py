@@ -41,6 +41,11 @@ class StepResult:
         return self.end_s - self.start_s
 
 
+def first_start_s(samples: Sequence[Mapping[str, Any]]) -> float:
+    """When the first of these steps began."""
+    return float(min(sample["start_s"] for sample in samples if sample["operation"] == "step"))
+
+
 def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepResult]:
     """Put the ranks' samples together, step by step, in the order in which they ran.
 

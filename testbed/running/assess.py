@@ -30,6 +30,7 @@ from testbed.running.conditions import changed_by, touched
 from testbed.running.events import events_record
 from testbed.running.host_evidence import HostEvidence
 from testbed.running.job_run import LinkSample
+from testbed.running.replication import ReplicationRecord
 from testbed.scale import UNSCALED, Scale
 
 
@@ -38,7 +39,8 @@ class Evidence:
     """What a whole run measured, for all of its variants.
 
     monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
-    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do.
+    missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. replication:
+    of replicas that come and go.
     """
 
     topology: Topology
@@ -57,6 +59,7 @@ class Evidence:
     missing_share: float | None = None
     tunnels: Sequence[Tunnel] = ()
     inside: HostEvidence | None = None
+    replication: ReplicationRecord | None = None
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:

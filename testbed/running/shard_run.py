@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,7 @@ from statistics import median
 from typing import Any, Literal
 
 from testbed.collectives import between_groups
-from testbed.config import Scenario, Topology
-from testbed.config.events import KILLS
+from testbed.config import ConfigError, Problem, Scenario, Topology
 from testbed.config.scenario import WHEN_SLOW
 from testbed.controller import PolicyChoice
 from testbed.fabric.capture import Capture
@@ -37,12 +35,10 @@ from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
 from testbed.model.crossing import network_paths
 from testbed.model.predicting import missing_share, predict
-from testbed.replicas.coordinator import RECORDS as COORDINATOR
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
-from testbed.results.replication_summary import first_start_s, replication_summary
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
-from testbed.results.summary import StepResult, gather_steps, undisturbed
+from testbed.results.summary import StepResult, first_start_s, gather_steps, undisturbed
 from testbed.results.training_summary import training_summary
 from testbed.running import packing
 from testbed.running.assess import Evidence, assess
@@ -54,6 +50,7 @@ from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
 from testbed.running.progress import Progress
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
+from testbed.running.replication import ReplicationRecord
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -91,6 +88,9 @@ class ShardRun:
         self._calibration = find_calibration(REAL if self.clock is None else VIRTUAL)
         self.job = job_of(scenario, scale, network_backend.link_engine)
         self.topology: Topology = self.job.topology
+        if machines and self.job.replication is not None:
+            expected = "one machine, as ranks have lines to a coordinator on it"
+            raise ConfigError([Problem("command line", None, "--machines", ",".join(machines), expected)])
         self.hosts, self.workload = self.job.hosts, self.job.workload
         self.happenings = scenario.happenings
         self.ranks_per_process = packing.ranks_per_process(
@@ -250,10 +250,8 @@ class ShardRun:
     ) -> ShardRecord:
         records = read_ranks(self.folder, len(self.hosts))
         samples, sockets = records.samples, records.sockets
-        if self.job.replication is None:
-            origin_s = min(sample["start_s"] for sample in samples if sample["operation"] == "step")
-        else:
-            origin_s = first_start_s(self._coordinator_records(), self.scenario.warmup)
+        replication = ReplicationRecord.read(self.folder, self.job)
+        origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
         numbers = self._dimensionless()
         evidence = Evidence(
@@ -272,6 +270,7 @@ class ShardRun:
             changes=[(self.scale.real_s(change.time_s - origin_s), change.words) for change in watch.changes],
             repairs=network.repairs,
             inside=self._inside(job, records, log),
+            replication=replication,
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
@@ -343,32 +342,11 @@ class ShardRun:
                 self.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
         }
-        if self.job.replication is not None:
-            entry["replication"] = self._replication(records, steps, evidence)
+        if evidence.replication is not None:
+            entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
         if evidence.events:
             entry["events"] = events_record(evidence.event_log, name)
         return entry
-
-    def _coordinator_records(self) -> list[dict[str, Any]]:
-        lines = (self.folder / COORDINATOR).read_text().splitlines()
-        return list(map(json.loads, lines))
-
-    def _replication(
-        self, records: RankRecords, steps: Sequence[StepResult], evidence: Evidence
-    ) -> dict[str, Any]:
-        """What replicas that came and went cost."""
-        told = self.job.replication
-        assert told is not None
-        return replication_summary(
-            self._coordinator_records(),
-            [sample for sample in records.samples if sample["operation"] == "step"],
-            [entry for entry in evidence.event_log if entry["action"] in KILLS],
-            self.scale,
-            replicas=len(told.replicas),
-            mode=told.policy.mode,
-            catch_up=told.policy.catch_up,
-            warmup=self.scenario.warmup,
-        )
 
     def _inside(self, job: JobRun, records: RankRecords, log: Sequence[Mapping[str, Any]]) -> HostEvidence:
         """What was counted inside the buildings."""

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from testbed.replicas import Policy, RingSettings
-from testbed.replicas.membership import CatchUpMode, Mode
+from testbed.replicas.policy import CatchUpMode, Mode
 from testbed.replicas.ring import chunks_of
 from testbed.testing.transports import in_threads
 from testbed.transport import BEST_EFFORT, MemoryNetwork, Request, TrafficClass, Transport

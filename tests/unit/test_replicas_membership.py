@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from testbed.replicas.member import Member, Summed
-from testbed.replicas.membership import CatchUpMode, Membership, Mode, Policy
+from testbed.replicas.membership import Membership
 from testbed.replicas.messages import (
     Alive,
     CatchUp,
@@ -30,6 +30,7 @@ from testbed.replicas.messages import (
     packed,
     unpacked,
 )
+from testbed.replicas.policy import CatchUpMode, Mode, Policy
 
 DETECT_S = 1.0
 
