@@ -4,8 +4,8 @@
 
 Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what is
 in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
-judged. Prints, by kind: how often the first verdict names it, virtual seconds from the onset to the last dump, and how
-often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and what was called what.
+judged. Prints, by kind: how often the first verdict names it, virtual seconds from the onset to the last dump (of runs
+that failed), and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and what was called what.
 --table: nothing is run.
 """
 
@@ -31,7 +31,7 @@ from testbed.flight import FLIGHT, RankDump
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "faults" / "localise.yaml"
 CLOCK_ERROR_S = 1e-3
-CLEAN = "clean"
+CLEAN, FAILED = "clean", "failed"
 RANKS, PLANES = 32, 4
 HOSTS = [f"{building}{number}" for building in ("east", "west") for number in range(1, 17)]
 
@@ -153,6 +153,8 @@ def _run(folder: Path, kind: str, seed: int) -> None:
         print(f"{kind} {seed}: {done.stderr[-400:]}", file=sys.stderr)
         return
     run.mkdir()
+    if left != output:
+        (run / FAILED).touch()
     shutil.move(left / FLIGHT, run / FLIGHT)
     if (left / "events.jsonl").exists():
         shutil.move(left / "events.jsonl", run / FLIGHT / "events.jsonl")
@@ -203,6 +205,8 @@ def _named(of: str, target: Any, ranks: tuple[int, ...], component: str) -> bool
 
 
 def _onset_s(run: Path) -> float | None:
+    if not (run / FAILED).exists():  # it was slow, and its dumps are those of its end
+        return None
     file = run / FLIGHT / "events.jsonl"
     times = (
         [json.loads(line).get("time_s") for line in file.read_text().splitlines()] if file.exists() else []

@@ -17,7 +17,7 @@ import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator
 from testbed.collectives.baseline import BASELINE_RING
-from testbed.flight import Recorder
+from testbed.flight import COMPLETED, Recorder
 from testbed.job.spec import JobSpec, Step
 from testbed.job.wiring import join
 from testbed.ranks.executor import Done, Executor
@@ -35,6 +35,7 @@ CALIBRATIONS = 5
 # less than what counts as a stall.
 BEAT_NS = 10_000_000
 EXACT_S = 20e-6
+EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
 
 
 class Rank:
@@ -175,12 +176,18 @@ class Rank:
         return start_ns / 1e9
 
     def _wait_until(self, start_s: float) -> None:
-        """Till then; under the virtual clock to the nanosecond, since waiting for sockets goes by microseconds."""
+        """Till then; under the virtual clock to the nanosecond, since waiting for sockets goes by microseconds.
+
+        The flight recorder has it: who waits does not compute.
+        """
+        record = self.recorder.begin(EVERYONE, 0, WAITING, time.monotonic()) if self.recorder else None
         exact_s = EXACT_S if clock_here() == "free" else 0.0
         self._sleep(start_s - exact_s - time.monotonic())
         if exact_s:
             left_ns = round(start_s * 1e9) - time.monotonic_ns()
             time.sleep(max(0.0, left_ns - 0.5) / 1e9)  # which is rounded up to a whole one
+        if record is not None:
+            record.ended(COMPLETED, time.monotonic())
 
     def _sleep(self, seconds: float) -> None:
         self.communicator.sleep(seconds)
