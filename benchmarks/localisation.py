@@ -5,8 +5,8 @@
 Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what is
 in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
 judged. Prints, by kind: how often the first verdict names it, virtual seconds from the onset to the last dump (of runs
-that failed), and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and what was called what.
---table: nothing is run.
+that failed), and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and
+what was called what. --table: nothing is run.
 """
 
 from __future__ import annotations
