@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from testbed.collectives.data import Array, Data, as_bytes
 from testbed.collectives.engine import Engine, Position, Steps
@@ -32,15 +33,20 @@ class Group:
         return self.transport.isend(there, tag, view, self.traffic)
 
     def receive(self, peer: int, tag: int, view: memoryview, record: Record | None) -> Request:
-        """Begin to receive from a member; say `arrived` when it is there."""
+        """Begin to receive from a member; recorded when it comes, which may be long before its turn."""
         there = self.ranks[peer]
-        if record is not None:
-            record.expected(there, len(view), self.transport.now_s)
-        return self.transport.irecv(there, tag, view, self.traffic)
+        if record is None:
+            return self.transport.irecv(there, tag, view, self.traffic)
+        record.expected(there, len(view), self.transport.now_s)
+        request = self.transport.irecv(there, tag, view, self.traffic)
+        if request.done:
+            self._come(record, request)
+        else:
+            request.on_done = partial(self._come, record)
+        return request
 
-    def arrived(self, request: Request, record: Record | None) -> None:
-        """What was received is there; for the record."""
-        if record is not None:
+    def _come(self, record: Record, request: Request) -> None:
+        if request.error is None:
             record.received(request.peer, len(request.view), self.transport.now_s)
 
 
@@ -96,8 +102,7 @@ def _strand(
         expected = posted[number]
         if expected:
             yield tuple([request for _, _, request in expected])
-            for runs, array, request in expected:
-                group.arrived(request, record)
+            for runs, array, _ in expected:
                 data.arrived(runs, reduces, array)
             posted[number] = []
         if number + AHEAD < count:

@@ -389,7 +389,6 @@ class Communicator(AllToAll):
                 position.phase = f"distance {distance}"
                 heard = self._group.receive((self.rank - distance) % self.size, tag, NOTHING, record)
                 yield self._group.send((self.rank + distance) % self.size, tag, NOTHING, record), heard
-                self._group.arrived(heard, record)
                 distance *= 2
 
         return self._collective("barrier", steps, async_op, timeout_s, About())

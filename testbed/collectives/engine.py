@@ -11,6 +11,7 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Protocol
 
 from testbed.collectives.scopes import Scope, Scopes
@@ -163,11 +164,16 @@ class Task:
             for item in waiting:
                 if not item.done:
                     missing += 1
-                    item.on_done = self._on_done
+                    heard = item.on_done  # somebody who only looks
+                    item.on_done = self._on_done if heard is None else partial(self._after, heard)
             if missing:
                 self._waiting = waiting
                 self._missing = missing
                 return
+
+    def _after(self, heard: Callable[[Any], None], item: Waitable) -> None:
+        heard(item)
+        self._on_done(item)
 
     def _on_done(self, item: Waitable) -> None:
         self._missing -= 1

@@ -97,7 +97,6 @@ class Exchange:
             if self._rows[target].size:
                 sends.append(group.send(target, tag + 1, as_bytes(self._rows[target]), record))
             yield (announced,)
-            group.arrived(announced, record)
             come = int(count[0])
             if not 0 <= come <= most:
                 raise TransportError(
@@ -108,8 +107,6 @@ class Exchange:
             rows = algorithm.sent(come, most)
             data = data if algorithm.ahead else self._receive(source, rows, tag + 1, record)
             yield tuple(data)
-            for request in data:
-                group.arrived(request, record)
         yield tuple(sends)
 
     def _receive(self, source: int, rows: int, tag: int, record: Record | None) -> list[Request]:

@@ -241,8 +241,6 @@ class Members:
             begin = self._group.send if kind == "isend" else self._group.receive
             request = begin(there, number, as_bytes(array), record)
             yield (request,)
-            if record is not None and kind == "irecv":
-                record.received(self.ranks[there], array.nbytes, self.transport.now_s)
 
         return self._work(words, steps(), timeout_s, record=record)
 
