@@ -50,6 +50,12 @@ class FaultsSpec(Strict):
         default=100,
         description="Steps from one checkpoint to the next, of which the first is before the first step.",
     )
+    checkpoint_to: Annotated[str, choice("a place", (PEER, STORAGE))] = Field(
+        default=STORAGE,
+        description="Where each checkpoint is written: storage: beside this network, in no time of its own; peer: 16 "
+        "bytes per parameter of each rank to the rank at the same place in the next replica, as in another building, "
+        "in the background while steps go on.",
+    )
     chunk_bytes: Size = Field(
         default=8_000_000, alias="chunk", description="Of what one message of ftar carries, at most."
     )
@@ -57,7 +63,7 @@ class FaultsSpec(Strict):
         default=4, description="Messages of ftar to a neighbour that are not acknowledged, at most."
     )
     catch_up_dscp: Annotated[int, whole(0, MAX_DSCP)] = Field(
-        default=8, description="DSCP of the state on its way to a returned replica."
+        default=8, description="DSCP of the state on its way to a returned replica, and of checkpoints."
     )
 
     def checks(self) -> Iterator[Finding]:

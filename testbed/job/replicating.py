@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from testbed.config.faults import PEER
 from testbed.job.replication import Replication
 from testbed.job.training import Training, wrong_workload
 from testbed.replicas import Policy, RingSettings
@@ -62,18 +63,18 @@ def replication_of(
         beat_s=BEAT_S if clock_here() == "free" else 0.0,
     )
     chunk_bytes = max(1, round(scale.emulated_bytes(spec.chunk_bytes)))
-    elements = [
-        reduced(training.plan, rank, replicas) * STATE_BYTES // ELEMENT_BYTES if spec.from_peer else 0
-        for rank in replicas[0]
-    ]
+    state = tuple(
+        reduced(training.plan, rank, replicas) * STATE_BYTES // ELEMENT_BYTES for rank in replicas[0]
+    )
     return Replication(
         replicas,
         policy,
         RingSettings(chunk_bytes, spec.in_flight),
         scale.emulated_s(spec.heartbeat_s),
-        tuple(elements),
+        state if spec.from_peer else (0,) * len(state),
         spec.catch_up_dscp,
         tuple(rank for rank, host in enumerate(hosts) if host in _killed(scenario)),
+        state if spec.checkpoint_to == PEER else (),
     )
 
 

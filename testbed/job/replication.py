@@ -13,6 +13,7 @@ class Replication:
     """replicas: ranks of each, in the order of their inner coordinates. policy: of the coordinator, but for its steps.
 
     state_elements: of 4 bytes, by inner coordinate, what a returned rank has to get over the network; dscp: of that.
+    checkpoint_elements: as state_elements, of what goes to the next replica with each checkpoint; empty: nothing.
     silent: ranks that may be lost with their machines, so that no line of theirs is seen to close.
     """
 
@@ -23,6 +24,7 @@ class Replication:
     state_elements: tuple[int, ...]
     dscp: int
     silent: tuple[int, ...] = ()
+    checkpoint_elements: tuple[int, ...] = ()
 
     @property
     def tolerant(self) -> bool:
@@ -40,4 +42,5 @@ class Replication:
             tuple(document["state_elements"]),
             document["dscp"],
             tuple(document["silent"]),
+            tuple(document["checkpoint_elements"]),
         )

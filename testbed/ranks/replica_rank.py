@@ -43,7 +43,7 @@ class ReplicaRank(Rank):
         assert job.replication is not None
         self.replication = job.replication
         self.line = line
-        self._given_bytes = 0  # as written down: between steps, too
+        self._given_bytes = self._checkpoint_bytes = 0  # as written down: between steps, too
 
     def run(self) -> None:
         """Connect, do all steps that it is in. Left when it is given up meanwhile, or comes when all is over."""
@@ -93,8 +93,14 @@ class ReplicaRank(Rank):
     def _make_session(self) -> Session:
         told = self.replication
         place = next(ranks.index(self.rank) for ranks in told.replicas if self.rank in ranks)
+        checkpoint = told.checkpoint_elements[place] if told.checkpoint_elements else 0
         settings = SessionSettings(
-            told.heartbeat_s, told.ring, told.state_elements[place] * 4, TrafficClass(told.dscp)
+            told.heartbeat_s,
+            told.ring,
+            told.state_elements[place] * 4,
+            TrafficClass(told.dscp),
+            checkpoint * 4,
+            told.policy.checkpoint_every,
         )
         return Session(self.communicator.engine, self.line, told.replicas, self.incarnation, settings)
 
@@ -164,10 +170,12 @@ class ReplicaRank(Rank):
                 "replicas": sorted({member for one in summed.values() for member in one.members}),
                 "stopped_s": [end_s - begin_s for begin_s, end_s in session.stops[stops_before:]],
                 "given_bytes": session.given_bytes - self._given_bytes,
+                "checkpoint_bytes": session.checkpoints.sent_bytes - self._checkpoint_bytes,
                 **seen,
             },
         )
         self._given_bytes = session.given_bytes
+        self._checkpoint_bytes = session.checkpoints.sent_bytes
         self._write(self.samples)
         self.samples = []
 

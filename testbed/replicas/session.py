@@ -15,6 +15,7 @@ from testbed.collectives.check import count_wrong, fill
 from testbed.collectives.data import as_bytes
 from testbed.collectives.engine import Engine, Event
 from testbed.collectives.operations import finish, operation_named
+from testbed.replicas.checkpoints import Checkpoints
 from testbed.replicas.client import Client
 from testbed.replicas.member import Left, Member, Summed
 from testbed.replicas.messages import CatchUp, CaughtUp, Operation, Part, Stop, ToRank, View
@@ -31,12 +32,17 @@ _COMMUNICATOR_BIT = 46
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """heartbeat_s: between signs of life. state_bytes: what a rank that returns has to get; traffic: in which class."""
+    """heartbeat_s: between signs of life. state_bytes: what a rank that returns has to get; traffic: in which class.
+
+    checkpoint_bytes: what goes to the next replica, in that class, too, after every `checkpoint_every` steps.
+    """
 
     heartbeat_s: float = 0.1
     ring: RingSettings = field(default_factory=RingSettings)
     state_bytes: int = 0
     traffic: TrafficClass = BEST_EFFORT
+    checkpoint_bytes: int = 0
+    checkpoint_every: int = 1
 
 
 @dataclass
@@ -84,6 +90,7 @@ class Session:
         self._kept: dict[Operation, Kept] = {}
         self._stopped_s: float | None = None
         self._event = Event()
+        self.checkpoints = Checkpoints(engine, self.signal, self.settings.ring, self.settings.traffic)
         self.client = Client(line, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._say()
         engine.start("", self._listen())
@@ -210,6 +217,7 @@ class Session:
             if self.member.step != step:
                 self._kept = {}
                 self._sequence.clear()
+                self._checkpoint(message)
             if self._stopped_s is not None:
                 self.stops.append((self._stopped_s, time.monotonic()))
                 self._stopped_s = None
@@ -229,6 +237,18 @@ class Session:
         while self._said < len(self.member.said):
             self.client.say(self.member.said[self._said])
             self._said += 1
+
+    def _checkpoint(self, view: View) -> None:
+        """A step is committed: where it is a checkpoint's, this rank's state goes to its fellow in the next replica."""
+        own, members = self.settings, view.members
+        if own.checkpoint_bytes and view.step and not view.step % own.checkpoint_every and len(members) > 1:
+            place = members.index(self.replica)
+            to, source = (self.replicas[members[(place + by) % len(members)]][self.place] for by in (1, -1))
+
+            def wanted() -> bool:
+                return self.member.left is None and self.member.epoch == view.epoch
+
+            self.checkpoints.begin(view.epoch, view.step, own.checkpoint_bytes, to, source, wanted)
 
     # ---- state for those that return
 

@@ -87,7 +87,7 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
 
 def _stirred(part: Mapping[str, Any]) -> bool:
     """Whether a rank had to stop in a step, or gave its state to one that returned."""
-    return bool(part["stopped_s"] or part["given_bytes"])
+    return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:

@@ -89,6 +89,7 @@ class Outcome:
     left: str = ""
     sent_bytes: int = 0
     caught_up_bytes: int = 0
+    checkpoints: list[int] = field(default_factory=list)
 
 
 def contribution(replica: int, step: int, operation: int) -> np.ndarray[Any, Any]:
@@ -105,11 +106,19 @@ def steps_of(
     incarnation: int = 0,
     ring: RingSettings = RingSettings(512, 2),  # noqa: B008
     state_bytes: int = 0,
+    checkpoint_bytes: int = 0,
+    checkpoint_every: int = 1,
 ) -> Outcome:
     """All steps that a rank is in, each with so many all-reduces under way at once."""
     outcome = Outcome()
     engine = Engine(transport)
-    settings = SessionSettings(HEARTBEAT_S, ring, state_bytes)
+    settings = SessionSettings(
+        HEARTBEAT_S,
+        ring,
+        state_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        checkpoint_every=checkpoint_every,
+    )
     session = Session(engine, line, replicas, incarnation, settings)
     ranks = tuple(row[session.place] for row in replicas)
     group = ReplicaGroup(session, ranks, FIRST_GROUP, timeout_s=60.0)
@@ -141,6 +150,7 @@ def steps_of(
     outcome.sent_bytes = sum(counters.bytes_sent for counters in transport.counters.values())
     outcome.caught_up_bytes = session.caught_up_bytes
     outcome.wrong += session.caught_up_wrong
+    outcome.checkpoints = session.checkpoints.whole
     session.close()
     return outcome
 

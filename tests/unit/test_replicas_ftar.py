@@ -80,6 +80,29 @@ def test_no_more_than_so_many_chunks_are_unacknowledged(in_flight: int) -> None:
     assert [one.most for one in watched] == [in_flight] * 3
 
 
+def test_checkpoints_go_to_the_next_replica_meanwhile() -> None:
+    job = Job(3, 2, Policy(steps=6))
+    network = MemoryNetwork(6)
+    lines = [job.switchboard.line(rank, 0) for rank in range(6)]
+
+    def program(transport: Transport) -> Outcome:
+        line = lines[transport.rank]
+        return steps_of(
+            transport, line, job.replicas, 6, operations=1, checkpoint_bytes=5000, checkpoint_every=2
+        )
+
+    found = in_threads(6, network.transports.__getitem__, program)
+    job.end()
+    ring_bytes = 6 * 2 * 2 * (NUMEL * 4) // 3
+    for rank, outcome in enumerate(found):
+        assert outcome.wrong == 0
+        assert outcome.checkpoints[:1] == [2]  # the last ones may not have come to their end
+        sent = network.transports[rank].counters
+        to = (rank + 2) % 6  # the rank at the same place in the next replica, which follows in the ring, too
+        assert {peer for peer, own in sent.items() if own.bytes_sent} == {to}
+        assert sent[to].bytes_sent - ring_bytes >= 2 * 5000
+
+
 def run(seed: int) -> None:
     random_ = random.Random(seed)
     replicas, ranks = random_.choice([(2, 1), (3, 1), (4, 1), (3, 2)])
