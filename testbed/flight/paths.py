@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.flight.records import DumpError
+from testbed.flight.records import DumpError, read_document
 
 PATHS_SCHEMA = 1
 PATHS_FILE = "paths.json"
@@ -90,13 +90,4 @@ class NetworkPaths:
     @classmethod
     def read(cls, path: Path) -> NetworkPaths:
         """The inverse of `write`. DumpError, OSError."""
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise DumpError(f"{path}: not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise DumpError(f"{path}: got {type(document).__name__}, expected an object")
-        try:
-            return cls.from_document(document)
-        except DumpError as error:
-            raise DumpError(f"{path}: {error}") from error
+        return read_document(path, cls.from_document)

@@ -8,10 +8,10 @@ Times are seconds of the rank's own clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.errors import TestbedError
 
@@ -30,6 +30,23 @@ def dump_name(rank: int) -> str:
 
 class DumpError(TestbedError):
     """A file that is not a dump of a flight recorder, or memory that is not one's."""
+
+
+Made = TypeVar("Made")
+
+
+def read_document(path: Path, make: Callable[[Mapping[str, Any]], Made]) -> Made:
+    """What `make` makes of a file with one JSON object. DumpError, with the file's name; OSError."""
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise DumpError(f"{path}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise DumpError(f"{path}: got {type(document).__name__}, expected an object")
+    try:
+        return make(document)
+    except DumpError as error:
+        raise DumpError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -160,16 +177,7 @@ class RankDump:
     @classmethod
     def read(cls, path: Path) -> RankDump:
         """The inverse of `write`. DumpError, OSError."""
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise DumpError(f"{path}: not JSON: {error}") from error
-        if not isinstance(document, dict):
-            raise DumpError(f"{path}: got {type(document).__name__}, expected an object")
-        try:
-            return cls.from_document(document)
-        except DumpError as error:
-            raise DumpError(f"{path}: {error}") from error
+        return read_document(path, cls.from_document)
 
 
 def _said(kind: type[Entry] | type[PeerTraffic], own: dict[str, Any]) -> dict[str, Any]:
