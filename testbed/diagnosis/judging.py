@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from testbed.diagnosis.graph import Graph, longest_s
 from testbed.diagnosis.hangs import hang_verdicts, stalled
@@ -12,7 +13,8 @@ from testbed.diagnosis.mismatch import mismatches
 from testbed.diagnosis.naive import naive_answer
 from testbed.diagnosis.pairs import slow_network
 from testbed.diagnosis.slow import slow_io, slow_ranks
-from testbed.diagnosis.verdicts import CRASHED, Diagnosis, Verdict
+from testbed.diagnosis.stuck import crossed_by
+from testbed.diagnosis.verdicts import CRASHED, STUCK_IN_NETWORK, Diagnosis, Verdict
 from testbed.diagnosis.waiting import gone_ranks
 from testbed.flight import COMPLETED, NetworkPaths, RankDump
 
@@ -33,6 +35,8 @@ def diagnose(
     hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
     if hangs:
         verdicts = hang_verdicts(graph, clock_error_s, paths)
+        if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and not verdicts[0].component:
+            verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s), paths)
     wrong = mismatches(graph, clock_error_s)
     if wrong:
         # ranks that mean different things wait for each other for ever, which is no second fault
@@ -52,6 +56,32 @@ def diagnose(
         len(graph.dumps),
         tuple(sorted(named - set(graph.dumps))),
     )
+
+
+def with_losses(stuck: list[Verdict], slow: Iterable[Verdict], paths: NetworkPaths) -> list[Verdict]:
+    """Stuck pairs that nothing explains, since other pairs cross all their parts in health, beside slow ones.
+
+    A part that loses some of what crosses it has most messages come late, a few not at all, and others in time.
+    """
+    crossed = crossed_by(paths)
+    for part in slow:
+        explained = [
+            own
+            for own in stuck
+            if own.kind == STUCK_IN_NETWORK
+            and len(own.ranks) == 2
+            and any(part.component in ways for ways in crossed.get((own.ranks[0], own.ranks[1]), ()))
+        ]
+        if part.component and explained:
+            found = replace(
+                part,
+                kind=STUCK_IN_NETWORK,
+                reason="what does not come crosses it, and what comes late does, too",
+                felt_by=max(own.felt_by for own in explained),
+                evidence=(*(line for own in explained for line in own.evidence), *part.evidence),
+            )
+            return [found, *(own for own in stuck if own not in explained)]
+    return stuck
 
 
 def first_incomplete(graph: Graph) -> str:
