@@ -29,7 +29,7 @@ from tests.net.namespaces import namespaces
 
 pytestmark = [pytest.mark.net]
 
-STEPS, STEP_S = 4, 0.1
+STEPS, STEP_S = 4, 0.5  # so long that a rank is killed within the step of which it told last
 TIMEOUT_S = 30.0
 ALONE = JobPlan(ranks=((Computing("work", "work", "compute", duration_s=STEP_S),),))
 

@@ -84,7 +84,8 @@ def test_the_run_directory_is_complete(finished: tuple[Path, dict[str, Any]]) ->
     names = {path.name for path in folder.iterdir()}
     assert {"scenario.yaml", "manifest.json", "samples.jsonl", "summary.json", "report.html"} <= names
     assert not list(folder.parent.glob("*.partial"))
-    assert not [path for path in folder.iterdir() if path.is_dir()]
+    # of steps that were slower than predicted, as on a busy machine, ranks' dumps stay
+    assert {path.name for path in folder.iterdir() if path.is_dir()} <= {"flight"}
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["congestion_control"] == ["cubic"]
     assert len(manifest["fabric"]["hosts"]) == 6
