@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from testbed.flight import FLIGHT
+from testbed.flight import FLIGHT, RankDump
 from testbed.results.directory import hand_over
 from testbed.results.shards import FIGURES
 
@@ -22,9 +22,9 @@ def keep_failed(run: Path, shards: Path, words: str) -> Path | None:
     """Move the flight recorders' dumps of the shard that failed to `<run>.failed`, in place of what was there.
 
     run: the run's folder, which there is not. shards: the folder of all shards' folders. words: why it failed. Returns
-    where they are, with the shard's scenario and the words; None where no rank had begun.
+    where they are, with the shard's scenario and the words; None where no rank had begun anything.
     """
-    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if any(dumps.glob(DUMPS))]
+    left = [dumps.parent for dumps in sorted(shards.glob(f"*/{FLIGHT}")) if _has_something(dumps)]
     failed = [shard for shard in left if not (shard / FIGURES).exists()]
     if not failed:
         return None
@@ -37,3 +37,7 @@ def keep_failed(run: Path, shards: Path, words: str) -> Path | None:
     (target / FAILURE).write_text(words + "\n")
     hand_over(target)
     return target
+
+
+def _has_something(dumps: Path) -> bool:
+    return any(RankDump.read(path).entries for path in dumps.glob(DUMPS))

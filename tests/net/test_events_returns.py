@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -91,12 +92,13 @@ def test_it_returns_into_its_namespace_and_starts_anew(tmp_path: Path) -> None:
         second = returned["pids"]["0"]
         assert second != first
         rest = told.until(lambda event: event["event"] == "step")
-        assert [event.get("index") for event in rest] == [0]
+        assert [event.get("index") for event in rest] == [2]  # steps done once more are not told again
         assert started(second) == started(place.pid)
         rest = told.until(lambda event: event["event"] == "done")
-        assert [event.get("index") for event in rest] == [*range(1, STEPS), None]
+        assert [event.get("index") for event in rest] == [*range(3, STEPS), None]
         assert launcher.ended(TIMEOUT_S) is None
-    assert (tmp_path / "rank-0.jsonl").exists()
+    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert [line["trial"] for line in lines if line["operation"] == "step"] == list(range(STEPS))
 
 
 def test_one_that_has_not_ended_yet_is_replaced(tmp_path: Path) -> None:
