@@ -43,6 +43,9 @@ ABROAD_SHARE = 0.15
 """Of the pairs that cross a part, so many at most may be healthy where it is to be the cause of slow ones: luck of few
 messages where it loses some."""
 
+MOST_ABROAD_SHARE = 0.6
+"""The same where no part explains anything by that: losses of a fifth leave most pairs with no message that is late."""
+
 AWAITED_SHARE = 0.05
 """Of a message's travel its receiver must have waited for it at least: when one came that was not asked for yet is not
 known."""

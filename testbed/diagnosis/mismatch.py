@@ -99,13 +99,14 @@ def _verdict(
     )
     evidence = [f"{graph.words(key)}: {ranks_text(ranks)}: {_words(own)}" for own, ranks in _grouped(meant)]
     stray = strayed(graph, culprits[0], peers_of(graph)[culprits[0]]) if len(culprits) == 1 else None
-    if stray and stray.left_out:
+    # what follows an operation that was left out is another one than the others', and one that they have, too
+    left_out = bool(stray and stray.left_out) and meant[culprits[0]] in _others(graph, culprits[0])
+    if stray and left_out:
         evidence.append(
             f"first it called {stray.did} where those that run the same program call {stray.instead}"
         )
     return Verdict(
-        # what follows an operation that was left out is another one than the others'
-        RANK_NOT_JOINED if stray and stray.left_out else MISMATCH,
+        RANK_NOT_JOINED if left_out else MISMATCH,
         culprits,
         since_s=min(graph.entry((rank, graph.collectives[key][rank])).scheduled_s for rank in culprits),
         certainty=certainty,
@@ -117,6 +118,12 @@ def _verdict(
             " and the branch of the program that leads there",
         ),
     )
+
+
+def _others(graph: Graph, rank: int) -> set[Meaning]:
+    """What all operations of other ranks are."""
+    entries = [entry for dump in graph.dumps.values() if dump.rank != rank for entry in dump.entries]
+    return {meaning(entry) for entry in entries if entry.sequence}
 
 
 def _grouped(meant: dict[int, Meaning]) -> Iterator[tuple[Meaning, tuple[int, ...]]]:

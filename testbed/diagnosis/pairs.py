@@ -25,6 +25,7 @@ from testbed.diagnosis.limits import (
     LEAST_LAST,
     LEAST_MESSAGE_BYTES,
     LEAST_OPERATIONS,
+    MOST_ABROAD_SHARE,
     SLOW_PAIR_TIMES,
     UNSHARED_PAIR_TIMES,
 )
@@ -257,9 +258,10 @@ class Travels:
         usual_s = median(before) if len(before) >= LEAST_OPERATIONS else self._alike_s(pair, kind)
         if usual_s is None:
             usual_s = self.expected_s(pair, kind)
-        return usual_s is not None and median(after) <= HEALTHY_PAIR_TIMES * (
-            max(usual_s, 0.0) + self.apart_s
-        )
+        least_s = HEALTHY_PAIR_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
+        # one that is very late is no health, where all others are in time
+        late_s = LATE_TIMES * (max(usual_s or 0.0, 0.0) + self.apart_s)
+        return usual_s is not None and median(after) <= least_s and max(after) <= late_s
 
 
 def slow_network(graph: Graph, paths: NetworkPaths, clock_error_s: float) -> list[Verdict]:
@@ -284,6 +286,8 @@ def slow_network(graph: Graph, paths: NetworkPaths, clock_error_s: float) -> lis
     )
     crossed = crossed_by(paths)
     explanations, left = explain(sorted(slow), healthy, crossed, ABROAD_SHARE)
+    if not explanations and len(slow) >= LEAST_OPERATIONS:  # of what loses some, most may come in time
+        explanations, left = explain(sorted(slow), healthy, crossed, MOST_ABROAD_SHARE)
     verdicts = []
     for own in explanations:
         others = list(dict.fromkeys(part.name for part in own.instead if part.name != own.part.name))
