@@ -13,7 +13,6 @@ from testbed.diagnosis.mismatch import mismatches
 from testbed.diagnosis.naive import naive_answer
 from testbed.diagnosis.pairs import slow_network
 from testbed.diagnosis.slow import slow_io, slow_ranks
-from testbed.diagnosis.stuck import crossed_by
 from testbed.diagnosis.verdicts import CRASHED, STUCK_IN_NETWORK, Diagnosis, Verdict
 from testbed.diagnosis.waiting import gone_ranks
 from testbed.flight import COMPLETED, NetworkPaths, RankDump
@@ -35,8 +34,9 @@ def diagnose(
     hangs = stalled(graph, longest_s(graph)) or bool(gone_ranks(graph))
     if hangs:
         verdicts = hang_verdicts(graph, clock_error_s, paths)
-        if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and not verdicts[0].component:
-            verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s), paths)
+        stuck = [pair for own in verdicts if own.kind == STUCK_IN_NETWORK for pair in own.pairs]
+        if verdicts and verdicts[0].kind == STUCK_IN_NETWORK and len(stuck) == 1:
+            verdicts = with_losses(verdicts, slow_network(graph, paths, clock_error_s, stuck))
     wrong = mismatches(graph, clock_error_s)
     if wrong:
         # ranks that mean different things wait for each other for ever, which is no second fault
@@ -58,29 +58,22 @@ def diagnose(
     )
 
 
-def with_losses(stuck: list[Verdict], slow: Iterable[Verdict], paths: NetworkPaths) -> list[Verdict]:
-    """Stuck pairs that nothing explains, since other pairs cross all their parts in health, beside slow ones.
+def with_losses(stuck: list[Verdict], slow: Iterable[Verdict]) -> list[Verdict]:
+    """What is stuck beside what is slow: the first is one pair, and a part that it crosses explains others, too.
 
-    A part that loses some of what crosses it has most messages come late, a few not at all, and others in time.
+    A part that loses some of what crosses it has most messages come in time, some late, a few not at all.
     """
-    crossed = crossed_by(paths)
+    (pair,) = stuck[0].pairs
     for part in slow:
-        explained = [
-            own
-            for own in stuck
-            if own.kind == STUCK_IN_NETWORK
-            and len(own.ranks) == 2
-            and any(part.component in ways for ways in crossed.get((own.ranks[0], own.ranks[1]), ()))
-        ]
-        if part.component and explained:
+        if part.component and pair in part.pairs and len(part.pairs) > 1:
             found = replace(
                 part,
                 kind=STUCK_IN_NETWORK,
                 reason="what does not come crosses it, and what comes late does, too",
-                felt_by=max(own.felt_by for own in explained),
-                evidence=(*(line for own in explained for line in own.evidence), *part.evidence),
+                felt_by=stuck[0].felt_by,
+                evidence=(stuck[0].evidence[0], *part.evidence),
             )
-            return [found, *(own for own in stuck if own not in explained)]
+            return [found, *stuck[1:]]
     return stuck
 
 

@@ -264,8 +264,13 @@ class Travels:
         return usual_s is not None and median(after) <= least_s and max(after) <= late_s
 
 
-def slow_network(graph: Graph, paths: NetworkPaths, clock_error_s: float) -> list[Verdict]:
-    """One verdict for each part of the network that explains slow pairs, and for pairs that none explains."""
+def slow_network(
+    graph: Graph, paths: NetworkPaths, clock_error_s: float, stuck: Sequence[Pair] = ()
+) -> list[Verdict]:
+    """One verdict for each part of the network that explains slow pairs, and for pairs that none explains.
+
+    stuck: pairs whose messages do not come at all, to be explained with them.
+    """
     travels = Travels(graph, paths, clock_error_s)
     slow: dict[Pair, tuple[Slow, Kind]] = {}
     for pair, kind in sorted(travels.seen):
@@ -281,17 +286,24 @@ def slow_network(graph: Graph, paths: NetworkPaths, clock_error_s: float) -> lis
         {
             pair
             for pair, kind in travels.seen
-            if pair not in slow and 2 * kind[2] >= size_bytes and travels.healthy(pair, kind, since_s)
+            if pair not in slow
+            and pair not in stuck
+            and 2 * kind[2] >= size_bytes
+            and travels.healthy(pair, kind, since_s)
         }
     )
     crossed = crossed_by(paths)
-    explanations, left = explain(sorted(slow), healthy, crossed, ABROAD_SHARE)
-    if not explanations and len(slow) >= LEAST_OPERATIONS:  # of what loses some, most may come in time
-        explanations, left = explain(sorted(slow), healthy, crossed, MOST_ABROAD_SHARE)
+    bad = sorted({*slow, *stuck})
+    explanations, left = explain(bad, healthy, crossed, ABROAD_SHARE)
+    if (left or len(explanations) > 1) and len(bad) >= LEAST_OPERATIONS:
+        # of what loses some, most may come in time: one part for all rather than parts for some
+        one, none = explain(bad, healthy, crossed, MOST_ABROAD_SHARE)
+        if len(one) == 1 and not none:
+            explanations, left = one, none
     verdicts = []
     for own in explanations:
         others = list(dict.fromkeys(part.name for part in own.instead if part.name != own.part.name))
-        lines = [_words(pair, *slow[pair]) for pair in own.covers[:4]]
+        lines = [_words(pair, *slow[pair]) for pair in own.covers[:4] if pair in slow]
         lines.append(
             f"of {len(slow)} slow pairs it explains {len(own.covers)}; {len(healthy)} others are well"
         )
@@ -313,9 +325,10 @@ def slow_network(graph: Graph, paths: NetworkPaths, clock_error_s: float) -> lis
                 felt_by=len({rank for pair in own.covers for rank in pair}),
                 evidence=tuple(lines),
                 look_at=(f"rate, errors, losses and queues of {own.part}",),
+                pairs=own.covers,
             )
         )
-    for pair in left:
+    for pair in (pair for pair in left if pair in slow):
         verdicts.append(
             Verdict(
                 SLOW_NETWORK,
@@ -336,7 +349,7 @@ def _loss_s(own: Slow) -> float:
 
 
 def _first(slow: Mapping[Pair, tuple[Slow, Kind]], pairs: Sequence[Pair]) -> float | None:
-    times = [slow[pair][0].since_s for pair in pairs]
+    times = [slow[pair][0].since_s for pair in pairs if pair in slow]
     known = [value for value in times if value is not None]
     return min(known) if known else None
 

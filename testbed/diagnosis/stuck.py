@@ -67,6 +67,7 @@ def network_verdicts(
                 felt_by=len(felt.waiters),
                 evidence=(_stuck_words(graph, pair, keys),),
                 look_at=(f"the path from rank {pair[0]} to rank {pair[1]}, and the connection between them",),
+                pairs=(pair,),
             )
         )
     return [*verdicts, *unexplained]
@@ -93,6 +94,7 @@ def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts
         felt_by=len(waiters),
         evidence=tuple(lines),
         look_at=(f"counters, carrier and rules of {own.part}",),
+        pairs=own.covers,
     )
 
 

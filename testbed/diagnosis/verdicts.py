@@ -33,7 +33,8 @@ class Verdict:
     """What is wrong. kind: one of MEANINGS. ranks: whose it is, if anybody's; component: of the network, or a host.
 
     since_s: by the clock of the first rank that felt it, None where it always was so. certainty: 0 to 1, for `reason`.
-    felt_by: how many ranks wait for it, at one or more removes. evidence, look_at: a line each.
+    felt_by: how many ranks wait for it, at one or more removes. pairs: (sender, receiver) that it explains, of the
+    network. evidence, look_at: a line each.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class Verdict:
     felt_by: int = 0
     evidence: tuple[str, ...] = ()
     look_at: tuple[str, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def who(self) -> str:
