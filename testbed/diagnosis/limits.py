@@ -16,6 +16,9 @@ SLOW_RANK_SHARE = 0.2
 """A rank is slow that needs so much more time of its own between operations than those that run the same program:
 uneven computing is a few per cent, a straggler's clock throttles by a fifth or more."""
 
+LEAST_EXCESS_SHARE = 0.02
+"""Of the time that goes by meanwhile, that a slow rank must need more: where nobody computes, a fifth is nothing."""
+
 SLOW_RANK_OFTEN = 0.6
 """In so large a share of operations at least: a pause once is not a slow rank."""
 

@@ -14,6 +14,7 @@ from statistics import median
 from testbed.diagnosis.graph import Graph
 from testbed.diagnosis.limits import (
     LEAST_CONTROL_S,
+    LEAST_EXCESS_SHARE,
     LEAST_OPERATIONS,
     SLOW_IO_SHARE,
     SLOW_IO_TIMES,
@@ -91,6 +92,8 @@ def _slow(rank: int, compared: Sequence[Compared], peers: set[int]) -> Verdict |
     # places where nobody computes say nothing of who computes slowly
     telling = [own for own in compared if own.others_s * len(compared) > 0.1 * usual_s]
     if len(telling) < LEAST_OPERATIONS or usual_s <= 0 or excess_s < SLOW_RANK_SHARE * usual_s:
+        return None
+    if excess_s < LEAST_EXCESS_SHARE * (compared[-1].when_s - compared[0].when_s):
         return None
     late = [own for own in telling if own.own_s > (1 + SLOW_RANK_SHARE / 2) * own.others_s]
     if len(late) < SLOW_RANK_OFTEN * len(telling):
