@@ -8,7 +8,7 @@ that live decide alike, provided that who is taken to be dead is: a rank that on
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Messages = list[tuple[int, dict[str, Any]]]
@@ -25,6 +25,10 @@ class Vote:
     def with_other(self, other: Vote) -> Vote:
         """Both combined."""
         return Vote(self.flags & other.flags, self.out | other.out, max(self.number, other.number))
+
+    def without(self, ranks: Iterable[int]) -> Vote:
+        """The same with these ranks out, too."""
+        return replace(self, out=self.out.union(ranks))
 
     def document(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -71,7 +75,7 @@ class Agreement:
     def vote(self, vote: Vote) -> Messages:
         """This member's, once."""
         self._own = vote
-        self._lost |= vote.out & set(self.ranks) - {self.rank}
+        self._lose_all(vote.out)
         return self._go_on()
 
     def lose(self, peer: int) -> Messages:
@@ -98,8 +102,11 @@ class Agreement:
         if self.decided is not None:  # it has not heard of it
             return [(peer, self._message(self.decided, True))]
         self._votes[peer] = vote
-        self._lost |= vote.out & set(self.ranks) - {self.rank}
+        self._lose_all(vote.out)
         return self._go_on()
+
+    def _lose_all(self, out: Iterable[int]) -> None:
+        self._lost |= set(out).intersection(self.ranks) - {self.rank}
 
     def _go_on(self) -> Messages:
         if self._own is None:
@@ -117,12 +124,11 @@ class Agreement:
                     return []
                 # who has had nothing to do with those that are lost does not know yet whom to vote to
                 self._told = set(self._lost)
-                news = Vote(self._own.flags, self._own.out | self._lost, self._own.number)
-                return [(rank, self._message(news, False)) for rank in living]
+                return [(rank, self._message(self._own.without(self._lost), False)) for rank in living]
             vote = self._own
             for rank in living:
                 vote = vote.with_other(self._votes[rank])
-            self.decided = vote.with_other(Vote(-1, frozenset(self._lost), 0))
+            self.decided = vote.without(self._lost)
         return [(rank, self._message(self.decided, True)) for rank in living]
 
     @staticmethod

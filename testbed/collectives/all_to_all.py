@@ -12,8 +12,9 @@ from testbed.collectives.data import Array, PairBlocks
 from testbed.collectives.definitions import ALL_TO_ALL, ALL_TO_ALL_V
 from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import relays_blocks
-from testbed.collectives.messages import About, Members
+from testbed.collectives.messages import Members
 from testbed.collectives.operations import check_array, padded, shares, split_bounds
+from testbed.collectives.recording import About
 from testbed.collectives.registry import AUTO, Algorithm, RowsAlgorithm, algorithm_of, rows_algorithm_of
 from testbed.collectives.work import Work
 from testbed.transport import TransportError

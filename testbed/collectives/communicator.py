@@ -11,8 +11,9 @@ from testbed.collectives.agreement import Vote
 from testbed.collectives.all_to_all import AllToAll
 from testbed.collectives.data import NOTHING, Array
 from testbed.collectives.engine import Engine, Position, Steps
-from testbed.collectives.messages import COMMUNICATORS, EVERYBODY, About, Members
+from testbed.collectives.messages import COMMUNICATORS, EVERYBODY, Members
 from testbed.collectives.operations import check_array, finish, given, operation_named
+from testbed.collectives.recording import About
 from testbed.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import CollectiveTimeout, Work

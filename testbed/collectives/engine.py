@@ -119,7 +119,9 @@ class Task:
         self.record = record
         self.position = position
         # a part of another task has no name, and nobody asks how long it took
-        self.start_s = time.monotonic() if name else float("nan")
+        self.start_s = float("nan")
+        if name:
+            self.start_s = time.monotonic() if record is None else record.scheduled_s
         self.end_s = float("nan")
         self.done = False
         self.error: TransportError | None = None

@@ -11,6 +11,7 @@ from testbed.collectives.data import Array, Blocks, Operation, as_bytes
 from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.operations import check_array
 from testbed.collectives.plan import Plan
+from testbed.collectives.recording import About, begin_record
 from testbed.collectives.registry import AUTO, Algorithm, Collective, PlanRequest, algorithm_of, collective_of
 from testbed.collectives.tuning import TuningTable
 from testbed.collectives.work import Work
@@ -42,14 +43,6 @@ class Planned(NamedTuple):
 
     plan: Plan
     algorithm: str
-
-
-class About(NamedTuple):
-    """What the flight recorder is told of an operation."""
-
-    array: Array | None = None
-    algorithm: str = ""
-    op: str = ""
 
 
 class Members:
@@ -247,24 +240,7 @@ class Members:
     def _begin_record(
         self, name: str, sequence: int, about: About, peer: int = -1, tag: int = 0
     ) -> Record | None:
-        recorder = self._engine.recorder
-        if recorder is None:
-            return None
-        array, algorithm, op = about
-        dtype, size_bytes = (array.dtype.name, array.nbytes) if array is not None else ("", 0)
-        now_s = time.monotonic()
-        return recorder.begin(
-            self._number,
-            sequence,
-            name,
-            now_s,
-            size_bytes=size_bytes,
-            algorithm=algorithm,
-            dtype=dtype,
-            op=op,
-            peer=peer,
-            tag=tag,
-        )
+        return begin_record(self._engine.recorder, self._number, sequence, name, about, peer, tag)
 
     def _work(
         self,
@@ -287,5 +263,5 @@ class Members:
         if delay_s > 0:
             yield (self._engine.timer(time.monotonic() + delay_s),)
         if record is not None:
-            record.started(time.monotonic() if delay_s > 0 else self.transport.now_s)
+            record.started(time.monotonic() if delay_s > 0 else record.scheduled_s)
         yield from steps

@@ -18,9 +18,8 @@ from testbed.transport.base import MOST_REASON_BYTES
 from testbed.transport.failures import TellsOfPeers, tells_of_peers
 
 REVOKE, AGREE = "revoke", "agree"
-_MOST_EARLY = (
-    10_000  # communicators and agreements that peers tell of before this rank has come to them: sanity
-)
+# communicators and agreements that peers tell of before this rank has come to them: sanity
+_MOST_EARLY = 10_000
 
 
 class Revoked(TransportError):
@@ -42,15 +41,19 @@ class Scope:
         self.tasks: set[Any] = set()
 
     def fail(self, error: TransportError) -> None:
-        """End everything of it; only the first error counts."""
-        if self.failure is not None:
+        """End everything of it. The first error counts, but for who has aborted it, which counts for more."""
+        if self.failure is not None and (self.revoked or not isinstance(error, Revoked)):
             return
         self.failure = error
         for task in sorted(self.tasks, key=lambda task: task.start_s):
             task.cancel(self.failure)
-            self.failure = (
-                self.failure if self.failure.during else task.error
-            )  # which says what was under way
+            if not self.failure.during:  # the task's says what was under way
+                self.failure = task.error
+
+    @property
+    def revoked(self) -> bool:
+        """Whether a member has aborted it."""
+        return isinstance(self.failure, Revoked)
 
 
 class Scopes:
@@ -128,11 +131,9 @@ class Scopes:
                     self.lose(PeerLost(self._transport.rank, peer, f"it told nonsense ({error!r})"))
         while self._wanted:
             scope, reason = self._wanted.popleft()
-            if isinstance(scope.failure, Revoked):
-                continue
             own = self._transport.rank
-            self._pass_on(scope, own, reason.encode()[:MOST_REASON_BYTES].decode(errors="ignore"))
-            scope.failure = None  # who aborts counts for more than why
+            if not scope.revoked:
+                self._pass_on(scope, own, reason.encode()[:MOST_REASON_BYTES].decode(errors="ignore"))
             scope.fail(Revoked(own, own, reason))
 
     def agree(self, scope: Scope, sequence: int, vote: Vote) -> Agreement:
@@ -183,8 +184,7 @@ class Scopes:
             if scope is None:
                 if len(self._early) < _MOST_EARLY:
                     self._early[number] = error
-            elif not isinstance(scope.failure, Revoked):
+            elif not scope.revoked:
                 # passed on: who aborted it may have died in the middle of telling
                 self._pass_on(scope, error.by, error.reason)
-                scope.failure = None
                 scope.fail(error)

@@ -48,6 +48,26 @@ class Explanation:
     instead: tuple[Part, ...]
     within: tuple[Part, ...]
 
+    @property
+    def names_instead(self) -> list[str]:
+        """Of parts that would do as well, but for ways of this one."""
+        return list(dict.fromkeys(part.name for part in self.instead if part.name != self.part.name))
+
+    @property
+    def doubts(self) -> list[str]:
+        """Lines for people: what else it could be."""
+        lines = []
+        if others := self.names_instead:
+            lines.append(f"as well it could be {', '.join(others[:5])}")
+        if self.within:
+            names = dict.fromkeys(part.name for part in self.within)
+            lines.append(f"no pair tells it from {', '.join(names)}")
+        return lines
+
+    def certainty(self, most: float) -> float:
+        """Less than `most` as more parts would do as well."""
+        return round(max(most / (1 + len(self.names_instead)), 0.1), 2)
+
 
 Crossed = Mapping[Pair, Sequence[Sequence[str]]]
 """The parts that each pair's messages go through, in order; of each of its connections."""

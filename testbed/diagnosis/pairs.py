@@ -302,17 +302,11 @@ def slow_network(
             explanations, left = one, none
     verdicts = []
     for own in explanations:
-        others = list(dict.fromkeys(part.name for part in own.instead if part.name != own.part.name))
         lines = [_words(pair, *slow[pair]) for pair in own.covers[:4] if pair in slow]
         lines.append(
             f"of {len(slow)} slow pairs it explains {len(own.covers)}; {len(healthy)} others are well"
         )
-        if others:
-            lines.append(f"as well it could be {', '.join(others[:5])}")
-        if own.within:
-            lines.append(
-                f"no pair tells it from {', '.join(dict.fromkeys(part.name for part in own.within))}"
-            )
+        lines += own.doubts
         if own.part.way:
             lines.append(f"only {own.part.way}")
         verdicts.append(
@@ -320,7 +314,7 @@ def slow_network(
                 SLOW_NETWORK,
                 component=own.part.name,
                 since_s=_first(slow, own.covers),
-                certainty=round(max(0.9 / (1 + len(others)), 0.1), 2),
+                certainty=own.certainty(0.9),
                 reason="the fewest parts that all slow pairs cross and hardly any healthy one does",
                 felt_by=len({rank for pair in own.covers for rank in pair}),
                 evidence=tuple(lines),

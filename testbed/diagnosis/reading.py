@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.flight import FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump
+from testbed.flight import DUMPS, FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump
 from testbed.flight.pytorch import PYTORCH_NAMES, read_pytorch
-
-DUMPS = "rank-*.json"
 
 
 @dataclass(frozen=True)

@@ -75,13 +75,9 @@ def network_verdicts(
 
 def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts: int) -> Verdict:
     """Of one part that explains stuck pairs, one of so many parts."""
-    others = list(dict.fromkeys(part.name for part in own.instead if part.name != own.part.name))
     lines = [_stuck_words(graph, pair, stuck[pair][1]) for pair in own.covers[:4]]
     lines.append(f"of {len(stuck)} pairs with messages under way it explains {len(own.covers)}")
-    if others:
-        lines.append(f"as well it could be {', '.join(others[:5])}")
-    if own.within:
-        lines.append(f"no pair tells it from {', '.join(dict.fromkeys(part.name for part in own.within))}")
+    lines += own.doubts
     if own.part.way:
         lines.append(f"only {own.part.way}: healthy pairs cross it the other way")
     waiters = {waiter for pair in own.covers for waiter in stuck[pair][0].waiters}
@@ -89,7 +85,7 @@ def _by_part(graph: Graph, own: Explanation, stuck: Stuck, since_s: float, parts
         STUCK_IN_NETWORK,
         component=own.part.name,
         since_s=since_s,
-        certainty=round(max(0.95 / (1 + len(others)), 0.1), 2) if parts < 4 else 0.3,
+        certainty=own.certainty(0.95) if parts < 4 else 0.3,
         reason="the fewest parts that all bad pairs cross and no healthy one does",
         felt_by=len(waiters),
         evidence=tuple(lines),

@@ -4,6 +4,7 @@ from testbed.flight.paths import PATHS_FILE, NetworkPaths, PairPath
 from testbed.flight.records import (
     COMPLETED,
     DUMPED,
+    DUMPS,
     FAILED,
     FLIGHT,
     LAUNCHER_PID,
@@ -22,6 +23,7 @@ from testbed.flight.ring import Record, Recorder, read_ring
 __all__ = [
     "COMPLETED",
     "DUMPED",
+    "DUMPS",
     "FAILED",
     "FLIGHT",
     "LAUNCHER_PID",

@@ -23,9 +23,12 @@ SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "fa
 STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
 
 
-def dump_name(rank: int) -> str:
-    """The name of the file that a rank's dump stands in."""
+def dump_name(rank: int | str) -> str:
+    """The name of the file that a rank's dump stands in; "*" for that of any."""
     return f"rank-{rank}.json"
+
+
+DUMPS = dump_name("*")
 
 
 class DumpError(TestbedError):

@@ -56,15 +56,15 @@ def ring_bytes(slots: int = SLOTS, peers: int = PEERS) -> int:
 class Record:
     """One operation, as its rank writes it down. Times are the rank's clock's."""
 
-    __slots__ = ("_at", "_memory", "_most", "_peers", "_phase", "group", "over")
+    __slots__ = ("_at", "_memory", "_most", "_peers", "_phase", "over", "scheduled_s")
 
-    def __init__(self, memory: Any, at: int, most: int, group: int) -> None:
+    def __init__(self, memory: Any, at: int, most: int, scheduled_s: float) -> None:
         self._memory = memory
         self._at = at
         self._most = most
         self._peers: dict[int, list[Any]] = {}
         self._phase = ""
-        self.group = group
+        self.scheduled_s = scheduled_s
         self.over = False
 
     def started(self, now_s: float) -> None:
@@ -184,7 +184,7 @@ class Recorder:
         times = (now_s, _NEVER, _NEVER)
         head = (self._number, group, sequence, 0, size_bytes, peer, tag)
         _SLOT.pack_into(self._memory, at, *head, *times, 0, 0, 0, *words, b"", b"")
-        record = Record(self._memory, at, self._most, group)
+        record = Record(self._memory, at, self._most, now_s)
         self._kept.setdefault(group, deque()).append((slot, record))
         return record
 

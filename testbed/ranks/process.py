@@ -41,9 +41,8 @@ Event = dict[str, Any]
 Tell = Callable[[Event], None]
 
 
-Ring = (
-    mmap.mmap
-)  # what a rank's flight recorder writes into: shared with the launcher, so that it outlives the rank
+Ring = mmap.mmap
+"""What a rank's flight recorder writes into: shared with the launcher, so that it outlives the rank."""
 
 
 class RankTask(Protocol):

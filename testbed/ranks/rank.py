@@ -9,7 +9,7 @@ import json
 import mmap
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +68,9 @@ class Rank:
     def run(self) -> None:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
-        wiring = job.wiring
-        joined = join(wiring, self.rank, self.incarnation)
+        joined = join(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
-        self.communicator = Communicator(
-            self.transport,
-            wiring.buildings,
-            timeout_s=wiring.timeout_s,
-            tuning=job.plan.tuning,
-            recorder=self.recorder,
-        )
+        self.communicator = self._everybody()
         self.credits: ReceiveCredits | None = None
         try:
             self.communicator.barrier()
@@ -106,6 +99,23 @@ class Rank:
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
+    def _everybody(self) -> Communicator:
+        """Of all ranks, on this rank's transport."""
+        wiring = self.job.wiring
+        return Communicator(
+            self.transport,
+            wiring.buildings,
+            timeout_s=wiring.timeout_s,
+            tuning=self.job.plan.tuning,
+            recorder=self.recorder,
+        )
+
+    def _slow_down(self, communicators: Iterable[Communicator]) -> None:
+        """Have operations of these take longer to begin, where that is among what this rank does wrong."""
+        if self.faults.slow_io:
+            for communicator in communicators:
+                communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
+
     def _make_executor(self) -> Executor:
         """Communicators of all classes of traffic and groups, and what carries the plan out with them."""
         plan = self.job.plan
@@ -132,9 +142,7 @@ class Rank:
                 groups[number] = made
         if plan.holds_receivers:
             self.credits = ReceiveCredits(self.credit_sockets, self.rank, self.transport.wake)
-        if self.faults.slow_io:
-            for communicator in {*of_class.values(), *groups.values()}:
-                communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
+        self._slow_down({*of_class.values(), *groups.values()})
         timeout_s = self.job.wiring.timeout_s
         return Executor(plan, of_class, groups, self.job.dtype, timeout_s, self.credits, self.faults)
 
@@ -196,8 +204,7 @@ class Rank:
         self.executor.prepare(salt=index * 1000)
         start_s = self._agree_on_start()
         if self.rank == 0:
-            said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
-            self.progress({"event": "step", **said})
+            self._tell_step(index, step, start_s)
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)
@@ -208,6 +215,10 @@ class Rank:
         seen = self.host_monitor.end(start_s, end_s)
         done.look()
         self._record(index, step, (start_s, end_s), done, {"sent_bytes": sent, **seen})
+
+    def _tell_step(self, index: int, step: Step, start_s: float) -> None:
+        said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
+        self.progress({"event": "step", **said})
 
     def _record(
         self, index: int, step: Step, span: tuple[float, float], done: Done, seen: dict[str, Any]

@@ -64,14 +64,8 @@ class ReplicaRank(Rank):
             self.transport.close()
 
     def _run(self, joined: Joined) -> None:
-        job, wiring = self.job, self.job.wiring
-        self.communicator = Communicator(
-            self.transport,
-            wiring.buildings,
-            timeout_s=wiring.timeout_s,
-            tuning=job.plan.tuning,
-            recorder=self.recorder,
-        )
+        job = self.job
+        self.communicator = self._everybody()
         if not self.incarnation:
             self.communicator.barrier()
             self._write(self._calibrate())
@@ -129,9 +123,7 @@ class ReplicaRank(Rank):
                 lasting[index] = ReplicaGroup(session, members, number, timeout_s, traffic, name)
             else:
                 groups[index] = self.communicator.split_as(number, members, name, traffic=traffic)
-        if self.faults.slow_io:
-            for communicator in {*of_class.values(), *groups.values()}:
-                communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
+        self._slow_down({*of_class.values(), *groups.values()})
         timeout_s = self.job.wiring.timeout_s
         return Executor(plan, of_class, groups, self.job.dtype, timeout_s, None, self.faults, lasting)
 
@@ -144,8 +136,7 @@ class ReplicaRank(Rank):
         self.executor.prepare(salt=index * 1000)
         start_s = session.agree_on_start()
         if session.replica == session.members[0] and session.place == 0:
-            said = {"index": index, "variant": step.variant, "trial": step.trial, "start_s": start_s}
-            self.progress({"event": "step", **said})
+            self._tell_step(index, step, start_s)
         self.faults.step(step.variant, step.trial, start_s)
         self.host_monitor.begin()
         self._wait_until(start_s)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from testbed.collectives import Array
 from testbed.collectives.operations import check_array, operation_named
+from testbed.collectives.recording import About, begin_record
 from testbed.collectives.work import Work
 from testbed.flight import Record
 from testbed.replicas.member import Summed
@@ -72,21 +71,10 @@ class ReplicaGroup:
     def _record(self, array: Array, op: str) -> Record | None:
         """Of the flight recorder, which numbers operations through all steps. What attempts send is not in it."""
         self._recorded += 1
-        if self._recorder is None:
-            return None
-        now_s = time.monotonic()
-        record = self._recorder.begin(
-            self.number,
-            self._recorded,
-            "all_reduce",
-            now_s,
-            size_bytes=array.nbytes,
-            algorithm=FTAR,
-            dtype=array.dtype.name,
-            op=op,
-        )
+        about = About(array, FTAR, op)
+        record = begin_record(self._recorder, self.number, self._recorded, "all_reduce", about)
         if record is not None:
-            record.started(now_s)
+            record.started(record.scheduled_s)
         return record
 
     def summed(self, operation: Operation) -> Summed:

@@ -8,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from testbed.collectives import Array
 from testbed.collectives.check import count_wrong, fill
-from testbed.collectives.data import as_bytes
 from testbed.collectives.engine import Engine, Event
 from testbed.collectives.operations import finish, operation_named
 from testbed.replicas.checkpoints import Checkpoints
 from testbed.replicas.client import Client
 from testbed.replicas.member import Left, Member, Summed
 from testbed.replicas.messages import CatchUp, CaughtUp, Operation, Part, Stop, ToRank, View
+from testbed.replicas.moving import Line, move
 from testbed.replicas.ring import Place, RingSettings, attempt
 from testbed.replicas.waiting import FirstOf, Signal
 from testbed.transport import BEST_EFFORT, TrafficClass
@@ -90,7 +88,8 @@ class Session:
         self._kept: dict[Operation, Kept] = {}
         self._stopped_s: float | None = None
         self._event = Event()
-        self.checkpoints = Checkpoints(engine, self.signal, self.settings.ring, self.settings.traffic)
+        self._line = Line(engine.transport, self.settings.ring, self.settings.traffic, self.signal)
+        self.checkpoints = Checkpoints(engine, self._line)
         self.client = Client(line, self.settings.heartbeat_s, lambda: engine.post(self._event))
         self._say()
         engine.start("", self._listen())
@@ -256,28 +255,27 @@ class Session:
         """This rank's part of a catch-up: all of the state, chunk by chunk, in a class of its own."""
         gives = message.source == self.replica
         peer = self.replicas[message.target if gives else message.source][self.place]
-        ring, transport = self.settings.ring, self.engine.transport
-        moved = 0
-        while moved < self.settings.state_bytes and self._moves(message, gives):
-            size = min(ring.chunk_bytes * ring.in_flight, self.settings.state_bytes - moved)
-            array = np.empty(-(-size // 4), np.float32)
-            tag = _CATCH_UP_TAG | message.attempt
-            if gives:
-                fill(array, 0, message.attempt)
-                request = transport.isend(peer, tag, as_bytes(array), self.settings.traffic)
-            else:
-                request = transport.irecv(peer, tag, as_bytes(array), self.settings.traffic)
-            while not request.done and self._moves(message, gives):
-                yield (FirstOf(self.signal, [request]),)
-            if not request.done or request.error is not None:
-                return  # somebody is lost, as the coordinator will say
+
+        def write(array: Array) -> None:
+            fill(array, 0, message.attempt)
+
+        def moved(array: Array) -> None:
             if gives:
                 self.given_bytes += array.nbytes
             else:
                 self.caught_up_bytes += array.nbytes
                 self.caught_up_wrong += count_wrong(array, 1, message.attempt)
-            moved += size
-        if not gives and self._moves(message, gives):
+
+        whole = yield from move(
+            self._line,
+            peer,
+            _CATCH_UP_TAG | message.attempt,
+            self.settings.state_bytes,
+            lambda: self._moves(message, gives),
+            moved,
+            write if gives else None,
+        )
+        if whole and not gives and self._moves(message, gives):
             self.member.said.append(CaughtUp(message.attempt))
             self._say()
 

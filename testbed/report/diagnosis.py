@@ -12,9 +12,9 @@ from testbed.flight import DumpError
 from testbed.report.pages import render_page
 from testbed.results.records import EVENTS
 from testbed.results.result import Variant
+from testbed.results.summary import slower
 
 DIAGNOSIS_FILE = "diagnosis.html"
-SLOWER = 1.1  # than predicted: beyond what the model is off on clean networks, docs/model.md
 
 
 def write_diagnosis(run: Path, found: Mapping[str, Diagnosis]) -> Path:
@@ -45,7 +45,11 @@ def suspected(run_dir: Path, variants: Sequence[Variant]) -> list[tuple[str, Dia
     asked = [
         variant.name
         for variant in variants
-        if disturbed or (variant.predicted is not None and 1 + variant.predicted.error < 1 / SLOWER)
+        if disturbed
+        or (
+            variant.predicted is not None
+            and slower(variant.step_time_s.median, variant.predicted.step_time_s)
+        )
     ]
     if not asked:
         return []

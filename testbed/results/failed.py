@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from testbed.flight import FLIGHT, RankDump
+from testbed.flight import DUMPS, FLIGHT, RankDump
 from testbed.results.directory import hand_over
 from testbed.results.shards import FIGURES
 
-DUMPS = "rank-*.json"
 FAILED_SUFFIX, FAILURE, SCENARIO = ".failed", "failure.txt", "scenario.yaml"
 
 

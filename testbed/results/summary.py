@@ -14,6 +14,7 @@ from testbed.scale import Scale
 from testbed.workload.plan import COMPUTING
 
 LATENCY_BOUND_BELOW = 0.6  # a link busy for a smaller share of the step than this did not set its pace
+SLOWER = 1.1  # than predicted
 COMPUTE_BOUND_BELOW = 0.05  # exposed communication as a share of the step below which computing limits
 
 
@@ -88,6 +89,11 @@ def gather_steps(samples: Sequence[Mapping[str, Any]], ranks: int) -> list[StepR
 def _stirred(part: Mapping[str, Any]) -> bool:
     """Whether a rank had to stop in a step, or gave its state to one that returned."""
     return bool(part["stopped_s"] or part["given_bytes"] or part.get("checkpoint_bytes"))
+
+
+def slower(step_time_s: float, predicted_s: float | None) -> bool:
+    """Whether a step took longer than the model says, by more than that is off on clean networks: docs/model.md."""
+    return predicted_s is not None and step_time_s > SLOWER * predicted_s
 
 
 def distribution(values: Sequence[float]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from testbed.model.predicting import missing_share, predict
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
-from testbed.results.summary import StepResult, first_start_s, gather_steps, undisturbed
+from testbed.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
 from testbed.results.training_summary import training_summary
 from testbed.running import packing
 from testbed.running.assess import Evidence, assess
@@ -55,7 +55,6 @@ from testbed.scale import Scale
 from testbed.virtual import clock_here
 
 MONITOR_FILE = "monitor.jsonl"
-SLOWER = 1.1  # than predicted: beyond what the model is off on clean networks, docs/model.md
 THIS_MACHINE = "this machine"
 LOOK_INTERVAL_S = 1.0
 
@@ -277,7 +276,8 @@ class ShardRun:
         for name, algorithm in self.scenario.named_algorithms.items():
             own = [step for step in steps if step.variant == name]
             variants.append(self._variant(name, algorithm, own, records, evidence))
-        healthy = not self.scenario.happenings and not any(map(_slow, variants))
+        slow = any(slower(variant["step_time_s"], variant["predicted_s"]) for variant in variants)
+        healthy = not self.scenario.happenings and not slow
         if self.scenario.telemetry.flight_recorder == WHEN_SLOW and healthy:
             shutil.rmtree(self.folder / FLIGHT, ignore_errors=True)
         clock: Literal["real", "virtual"] = "real" if self.clock is None else "virtual"
@@ -388,9 +388,3 @@ class ShardRun:
         )
         real = self.scenario.topology.resolve()
         return dimensionless(real, self.topology, self.scale, traffic)
-
-
-def _slow(variant: Mapping[str, Any]) -> bool:
-    """Whether its steps took longer than the model says."""
-    predicted_s = variant["predicted_s"]
-    return predicted_s is not None and variant["step_time_s"] > SLOWER * predicted_s

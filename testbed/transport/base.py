@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from testbed.errors import TestbedError
+
+Below = TypeVar("Below")
 
 MAX_TAG = 2**63 - 1
 CONTROL_TAG = 2**64 - 2  # one more, for layers between a rank and its transport
@@ -179,6 +181,16 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Send out what was begun, say goodbye, release everything; bounded in time; further calls do nothing."""
+
+
+def beneath(transport: Transport, kind: type[Below]) -> Below | None:
+    """What of a kind a transport is, or has under its layers, as their attribute `inner`; None where there is none."""
+    found: Any = transport
+    while not isinstance(found, kind):
+        if not hasattr(found, "inner"):
+            return None
+        found = found.inner
+    return found
 
 
 def reason_bytes(reason: str) -> bytes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from testbed.transport.base import PeerLost, Transport
+from testbed.transport.base import PeerLost, Transport, beneath
 
 OnNote = Callable[[int, bytes], None]
 OnPeerLost = Callable[[PeerLost], None]
@@ -32,10 +32,5 @@ class TellsOfPeers(Protocol):
 
 
 def tells_of_peers(transport: Transport) -> TellsOfPeers | None:
-    """The transport itself, or what is under its layers, as their attribute `inner`; None where none does."""
-    found: Any = transport
-    while not isinstance(found, TellsOfPeers):
-        if not hasattr(found, "inner"):
-            return None
-        found = found.inner
-    return found
+    """The transport itself, or what is under its layers; None where none does."""
+    return beneath(transport, TellsOfPeers)  # type: ignore[type-abstract]

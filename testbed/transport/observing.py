@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from testbed.transport.base import Transport
+from testbed.transport.base import Transport, beneath
 from testbed.transport.loop import StallDetector
 from testbed.transport.mesh import Mesh
 from testbed.transport.wire import ConnectionKey
@@ -39,10 +39,5 @@ Observed = Mesh | Unobserved
 
 
 def observed(transport: Transport) -> Observed:
-    """The mesh that a transport is, or that is under its layers, as their attribute `inner`."""
-    found: Any = transport
-    while not isinstance(found, Mesh):
-        if not hasattr(found, "inner"):
-            return Unobserved()
-        found = found.inner
-    return found
+    """The mesh that a transport is, or that is under its layers."""
+    return beneath(transport, Mesh) or Unobserved()
