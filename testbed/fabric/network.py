@@ -39,6 +39,7 @@ from testbed.fabric.state import (
     STATE_ROOT,
     FabricState,
     clean,
+    cookies,
     marked,
     process_started,
     register,
@@ -172,7 +173,7 @@ class Fabric:
         state.pids = {
             name: pid for name, pid in self.pids.items() if self._operations(name) is placement.here
         }
-        state.namespaces = [os.stat(f"/proc/{pid}/ns/net").st_ino for pid in self._namespace_pids()]
+        state.namespaces = cookies(self._namespace_pids())
         state.save()
         if placement.machines:
             self._progress(

@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import psutil
 from pyroute2 import IPRoute
 
 from testbed.fabric.buffers import restore_after_kill
+from testbed.links.netns import namespace_cookie
 
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
@@ -34,7 +35,10 @@ GONE_WAIT_S = 20.0  # a busy machine's Open vSwitch takes its time
 
 @dataclasses.dataclass
 class FabricState:
-    """One fabric's entry: who owns it, and what it made. `phase` is building, up, failed or closing."""
+    """One fabric's entry: who owns it, and what it made. `phase` is building, up, failed or closing.
+
+    `namespaces` has the cookies of its nodes' network namespaces.
+    """
 
     id: str
     owner_pid: int
@@ -149,20 +153,29 @@ def _kill_processes(state: FabricState) -> list[str]:
     return removed
 
 
+def cookies(pids: Iterable[int]) -> list[int]:
+    """What tells the namespaces of these processes from all others since boot; nothing where the kernel cannot say."""
+    return [cookie for pid in pids if (cookie := namespace_cookie(pid)) is not None]
+
+
 def _processes_of(state: FabricState) -> list[psutil.Process]:
-    namespaces = set(state.namespaces)
-    root = os.stat("/proc/self/ns/net").st_ino
-    ours = []
+    """Those with the fabric's mark, and those in its namespaces, whoever started them there."""
+    ours, whose = [], {os.stat("/proc/self/ns/net").st_ino: False}
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         try:
-            marked = process.environ().get(ENVIRONMENT_MARK) == state.id
+            if process.environ().get(ENVIRONMENT_MARK) == state.id:
+                ours.append(process)
+                continue
+            # by inode within this one look only: the number of a namespace that has ended goes to the next one made
             inode = os.stat(f"/proc/{process.pid}/ns/net").st_ino
+            if inode not in whose:
+                whose[inode] = namespace_cookie(process.pid) in state.namespaces
+            if whose[inode]:
+                ours.append(process)
         except (psutil.Error, OSError):
             continue
-        if marked or (inode in namespaces and inode != root):
-            ours.append(process)
     return ours
 
 
