@@ -1,0 +1,13 @@
+"""Execution traces: what each rank of somebody's job did in a step, in real figures, whoever recorded it."""
+
+from testbed.traces.trace import (
+    Collective,
+    Compute,
+    JobTrace,
+    Node,
+    PointToPoint,
+    RankTrace,
+    TraceError,
+)
+
+__all__ = ["Collective", "Compute", "JobTrace", "Node", "PointToPoint", "RankTrace", "TraceError"]
