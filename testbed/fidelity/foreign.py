@@ -110,10 +110,10 @@ def no_foreign_traffic(
     """Whether the network carried more than what the run sent.
 
     slowest_bps: the lowest rate of any link or card: what others send can have kept it busy for as long as their bytes
-    take there. steps_s: of all measured steps. known: whether the kernel tells what a rank's own connections sent.
+    take there. steps_s: of all measured steps. known: whether it is told what the ranks' own connections sent.
     """
     if not known and not found:
-        words = "This kernel does not tell what a rank's own connections sent."
+        words = "Of some steps nobody tells what ranks' own connections sent: the kernel does not, or they were closed."
         return Invariant(_NAME, _BOUND, "not known", None, words)
     bytes_ = {
         direction: sum(entry.bytes_ for entry in found if entry.direction == direction)

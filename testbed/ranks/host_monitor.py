@@ -32,6 +32,7 @@ class HostMonitor:
         self._sockets = sockets
         self._exact = clock_here() == "free"
         self._before: HostCounts | None = None
+        self._open: frozenset[object] = frozenset()
         wait_s = LONGEST_WAIT_S if self._exact else REAL_WAIT_S
         late_s = LATE_S if self._exact else REAL_LATE_S
         self._stall_detector = sockets.stall_detector = StallDetector(wait_s, wait_s + late_s)
@@ -39,6 +40,7 @@ class HostMonitor:
     def begin(self) -> None:
         """A step is going to start."""
         own = self._sockets.wire_counts()
+        self._open = self._sockets.open_connections()
         # the rank's own first, and last in the end: what comes between is taken for its own, not for somebody's
         self._before = HostCounts(read_protocols(), own)
         self._stall_detector.gaps.clear()
@@ -50,7 +52,9 @@ class HostMonitor:
         after = HostCounts(read_protocols(), self._sockets.wire_counts())
         # where nobody looks meanwhile, no stall shorter than the step is noticed
         wait_s = end_s - start_s if isinstance(self._sockets, Unobserved) else self._stall_detector.wait_s
-        found: dict[str, Any] = {"traffic": traffic(before, after), "looks_s": wait_s}
+        # of a connection that was closed meanwhile, as when a peer is lost, nobody tells any more what it carried
+        whole = self._open <= self._sockets.open_connections()
+        found: dict[str, Any] = {"traffic": traffic(before, after) if whole else None, "looks_s": wait_s}
         stalls = [
             {"at_s": max(0.0, since_s - start_s), "for_s": until_s - max(since_s, start_s)}
             for since_s, until_s in self._stall_detector.gaps

@@ -192,6 +192,10 @@ class Mesh:
                     found.append((peer, key, glance(sock)))
         return found
 
+    def open_connections(self) -> frozenset[object]:
+        """What stands for each that is open, for as long as it is."""
+        return frozenset(stream for stream in self._streams.values() if stream.sock is not None)
+
     def wire_counts(self) -> WireCounts | None:
         """What the kernel has carried for all connections that are open; None where it does not tell."""
         sockets = [stream.sock for stream in self._streams.values() if stream.sock is not None]

@@ -26,6 +26,10 @@ class Unobserved:
         """No connections that can be seen."""
         return []
 
+    def open_connections(self) -> frozenset[object]:
+        """None that can be seen."""
+        return frozenset()
+
     def wire_counts(self) -> WireCounts | None:
         """Not known."""
         return None

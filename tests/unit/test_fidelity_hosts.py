@@ -18,8 +18,9 @@ from testbed.fidelity.packet_balance import building_of, grown, packet_balances
 from testbed.fidelity.rank_invariants import Attempt, BaselineTimes, network_as_before, ranks_awake, stalls
 from testbed.links.counts import NodeCounts, PortCounts
 from testbed.links.protocols import ProtocolCounts, parse_protocols, read_protocols
-from testbed.ranks.host_monitor import HostCounts, traffic
+from testbed.ranks.host_monitor import HostCounts, HostMonitor, traffic
 from testbed.running.host_evidence import pauses_of, why_not_again
+from testbed.transport.observing import Unobserved
 from testbed.transport.wire_counts import WireCounts
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
@@ -284,6 +285,32 @@ def test_a_rank_s_own_segments_are_told_from_those_of_its_host() -> None:
     assert traffic(before, dataclasses.replace(after, own=None)) is None
     # a connection that has gone takes its counts with it
     assert traffic(before, HostCounts(after.host, WireCounts(2, 250, 140, 90_000, 44_000))) is None
+
+
+@dataclasses.dataclass
+class Sockets(Unobserved):
+    """A rank's, as far as a monitor looks at them."""
+
+    open: frozenset[object]
+    counts: WireCounts
+
+    def open_connections(self) -> frozenset[object]:
+        return self.open
+
+    def wire_counts(self) -> WireCounts:
+        return self.counts
+
+
+@pytest.mark.parametrize(
+    ("after", "told"), [({"to 1", "to 2"}, True), ({"to 1", "to 2", "to 3"}, True), ({"to 1", "to 3"}, False)]
+)
+def test_of_a_step_in_which_a_connection_was_closed_nothing_is_told(after: set[str], told: bool) -> None:
+    """Another one in its place would else make for counts that run backwards."""
+    sockets = Sockets(frozenset({"to 1", "to 2"}), WireCounts(2, 90, 40, 9000, 4000))
+    monitor = HostMonitor(sockets)
+    monitor.begin()
+    sockets.open, sockets.counts = frozenset(after), WireCounts(len(after), 95, 45, 9500, 4500)
+    assert (monitor.end(1.0, 2.0)["traffic"] is not None) is told
 
 
 STILL = [{"at_s": 0.1, "for_s": 0.22}]
