@@ -172,10 +172,10 @@ class Rank:
         Under the virtual clock a whole BEAT: the kernel's ticks then fall alike in every step, however many times
         programs have looked at the time before it, and so do the packets that a full queue drops.
         """
-        before = time.monotonic_ns()
-        proposal = np.array([before], dtype=np.int64)
+        proposal = np.array([time.monotonic_ns()], dtype=np.int64)
         self.communicator.all_reduce(proposal, op="max")
-        took_ns = time.monotonic_ns() - before
+        # since the last has come: for how long others have waited for it says nothing of how long they take to agree
+        took_ns = time.monotonic_ns() - int(proposal[0])
         margin = np.array([took_ns], dtype=np.int64)
         self.communicator.all_reduce(margin, op="max")
         start_ns = int(proposal[0]) + 3 * int(margin[0]) + 10_000_000
