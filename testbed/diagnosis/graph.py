@@ -27,6 +27,7 @@ SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce
 
 # as transports word it; what a timer of the own kernel ended is no news from the peer
 _LOST = re.compile(r"lost peer (\d+)")
+_TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 _UNHEARD = re.compile(r"timed out|unreachable|no route", re.IGNORECASE)
 
 Meaning = tuple[str, str, str, int]
@@ -125,14 +126,28 @@ class Graph:
 
     @cached_property
     def first_failure_s(self) -> float:
-        """When the first operation of all failed, infinity where none did."""
+        """When the first operation of all failed, or a rank gave one up; infinity where none did."""
         ends = [
             entry.ended_s
             for dump in self.dumps.values()
             for entry in dump.entries
             if entry.state == FAILED and entry.ended_s is not None
         ]
-        return min(ends, default=math.inf)
+        given_up = [since_s + patience_s for since_s, patience_s, _ in self.timed_out() if patience_s]
+        return min([*ends, *given_up], default=math.inf)
+
+    def timed_out(self) -> list[tuple[float, float, Node]]:
+        """Of ranks that say that something was not done in time: their oldest open operation, and how long it may take.
+
+        That is, when it was asked for, the seconds left of its time when it was waited for, and which it is.
+        """
+        found = []
+        for rank, dump in self.dumps.items():
+            said, nodes = _TIMED_OUT.search(dump.ended), self.open_nodes(rank)
+            if said and nodes:
+                oldest = min(nodes, key=lambda node: (self.entry(node).scheduled_s, node[1]))
+                found.append((self.entry(oldest).scheduled_s, float(said[1]), oldest))
+        return found
 
     def seen_until_s(self, node: Node) -> float:
         """Until when a rank's operation was left to itself: when it failed, or any did, or when the dump was made."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from testbed.diagnosis.graph import Graph
 from testbed.diagnosis.verdicts import Naive, moment_text, seconds_text
 from testbed.flight import COMPLETED, FAILED, Entry
-
-_TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
 
 
 def naive_answer(graph: Graph) -> Naive:
@@ -48,14 +44,10 @@ def naive_answer(graph: Graph) -> Naive:
 def _timed_out(graph: Graph) -> list[tuple[float, int, int]]:
     """Of ranks that say themselves that something was not done in time: when, who, and the oldest operation."""
     found = []
-    for rank, dump in graph.dumps.items():
-        said, nodes = _TIMED_OUT.search(dump.ended), graph.open_nodes(rank)
-        if said and nodes:
-            since_s, place = min((graph.entry(node).scheduled_s, node[1]) for node in nodes)
-            # what nothing was left of began to be waited for earlier: it ended no later than others heard of it
-            left_s = float(said[1])
-            until_s = min(graph.first_failure_s, dump.time_s)
-            found.append((since_s + left_s if left_s else until_s, rank, place))
+    for since_s, left_s, (rank, place) in graph.timed_out():
+        # what nothing was left of began to be waited for earlier: it ended no later than others heard of it
+        until_s = min(graph.first_failure_s, graph.dumps[rank].time_s)
+        found.append((since_s + left_s if left_s else until_s, rank, place))
     return found
 
 

@@ -93,7 +93,15 @@ def stands_still(graph: Graph, rank: int) -> bool:
     if 2 * len(impatient) < len(others) or graph.last_activity_s(rank) >= graph.first_failure_s:
         return False
     patience_s = graph.first_failure_s - min(graph.open_since_s(other) for other in impatient)
-    return dump.time_s - graph.open_since_s(rank) > patience_s or _all_came(graph, rank)
+    if dump.time_s - graph.open_since_s(rank) > patience_s:
+        return True
+    return _all_came(graph, rank) and not _awaits(graph, rank)
+
+
+def _awaits(graph: Graph, rank: int) -> bool:
+    """Whether a rank waits for messages, and only for such as have not been sent."""
+    missing = any(graph.entry(node).waits_for for node in graph.open_nodes(rank))
+    return missing and not unread(graph, rank)
 
 
 def _exchanged(graph: Graph, rank: int) -> Iterator[tuple[int, PeerTraffic, PeerTraffic]]:
