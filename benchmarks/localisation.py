@@ -4,8 +4,9 @@
 
 Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what is
 in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
-judged. Prints, by kind: how often the first verdict names it, virtual seconds from the onset to the last dump (of runs
-that failed), and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and
+judged: those of a step that did not end, where there are such, and else those of the run's end. Prints, by kind: how
+often the first verdict names it, virtual seconds from the onset (of runs that do not fail: from the step with it) to
+these dumps, and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and
 what was called what. --table: nothing is run.
 """
 
@@ -19,20 +20,21 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.config import load_scenario
-from testbed.diagnosis import Diagnosis, Evidence, diagnose, read_evidence
-from testbed.flight import FLIGHT, RankDump
+from testbed.diagnosis import Diagnosis, Evidence, diagnose, read_evidence, read_stalled
+from testbed.flight import FLIGHT, STALLED, RankDump
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "faults" / "localise.yaml"
 CLOCK_ERROR_S = 1e-3
 CLEAN, FAILED = "clean", "failed"
 RANKS, PLANES = 32, 4
+STEPS_FROM_ONSET = 3  # the last of them, of a run that does not fail
 HOSTS = [f"{building}{number}" for building in ("east", "west") for number in range(1, 17)]
 
 
@@ -163,7 +165,8 @@ def _run(folder: Path, kind: str, seed: int) -> None:
 
 def _judged(run: Path, seed: int) -> tuple[Evidence, Diagnosis]:
     """Its dumps, with every rank's clock off by a time of its own."""
-    (evidence,) = read_evidence(run)
+    stalled = run / FLIGHT / STALLED
+    (evidence,) = [read_stalled(run / FLIGHT)] if stalled.exists() else read_evidence(run)
     chance = random.Random(f"clocks/{seed}")
     dumps = tuple(_shifted(dump, chance.uniform(-0.5, 0.5) * CLOCK_ERROR_S) for dump in evidence.dumps)
     return evidence, diagnose(dumps, evidence.paths, CLOCK_ERROR_S)
@@ -204,9 +207,10 @@ def _named(of: str, target: Any, ranks: tuple[int, ...], component: str) -> bool
     return component in (f"link east-west-{plane}", f"plane {plane}")
 
 
-def _onset_s(run: Path) -> float | None:
-    if not (run / FAILED).exists():  # it was slow, and its dumps are those of its end
-        return None
+def _onset_s(run: Path, dumps: Sequence[RankDump]) -> float | None:
+    if not (run / FAILED).exists():  # its events are told by another clock
+        starts = [entry.ended_s for entry in dumps[0].entries if entry.name == "wait_for_start"]
+        return starts[-STEPS_FROM_ONSET] if len(starts) >= STEPS_FROM_ONSET else None
     file = run / FLIGHT / "events.jsonl"
     times = (
         [json.loads(line).get("time_s") for line in file.read_text().splitlines()] if file.exists() else []
@@ -232,7 +236,7 @@ def _print(folder: Path, wanted: list[tuple[str, int]]) -> None:
             continue
         event, naive = _event(kind, seed), found.naive.rank
         by_naive = naive is not None and _named(CASES[kind].of, event["target"], (naive,), "")
-        onset_s = _onset_s(run)
+        onset_s = _onset_s(run, evidence.dumps)
         took_s = None if onset_s is None else max(dump.time_s for dump in evidence.dumps) - onset_s
         right = _right(kind, seed, found)
         rows.setdefault(kind, []).append((right, by_naive, took_s))

@@ -20,7 +20,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
-from testbed.config.forms import Count, CountOrZero, Factor, Name, choice
+from testbed.config.forms import Count, CountOrZero, Factor, Name, Timeout, choice
 from testbed.config.loading import (
     Document,
     Origin,
@@ -112,6 +112,13 @@ class TelemetrySpec(Strict):
         description="When dumps of what every rank's operations did last stay in the run: always, or when_slow, if "
         "steps took longer than the model predicts by a tenth, or something broke on purpose. Of a run that fails they "
         "stay anyway.",
+    )
+    stalled_after_s: Timeout = Field(
+        default=10.0,
+        alias="stalled_after",
+        description="Once steps in a row of five times the median of their variant's have lasted so much longer than "
+        "that median together, what the ranks do is dumped and judged while it goes on: who it is is said at "
+        "once. Once in a run.",
     )
 
 

@@ -2,7 +2,7 @@
 
 from testbed.diagnosis.judging import diagnose
 from testbed.diagnosis.limits import CLOCK_ERROR_S
-from testbed.diagnosis.reading import Evidence, read_evidence
+from testbed.diagnosis.reading import Evidence, read_evidence, read_stalled
 from testbed.diagnosis.verdicts import MEANINGS, Diagnosis, Naive, Verdict
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "Verdict",
     "diagnose",
     "read_evidence",
+    "read_stalled",
 ]

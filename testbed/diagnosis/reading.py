@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from testbed.flight import DUMPS, FLIGHT, PATHS_FILE, DumpError, NetworkPaths, RankDump
+from testbed.flight import DUMPS, FLIGHT, PATHS_FILE, STALLED, DumpError, NetworkPaths, RankDump
 from testbed.flight.pytorch import PYTORCH_NAMES, read_pytorch
 
 
@@ -24,7 +24,7 @@ def read_evidence(run: Path) -> tuple[Evidence, ...]:
     if not run.is_dir():
         raise DumpError(where=str(run), got="no folder", expected="a run, or a folder of dumps")
     folder = run / FLIGHT if (run / FLIGHT).is_dir() else run
-    parts = [part for part in sorted(folder.iterdir()) if part.is_dir()]
+    parts = [part for part in sorted(folder.iterdir()) if part.is_dir() and part.name != STALLED]
     found = [_read("", folder), *(_read(part.name, part) for part in parts)]
     known = tuple(own for own in found if own.dumps)
     if not known:
@@ -35,6 +35,15 @@ def read_evidence(run: Path) -> tuple[Evidence, ...]:
             hint="A run leaves its ranks' dumps in its folder, one that fails in RUN.failed.",
         )
     return known
+
+
+def read_stalled(flight: Path) -> Evidence:
+    """What ranks did while a step of a run did not end. flight: the folder with the run's dumps. DumpError, OSError."""
+    found = _read(STALLED, flight / STALLED)
+    if not found.dumps:
+        raise DumpError(where=str(found.folder), got="no dumps", expected="those of a step that did not end")
+    file = flight / PATHS_FILE
+    return replace(found, paths=NetworkPaths.read(file) if file.exists() else None)
 
 
 def _read(name: str, folder: Path) -> Evidence:

@@ -19,6 +19,7 @@ SCHEMA = 1
 FLIGHT = "flight"  # the folder of a run in which dumps stand
 # in it: who dumps on SIGUSR1 while the ranks are at work, and when it has done so last, by its clock
 LAUNCHER_PID, DUMPED = "launcher.pid", "dumped"
+STALLED = "stalled"  # beside the dumps of a run: those of a step that did not end, made while it went on
 SCHEDULED, STARTED, COMPLETED, FAILED = "scheduled", "started", "completed", "failed"
 STATES = (SCHEDULED, STARTED, COMPLETED, FAILED)
 

@@ -1,8 +1,9 @@
 """The preloaded parent of all ranks: `python -m testbed.ranks.launcher [RANK,RANK,...]`, or of these.
 
 It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line of JSON on
-standard input; events go out as lines of JSON on standard output. A further line of input, {"return": [RANK, ...]},
-has ranks that were killed start anew, where the job survives that. The end of standard input, like the death of the
+standard input; events go out as lines of JSON on standard output. Further lines of input: {"return": [RANK, ...]} has
+ranks that were killed start anew, where the job survives that; {"dump": NAME} dumps the ranks' flight recorders into a
+folder of that name. The end of standard input, like the death of the
 parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
 """
 
@@ -157,7 +158,11 @@ class Launcher:
         data = os.read(0, 4096)
         *lines, self.buffers[0] = (self.buffers[0] + data).split(b"\n")
         for line in lines:
-            self._return(json.loads(line)["return"])
+            asked = json.loads(line)
+            self._return(asked.get("return", ()))
+            if "dump" in asked:
+                self.dump(asked["dump"])
+                _say({"event": "dumped", "name": asked["dump"]})
         return bool(data)
 
     def _return(self, ranks: Sequence[int]) -> None:
@@ -241,11 +246,15 @@ class Launcher:
         self.ended |= dict.fromkeys(ranks, how)
         _say({"event": "killed", **carried.who, "ranks": ranks, "message": f"its process {pid} was {how}"})
 
-    def dump(self) -> None:
-        """Write down what every rank's flight recorder holds now, and how those ended that have said so."""
-        folder = self.work.dumps
-        if folder is None:
+    def dump(self, name: str = "") -> None:
+        """Write down what every rank's flight recorder holds now, and how those ended that have said so.
+
+        name: of a folder beside what is dumped at the end.
+        """
+        if self.work.dumps is None:
             return
+        folder = self.work.dumps / name
+        folder.mkdir(exist_ok=True)
         for endpoint in self.work.endpoints:
             rank = endpoint.rank
             ended = self.ended.get(rank, "finished" if rank in self.finished else "")

@@ -125,6 +125,12 @@ class Launchers:
             if isinstance(part, LauncherProcess):
                 part.return_ranks(ranks)
 
+    def dump(self, name: str) -> None:
+        """Have the ranks' flight recorders dumped into a folder of that name, where all ranks are on this machine."""
+        (*others, last) = self._parts
+        if not others and isinstance(last, LauncherProcess):
+            last.dump(name)
+
     def ended(self, timeout_s: float) -> str | None:
         """How they ended, in words, unless all ended well."""
         return next((words for part in self._parts if (words := part.ended(timeout_s))), None)

@@ -10,6 +10,7 @@ from testbed.fabric.network import Fabric
 from testbed.fabric.readback import CounterReader, FabricCounters
 from testbed.fabric.state import ENVIRONMENT_MARK
 from testbed.fabric.watching import Watch
+from testbed.flight import STALLED
 from testbed.job.errors import RunError
 from testbed.job.spec import JobSpec
 from testbed.links import LinkError
@@ -17,6 +18,7 @@ from testbed.links.counts import NodeCounts
 from testbed.links.wire import EngineAccount
 from testbed.running.elsewhere import Launchers
 from testbed.running.events import EventPlayer
+from testbed.running.stalls import Stall, StallWatch
 
 END_TIMEOUT_S = 10.0
 SETTLE_S, SETTLE_SAMPLES = 0.05, 40
@@ -36,7 +38,7 @@ class JobRun:
     """One job's processes and the link samples taken while it ran.
 
     May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
-    `watch` looks for changes that are nobody's business.
+    `watch` looks for changes that are nobody's business, `stalls` for steps that do not end, told to `on_stall`.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class JobRun:
         self.look_interval_s = look_interval_s
         self.player: EventPlayer | None = None
         self.watch: Watch | None = None
+        self.stalls: StallWatch | None = None
+        self.on_stall: Callable[[Stall], None] = lambda stall: None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}  # of those that live
@@ -62,6 +66,7 @@ class JobRun:
         self.before: dict[str, NodeCounts] = {}  # of hosts and switches, while nothing was under way
         self.after: dict[str, NodeCounts] = {}
         self._noticed_s: list[float] = []
+        self._stall: Stall | None = None
 
     def run(self) -> None:
         """Run to the end; RunError names the part that failed: a rank, the launcher, link engine, controller."""
@@ -86,8 +91,9 @@ class JobRun:
         next_look_s = time.monotonic() + self.look_interval_s
         failures: list[str] = []
         while True:
-            due_s = self.player.due_s if self.player else None
-            wait_s = max(0.0, min(next_sample_s, next_look_s, due_s or next_sample_s) - time.monotonic())
+            stalls = self.stalls if not failures else None  # else it is over anyway, and will be judged
+            dues_s = [own.due_s for own in (self.player, stalls) if own is not None and own.due_s is not None]
+            wait_s = max(0.0, min(next_sample_s, next_look_s, *dues_s) - time.monotonic())
             events = launcher.events(wait_s)
             if events is None:
                 break
@@ -96,6 +102,9 @@ class JobRun:
                 self.player.play()
                 if self.spec.survives_kills and self.player.nobody_left:
                     raise RunError("as the scenario planned, all ranks were killed, and none is to return")
+            if stalls is not None and (stall := stalls.look(time.monotonic())):
+                self._stall = stall
+                launcher.dump(STALLED)
             if time.monotonic() >= next_sample_s:
                 # never two in quick succession, also after a delay: rates would be computed from next to no time
                 least_s = time.monotonic() - self.sample_interval_s / 2
@@ -154,6 +163,10 @@ class JobRun:
                 self.on_step(event["index"])
                 if self.player:
                     self.player.step(event["variant"], event["trial"], event["start_s"])
+                if self.stalls:
+                    self.stalls.began(event["variant"], event["trial"], event["start_s"])
+            elif event["event"] == "dumped" and self._stall is not None:
+                self.on_stall(self._stall)
             elif event["event"] == "background_traffic":
                 self.background_traffic.append({key: value for key, value in event.items() if key != "event"})
             elif event["event"] == "killed" and self._survived(event["ranks"]):

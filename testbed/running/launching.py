@@ -69,9 +69,16 @@ class LauncherProcess:
 
     def return_ranks(self, ranks: Sequence[int]) -> None:
         """Have it fork these ranks anew, once more each; nothing where it has ended."""
+        self._ask({"return": list(ranks)})
+
+    def dump(self, name: str) -> None:
+        """Have it dump the ranks' flight recorders into a folder of that name; the event `dumped` says when."""
+        self._ask({"dump": name})
+
+    def _ask(self, what: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps({"return": list(ranks)}).encode() + b"\n")
+            self._process.stdin.write(json.dumps(what).encode() + b"\n")
             self._process.stdin.flush()
 
     def ended(self, timeout_s: float) -> str | None:

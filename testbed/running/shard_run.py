@@ -51,6 +51,7 @@ from testbed.running.job_run import JobRun
 from testbed.running.progress import Progress
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
 from testbed.running.replication import ReplicationRecord
+from testbed.running.stalls import StallTeller, StallWatch
 from testbed.scale import Scale
 from testbed.virtual import clock_here
 
@@ -143,10 +144,14 @@ class ShardRun:
             job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
             job.watch = watch
             job.player = self._player(fabric, job)
+            job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
+            teller = StallTeller(self.folder / FLIGHT, self.progress.phase)
+            job.on_stall = teller.tell
             capture = self._capture(fabric)
             frames = fabric.tunnel_frames()
             with contextlib.ExitStack() as stack:
                 stack.enter_context(capture)
+                stack.callback(teller.end)
                 if self.clock != "free":
                     monitor = stack.enter_context(MonitorProcess(self.folder / MONITOR_FILE))
                     job.watch_also = lambda: None if monitor.alive() else "the monitor's process ended"

@@ -1,0 +1,114 @@
+"""A step that does not end: how long is too long, and who is to blame, said while it still goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from testbed.diagnosis import diagnose, read_stalled
+from testbed.diagnosis.words import verdict_line
+from testbed.errors import TestbedError
+
+LEAST_TIMES = 5.0  # longer than is usual: steps of a healthy run differ by less
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A step that has lasted far longer than those of its variant before. All seconds are emulated."""
+
+    variant: str
+    trial: int
+    lasted_s: float
+    usual_s: float
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        times = self.lasted_s / self.usual_s
+        step = (
+            f"step {self.trial} of {self.variant}" if self.trial >= 0 else f"a warm-up step of {self.variant}"
+        )
+        return f"{step} has lasted {self.lasted_s:.3g} s, {times:.3g} times what is usual"
+
+
+class StallWatch:
+    """Says once when the step that goes on is stalled: it lasts many times as long as the median of its variant.
+
+    And it, with those right before it that did so too, has cost `least_s` more than is usual. Of a variant's first step
+    nobody knows how long it should take; its time-outs will end it.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._steps_s: dict[str, list[float]] = {}
+        self._lost_s: dict[str, float] = {}  # to steps in a row that were too long
+        self._now: tuple[str, int, float] | None = None
+        self._told = False
+
+    def began(self, variant: str, trial: int, start_s: float) -> None:
+        """A step begins, and so the one before it is over."""
+        if self._now is not None:
+            before, _, began_s = self._now
+            self._over(before, start_s - began_s)
+        self._now = variant, trial, start_s
+
+    def _over(self, variant: str, lasted_s: float) -> None:
+        """A step is."""
+        known = self._steps_s.setdefault(variant, [])
+        usual_s = median(known) if known else lasted_s
+        slow = lasted_s >= LEAST_TIMES * usual_s
+        self._lost_s[variant] = self._lost_s.get(variant, 0.0) + lasted_s - usual_s if slow else 0.0
+        known.append(lasted_s)
+
+    @property
+    def due_s(self) -> float | None:
+        """When it will be stalled; None where that cannot be said, or has been."""
+        if self._told or self._now is None:
+            return None
+        variant, _, began_s = self._now
+        if variant not in self._steps_s:
+            return None
+        usual_s = median(self._steps_s[variant])
+        return began_s + max(LEAST_TIMES * usual_s, usual_s + self._least_s - self._lost_s[variant])
+
+    def look(self, now_s: float) -> Stall | None:
+        """The step that is stalled now, once."""
+        if self.due_s is None or now_s < self.due_s:
+            return None
+        assert self._now is not None
+        self._told = True
+        variant, trial, began_s = self._now
+        return Stall(variant, trial, now_s - began_s, median(self._steps_s[variant]))
+
+
+class StallTeller:
+    """Has dumps judged beside what goes on, and says what they tell. flight: the folder of the run's dumps."""
+
+    def __init__(self, flight: Path, say: Callable[[str], None]) -> None:
+        self._flight = flight
+        self._say = say
+        self._thread: threading.Thread | None = None
+
+    def tell(self, stall: Stall) -> None:
+        """Once dumps stand there."""
+        self._thread = threading.Thread(target=self._tell, args=(stall,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Wait until it is said."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tell(self, stall: Stall) -> None:
+        self._say(stall.words)
+        try:
+            evidence = read_stalled(self._flight)
+            found = diagnose(evidence.dumps, evidence.paths)
+        except (TestbedError, OSError) as error:
+            self._say(f"nobody can say why: {error}")
+            return
+        said = [verdict_line(verdict) for verdict in found.verdicts[:1]]
+        self._say(said[0] if said else "nothing is wrong that the ranks' flight recorders tell")

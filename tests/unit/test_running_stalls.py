@@ -1,0 +1,83 @@
+"""A step that does not end is noticed, once, and what ranks do meanwhile is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.diagnosis import read_evidence
+from testbed.flight import FLIGHT, STALLED
+from testbed.running.stalls import LEAST_TIMES, Stall, StallTeller, StallWatch
+from tests.unit.flight_world import faulty
+
+
+def test_of_a_first_step_nobody_knows_how_long_it_should_take() -> None:
+    watch = StallWatch(1.0)
+    assert watch.due_s is None
+    watch.began("ring", -1, 5.0)
+    assert watch.due_s is None
+    assert watch.look(1e6) is None
+
+
+def test_a_step_is_stalled_after_the_least_time_and_many_times_what_is_usual() -> None:
+    watch = StallWatch(1.0)
+    watch.began("ring", -1, 5.0)
+    watch.began("ring", 0, 5.1)
+    assert watch.due_s == pytest.approx(6.2)
+    watch.began("ring", 1, 8.1)  # the one before took 3 s
+    assert watch.due_s == pytest.approx(8.1 + LEAST_TIMES * 1.55)
+    watch.began("ring", 2, 8.25)  # and one of 3 s among short ones makes no difference
+    assert watch.due_s == pytest.approx(8.25 + 0.15 + 1.0)
+    assert watch.look(9.35) is None
+    stall = watch.look(12.25)
+    assert stall is not None
+    assert (stall.variant, stall.trial, stall.lasted_s, round(stall.usual_s, 9)) == ("ring", 2, 4.0, 0.15)
+    assert watch.look(30.0) is None
+    assert watch.due_s is None
+
+
+def test_what_is_usual_is_so_of_a_variant() -> None:
+    watch = StallWatch(1.0)
+    watch.began("ring", 0, 0.0)
+    watch.began("tree", 0, 10.0)
+    assert watch.due_s is None
+    watch.began("ring", 1, 10.2)
+    assert watch.due_s == 10.2 + LEAST_TIMES * 10.0
+    watch.began("tree", 1, 20.0)
+    assert watch.due_s == pytest.approx(21.2)
+
+
+def test_slow_steps_in_a_row_count_together() -> None:
+    watch = StallWatch(6.0)
+    for number, start_s in enumerate((0.0, 0.2, 0.4, 0.6, 4.8)):  # the last that is over took 4.2 s, not 0.2
+        watch.began("ring", number, start_s)
+    assert watch.due_s == pytest.approx(4.8 + 0.2 + 6.0 - 4.0)
+    watch.began("ring", 5, 5.0)  # that one was as usual again
+    assert watch.due_s == pytest.approx(5.0 + 0.2 + 6.0)
+
+
+def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
+    flight = tmp_path / FLIGHT
+    (flight / STALLED).mkdir(parents=True)
+    world, whose = faulty("skip of a bucket", 3)
+    world.paths.write(flight / "paths.json")
+    for dump in world.play():
+        dump.write(flight / STALLED / f"rank-{dump.rank}.json")
+    said: list[str] = []
+    teller = StallTeller(flight, said.append)
+    teller.tell(Stall("ring", 1, 10.0, 0.5))
+    teller.end()
+    assert said[0] == "step 1 of ring has lasted 10 s, 20 times what is usual"
+    assert said[1].startswith(f"RANK_NOT_JOINED: rank {whose[0]}, since ")
+    (flight / "rank-0.json").write_text((flight / STALLED / "rank-0.json").read_text())
+    assert [evidence.name for evidence in read_evidence(tmp_path)] == [""]
+
+
+def test_without_dumps_that_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    teller = StallTeller(tmp_path, said.append)
+    teller.tell(Stall("ring", -1, 10.0, 0.5))
+    teller.end()
+    assert said[0].startswith("a warm-up step of ring has lasted 10 s")
+    assert "no dumps" in said[1]
