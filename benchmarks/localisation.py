@@ -2,12 +2,12 @@
 
     .venv/bin/python benchmarks/localisation.py FOLDER [--seeds 16] [--clean 100] [--only KIND ...] [--jobs 2] [--table]
 
-Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what is
-in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
-judged: those of a step that did not end, where there are such, and else those of the run's end. Prints, by kind: how
-often the first verdict names it, virtual seconds from the onset (of runs that do not fail: from the step with it) to
-these dumps, and how often the naive answer (whom the first time-out names) is right; false alarms of clean runs; and
-what was called what. --table: nothing is run.
+Each seed draws whom or what it happens to and when, in scenarios/faults/localise.yaml under the virtual clock; what
+is in FOLDER already is not run again. Ranks' clocks are put off, by up to 1 ms from one to another, before dumps are
+judged: those of a step that did not end, where they tell who it is for sure, and else those of the run's end. Prints,
+by kind: how often the first verdict names it, virtual seconds from the onset (of runs that do not fail: from the step
+with it) to these dumps, and how often the naive answer (whom the first time-out names) is right; false alarms of
+clean runs; and what was called what. --table: nothing is run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 from testbed.config import load_scenario
 from testbed.diagnosis import Diagnosis, Evidence, diagnose, read_evidence, read_stalled
 from testbed.flight import FLIGHT, STALLED, RankDump
+from testbed.running.stalls import SURE
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "faults" / "localise.yaml"
 CLOCK_ERROR_S = 1e-3
@@ -165,11 +166,19 @@ def _run(folder: Path, kind: str, seed: int) -> None:
 
 def _judged(run: Path, seed: int) -> tuple[Evidence, Diagnosis]:
     """Its dumps, with every rank's clock off by a time of its own."""
-    stalled = run / FLIGHT / STALLED
-    (evidence,) = [read_stalled(run / FLIGHT)] if stalled.exists() else read_evidence(run)
+    if (run / FLIGHT / STALLED).exists():
+        evidence = read_stalled(run / FLIGHT)
+        found = _diagnosed(evidence, seed)
+        if found.verdicts and found.verdicts[0].certainty >= SURE:
+            return evidence, found
+    (evidence,) = read_evidence(run)
+    return evidence, _diagnosed(evidence, seed)
+
+
+def _diagnosed(evidence: Evidence, seed: int) -> Diagnosis:
     chance = random.Random(f"clocks/{seed}")
     dumps = tuple(_shifted(dump, chance.uniform(-0.5, 0.5) * CLOCK_ERROR_S) for dump in evidence.dumps)
-    return evidence, diagnose(dumps, evidence.paths, CLOCK_ERROR_S)
+    return diagnose(dumps, evidence.paths, CLOCK_ERROR_S)
 
 
 def _shifted(dump: RankDump, by_s: float) -> RankDump:

@@ -118,7 +118,7 @@ class TelemetrySpec(Strict):
         alias="stalled_after",
         description="Once steps in a row of five times the median of their variant's have lasted so much longer than "
         "that median together, what the ranks do is dumped and judged while it goes on: who it is is said at "
-        "once. Once in a run.",
+        "once, or half as long later where that is not sure.",
     )
 
 

@@ -1,4 +1,4 @@
-"""A step that does not end: how long is too long, and who is to blame, said while it still goes on."""
+"""A step that does not end: how long is too long, and who it is, said while it still goes on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from testbed.diagnosis.words import verdict_line
 from testbed.errors import TestbedError
 
 LEAST_TIMES = 5.0  # longer than is usual: steps of a healthy run differ by less
+SURE = 0.8  # of a verdict after which nobody looks again
+MOST_LOOKS = 3
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class Stall:
 
 
 class StallWatch:
-    """Says once when the step that goes on is stalled: it lasts many times as long as the median of its variant.
+    """Says when the step that goes on is stalled: it lasts many times as long as the median of its variant.
 
-    And it, with those right before it that did so too, has cost `least_s` more than is usual. Of a variant's first step
-    nobody knows how long it should take; its time-outs will end it.
+    And it, with those right before it that did so too, has cost `least_s` more than is usual. Then twice more, half as
+    long apart, unless `settled`. Of a variant's first step nobody knows how long it should take; time-outs end it.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -46,7 +48,9 @@ class StallWatch:
         self._steps_s: dict[str, list[float]] = {}
         self._lost_s: dict[str, float] = {}  # to steps in a row that were too long
         self._now: tuple[str, int, float] | None = None
-        self._told = False
+        self._looks = 0
+        self._again_s = 0.0
+        self.settled = False
 
     def began(self, variant: str, trial: int, start_s: float) -> None:
         """A step begins, and so the one before it is over."""
@@ -65,35 +69,43 @@ class StallWatch:
 
     @property
     def due_s(self) -> float | None:
-        """When it will be stalled; None where that cannot be said, or has been."""
-        if self._told or self._now is None:
+        """When it will be stalled; None where that cannot be said, or has been often enough."""
+        if self.settled or self._looks == MOST_LOOKS or self._now is None:
             return None
         variant, _, began_s = self._now
         if variant not in self._steps_s:
             return None
         usual_s = median(self._steps_s[variant])
-        return began_s + max(LEAST_TIMES * usual_s, usual_s + self._least_s - self._lost_s[variant])
+        stalled_s = began_s + max(LEAST_TIMES * usual_s, usual_s + self._least_s - self._lost_s[variant])
+        return max(stalled_s, self._again_s)
 
     def look(self, now_s: float) -> Stall | None:
-        """The step that is stalled now, once."""
+        """The step that is stalled now, if it is time to look at it."""
         if self.due_s is None or now_s < self.due_s:
             return None
         assert self._now is not None
-        self._told = True
+        self._looks += 1
+        self._again_s = now_s + self._least_s / 2
         variant, trial, began_s = self._now
         return Stall(variant, trial, now_s - began_s, median(self._steps_s[variant]))
 
 
 class StallTeller:
-    """Has dumps judged beside what goes on, and says what they tell. flight: the folder of the run's dumps."""
+    """Has dumps judged beside what goes on, and says what they tell, once that is sure, or differs from before.
 
-    def __init__(self, flight: Path, say: Callable[[str], None]) -> None:
+    flight: the folder of the run's dumps. watch: is settled once a verdict is sure.
+    """
+
+    def __init__(self, flight: Path, say: Callable[[str], None], watch: StallWatch) -> None:
         self._flight = flight
         self._say = say
+        self._watch = watch
+        self._said = ""
         self._thread: threading.Thread | None = None
 
     def tell(self, stall: Stall) -> None:
         """Once dumps stand there."""
+        self.end()
         self._thread = threading.Thread(target=self._tell, args=(stall,), daemon=True)
         self._thread.start()
 
@@ -103,12 +115,14 @@ class StallTeller:
             self._thread.join()
 
     def _tell(self, stall: Stall) -> None:
-        self._say(stall.words)
         try:
             evidence = read_stalled(self._flight)
-            found = diagnose(evidence.dumps, evidence.paths)
+            verdicts = diagnose(evidence.dumps, evidence.paths).verdicts
         except (TestbedError, OSError) as error:
-            self._say(f"nobody can say why: {error}")
-            return
-        said = [verdict_line(verdict) for verdict in found.verdicts[:1]]
-        self._say(said[0] if said else "nothing is wrong that the ranks' flight recorders tell")
+            said = f"nobody can say why: {error}"
+        else:
+            said = verdict_line(verdicts[0]) if verdicts else "nothing is wrong that flight recorders tell"
+            self._watch.settled = bool(verdicts) and verdicts[0].certainty >= SURE
+        if said != self._said:
+            self._said = said
+            self._say(f"{stall.words}: {said}")

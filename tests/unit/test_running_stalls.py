@@ -33,8 +33,25 @@ def test_a_step_is_stalled_after_the_least_time_and_many_times_what_is_usual() -
     stall = watch.look(12.25)
     assert stall is not None
     assert (stall.variant, stall.trial, stall.lasted_s, round(stall.usual_s, 9)) == ("ring", 2, 4.0, 0.15)
-    assert watch.look(30.0) is None
+    assert watch.due_s == pytest.approx(
+        12.25 + 0.5
+    )  # looked at again half as long later, unless who it is is known
+    assert watch.look(12.7) is None
+    assert watch.look(12.8) is not None
+    assert watch.look(13.2) is None
+    assert watch.look(13.3) is not None
     assert watch.due_s is None
+    assert watch.look(30.0) is None
+
+
+def test_once_it_is_known_who_it_is_nobody_looks_again() -> None:
+    watch = StallWatch(1.0)
+    for number, start_s in enumerate((0.0, 0.1, 0.2)):
+        watch.began("ring", number, start_s)
+    assert watch.look(2.0) is not None
+    watch.settled = True
+    assert watch.due_s is None
+    assert watch.look(9.0) is None
 
 
 def test_what_is_usual_is_so_of_a_variant() -> None:
@@ -65,19 +82,29 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
     for dump in world.play():
         dump.write(flight / STALLED / f"rank-{dump.rank}.json")
     said: list[str] = []
-    teller = StallTeller(flight, said.append)
-    teller.tell(Stall("ring", 1, 10.0, 0.5))
-    teller.end()
-    assert said[0] == "step 1 of ring has lasted 10 s, 20 times what is usual"
-    assert said[1].startswith(f"RANK_NOT_JOINED: rank {whose[0]}, since ")
+    watch = StallWatch(1.0)
+    teller = StallTeller(flight, said.append, watch)
+    for lasted_s in (10.0, 15.0):
+        teller.tell(Stall("ring", 1, lasted_s, 0.5))
+        teller.end()
+    (line,) = said  # the same is not said again
+    begins = (
+        f"step 1 of ring has lasted 10 s, 20 times what is usual: RANK_NOT_JOINED: rank {whose[0]}, since "
+    )
+    assert line.startswith(begins)
+    assert watch.settled
     (flight / "rank-0.json").write_text((flight / STALLED / "rank-0.json").read_text())
     assert [evidence.name for evidence in read_evidence(tmp_path)] == [""]
 
 
 def test_without_dumps_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    teller = StallTeller(tmp_path, said.append)
+    watch = StallWatch(1.0)
+    teller = StallTeller(tmp_path, said.append, watch)
     teller.tell(Stall("ring", -1, 10.0, 0.5))
     teller.end()
-    assert said[0].startswith("a warm-up step of ring has lasted 10 s")
-    assert "no dumps" in said[1]
+    assert said[0].startswith(
+        "a warm-up step of ring has lasted 10 s, 20 times what is usual: nobody can say why: "
+    )
+    assert "no dumps" in said[0]
+    assert not watch.settled
