@@ -61,8 +61,9 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
             _root(schedule, "file", folder)
         _root(where, "workload.schedule.file", folder)
-        _root(where.get("workload"), "tuning", folder)
-        _root(where, "workload.tuning", folder)
+        for key in ("tuning", "trace"):
+            _root(where.get("workload"), key, folder)
+            _root(where, f"workload.{key}", folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():
             _root(failure, "trace", folder)

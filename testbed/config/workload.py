@@ -35,7 +35,9 @@ COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
 ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
+TRACE = "trace"
 DESCRIBED_BY = {
+    TRACE: ("trace",),
     PARALLEL: ("parallelism",),
     DATA_PARALLEL: ("model",),
     COLLECTIVES: ("collectives", "exchange"),
@@ -131,8 +133,13 @@ class WorkloadSpec(Strict):
     plan: Annotated[str | None, named("workloads")] = Field(
         default=None,
         description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
-        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives and parallel_training are what "
-        "`model`, `collectives` and `parallelism` describe, and need not be named.",
+        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training and trace are "
+        "what `model`, `collectives`, `parallelism` and `trace` describe, and need not be named.",
+    )
+    trace: str | None = Field(
+        default=None,
+        description="A file that says what every rank of somebody's job did in a step, as `testbed capture` writes it, "
+        "in place of a model or collectives; as many ranks as it has.",
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What the function of `plan` is called with."
@@ -212,23 +219,22 @@ class WorkloadSpec(Strict):
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
         if self.plan is not None and self.plan not in DESCRIBED_BY:
-            yield from self._beside_a_plan()
+            yield from self._beside("a plan", "trace")
+        elif self.trace is not None:
+            yield from self._beside("a trace", "options")
         else:
             yield from self._described()
 
     def _described(self) -> Iterator[Finding]:
         """The keys that are there describe a workload, and the one that is named where one is."""
         if self.plan is not None and self.plan != self.kind_described:
-            there = self.kind_described or "nothing to do"
-            expected = f"it with {' or '.join(DESCRIBED_BY[self.plan])}"
-            yield Finding(("plan",), f"{self.plan} with keys of {there}", expected)
+            yield self._other_keys()
             return
         if self.options is not None:
             yield Finding(("options",), "options without a plan", "them with a plan")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
-            yield Finding(
-                ("model",), "nothing", "a model, or collectives, or exchange, or a stage, or a plan"
-            )
+            expected = "a model, or collectives, or exchange, or a stage, or a plan, or a trace"
+            yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
             for key in ("schedule", "stage"):
                 if getattr(self, key) is not None:
@@ -239,13 +245,23 @@ class WorkloadSpec(Strict):
             if (wanted := expected_algorithm(entry.algorithm, [entry.collective])) is not None:
                 yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), wanted)
 
-    def _beside_a_plan(self) -> Iterator[Finding]:
-        """A plan says all that ranks do."""
-        keys = ("model", "parallelism", "schedule", "stage", "collectives", "exchange", "compute_s")
+    def _other_keys(self) -> Finding:
+        """A workload is named whose keys are not there."""
+        assert self.plan is not None
+        expected = f"it with {' or '.join(DESCRIBED_BY[self.plan])}"
+        return Finding(
+            ("plan",), f"{self.plan} with keys of {self.kind_described or 'nothing to do'}", expected
+        )
+
+    def _beside(self, what: str, *more: str) -> Iterator[Finding]:
+        """A plan, or a trace, says all that ranks do."""
+        if self.plan in DESCRIBED_BY and self.plan != self.kind_described:
+            yield self._other_keys()
+        keys = ("model", "parallelism", "schedule", "stage", "collectives", "exchange", "compute_s", *more)
         for key in keys:
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
-                yield Finding((name,), f"{name} beside a plan", "one of both")
+                yield Finding((name,), f"{name} beside {what}", "one of both")
 
     @property
     def kind(self) -> str:

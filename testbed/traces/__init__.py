@@ -8,6 +8,16 @@ from testbed.traces.trace import (
     PointToPoint,
     RankTrace,
     TraceError,
+    element_bytes,
 )
 
-__all__ = ["Collective", "Compute", "JobTrace", "Node", "PointToPoint", "RankTrace", "TraceError"]
+__all__ = [
+    "Collective",
+    "Compute",
+    "JobTrace",
+    "Node",
+    "PointToPoint",
+    "RankTrace",
+    "TraceError",
+    "element_bytes",
+]

@@ -22,8 +22,34 @@ FORMAT = "testbed-job-trace"
 COMPUTE_STREAM = "compute"
 
 
+_ELEMENT_BYTES = {
+    8: ("float64", "int64", "uint64", "complex64"),
+    16: ("complex128",),
+    4: ("float32", "int32", "uint32", "complex32"),
+    2: ("float16", "bfloat16", "int16", "uint16"),
+    1: (
+        "int8",
+        "uint8",
+        "bool",
+        "float8",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+    ),
+}
+_BYTES_OF = {dtype: size for size, dtypes in _ELEMENT_BYTES.items() for dtype in dtypes}
+
+
 class TraceError(TestbedError):
     """A trace that cannot be read, or does not fit together; says file, place, what stands there, what was expected."""
+
+
+def element_bytes(dtype: str) -> int:
+    """Of a type by the name that nodes have it by. TraceError for one that is not known."""
+    if dtype not in _BYTES_OF:
+        raise TraceError(f"dtype: got {dtype}, expected one of {', '.join(_BYTES_OF)}")
+    return _BYTES_OF[dtype]
 
 
 @dataclass(frozen=True)
@@ -161,6 +187,8 @@ class JobTrace:
     def _problem(self, rank: int, number: int, node: Node) -> str:
         if any(not 0 <= before < number for before in node.after):
             return f"after: got {list(node.after)}, expected numbers of earlier nodes"
+        if isinstance(node, Collective | PointToPoint) and node.dtype not in _BYTES_OF:
+            return f"dtype: got {node.dtype}, expected one of {', '.join(_BYTES_OF)}"
         if isinstance(node, Collective):
             members = self.groups.get(node.group)
             if members is None or rank not in members:
