@@ -20,7 +20,7 @@ def models() -> Mapping[str, Entry]:
 
 @cache
 def accelerators() -> Mapping[str, Entry]:
-    """By name: name, source, peak (flop/s by type), memory (bytes), utilisation."""
+    """By name: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation."""
     return _read("accelerators")
 
 

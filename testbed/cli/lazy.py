@@ -77,6 +77,10 @@ COMMANDS: Mapping[str, Entry] = {
         "launch",
         "Run a program once per rank, each in its host: testbed launch -t TOPOLOGY -- python train.py",
     ),
+    "capture": Entry(
+        "capture",
+        "Record a step of your own PyTorch script, without accelerators: testbed capture -- train.py",
+    ),
     "plan": Entry(
         "plan",
         "Try out a scenario's step on a model of its network: time, memory, bytes; nothing is built or sent.",

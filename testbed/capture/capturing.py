@@ -1,0 +1,278 @@
+"""Runs the recorder in the script's own Python, rank by rank as classes need it, and makes the job's trace of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from testbed.capture.assembling import assemble, computing, peaks_of
+from testbed.capture.classes import RankClass, Record, class_of, difference, next_leaders, peer_of, renamed
+from testbed.catalogue import accelerators
+from testbed.errors import BadInput, TestbedError
+from testbed.traces import JobTrace
+from testbed.traces.matching import first_mismatch
+
+_BOOT = """
+import importlib.util, runpy, sys
+spec = importlib.util.spec_from_file_location(
+    "testbed", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]]
+)
+sys.modules["testbed"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+del sys.argv[1]
+runpy.run_module("testbed.capture.recorder", run_name="__main__")
+"""
+"""Of the testbed's packages this one alone is seen: the script's Python has its own."""
+
+
+class CaptureError(TestbedError):
+    """A script that could not be recorded: which rank, where, why."""
+
+
+class RanksDoNotMatch(BadInput):
+    """Ranks of the script that would wait for each other for ever, or give each other other things than expected."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be captured. python: that has PyTorch. at_once: ranks that run at a time."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    world_size: int = 8
+    local_world_size: int = 8
+    steps: int = 2
+    accelerator: str = "h100"
+    compute: str = "utilisation"
+    python: str = "python3"
+    every_rank: bool = False
+    at_once: int = 2
+
+
+@dataclass
+class Captured:
+    """trace: of the job. classes: of ranks that are alike. ran: ranks that were really run; notes: for people."""
+
+    trace: JobTrace
+    classes: list[RankClass]
+    ran: list[int]
+    seconds: float
+    peak_bytes: int
+    notes: list[str] = field(default_factory=list)
+
+
+def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> Captured:
+    """Record a script. said: gets a line as each rank ends. CaptureError, RanksDoNotMatch, BadInput."""
+    begun_s = time.monotonic()
+    accelerator = accelerators()[request.accelerator]
+    seconds = computing(request.compute, accelerator)
+    if not Path(request.script).is_file():
+        raise BadInput(where="capture", got=request.script, expected="a Python file")
+    with (
+        tempfile.TemporaryDirectory(prefix="testbed-capture-") as folder,
+        _recorder(request, Path(folder)) as recorder,
+    ):
+        ranks, classes, notes = _Capture(request, recorder, said).run()
+    origin = f"{request.script} {' '.join(request.arguments)}".strip()
+    records = recorder.records
+    trace = assemble(ranks, seconds, origin, request.accelerator)
+    if (problem := first_mismatch(trace, senders_wait=True)) is not None:
+        raise RanksDoNotMatch(f"{request.script}: {problem}")
+    return Captured(
+        trace,
+        classes,
+        sorted(records),
+        time.monotonic() - begun_s,
+        recorder.peak_bytes,
+        [*notes, *_scalar_notes(records[min(records)])],
+    )
+
+
+def _scalar_notes(record: Record) -> list[str]:
+    sites = sorted(record["scalars"])
+    if not sites:
+        return []
+    more = f" and {len(sites) - 3} more places" if len(sites) > 3 else ""
+    return [f"numbers read from tensors, at {', '.join(sites[:3])}{more}: there are none, 1 was given"]
+
+
+class _Capture:
+    """Decides which ranks to run, and what the others do."""
+
+    def __init__(self, request: Request, recorder: _Recorder, said: Callable[[str], None]) -> None:
+        self.request, self.recorder, self.said = request, recorder, said
+        self.classes: list[RankClass] = []
+        self.notes: list[str] = []
+
+    def run(self) -> tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]:
+        """Every rank's nodes, with the record that they are from."""
+        size = self.request.world_size
+        if self.request.every_rank:
+            return self._all()
+        while wanted := next_leaders(self.classes, size):
+            records = self.recorder.get(wanted)
+            for rank in wanted:
+                known = {one for found in self.classes for one in found.members}
+                if rank not in known:
+                    found = class_of(records[rank], rank)
+                    members = tuple(one for one in found.members if one not in known)
+                    self.classes.append(RankClass(rank, members, found.line))
+        # one more of the first and the last class
+        last = {one.members[-1] for one in (self.classes[0], self.classes[-1]) if len(one.members) > 1}
+        for rank in last:
+            self._give_objects(rank)
+        self.recorder.get(sorted(last))
+        for own in self.classes:
+            for rank in own.members:
+                record = self.recorder.records.get(rank)
+                if record is None or rank == own.leader:
+                    continue
+                expected = renamed(self.recorder.records[own.leader], own, rank)
+                if (problem := difference(expected, record["nodes"])) is not None:
+                    self.notes.append(
+                        f"rank {rank} is not like rank {own.leader}: {problem}; so every rank was run"
+                    )
+                    return self._all()
+        ranks: list[tuple[list[dict[str, Any]], Record] | None] = [None] * size
+        for own in self.classes:
+            record = self.recorder.records[own.leader]
+            for rank in own.members:
+                nodes = renamed(record, own, rank)
+                if nodes is None:
+                    self.notes.append(
+                        f"rank {rank}'s groups cannot be told from rank {own.leader}'s; so every rank was run"
+                    )
+                    return self._all()
+                ranks[rank] = nodes, record
+        return [found for found in ranks if found is not None], self.classes, self.notes
+
+    def _give_objects(self, rank: int) -> None:
+        """A rank that is run beside its class's leader gets what that one got of its peers."""
+        own = next(one for one in self.classes if rank in one.members)
+        for path in self.recorder.folder.glob(f"[0-9]*-{own.leader}-[0-9]*"):
+            source, _, number = path.name.split("-")
+            peer = peer_of(own, int(source), rank)
+            if peer is not None:
+                shutil.copy(path, path.with_name(f"{peer}-{rank}-{number}"))
+
+    def _all(self) -> tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]:
+        size = self.request.world_size
+        records = self.recorder.get(list(range(size)))
+        classes = [RankClass(rank, (rank,)) for rank in range(size)]
+        return [(records[rank]["nodes"], records[rank]) for rank in range(size)], classes, self.notes
+
+
+class _Recorder:
+    """The process that runs ranks."""
+
+    def __init__(self, request: Request, folder: Path, process: subprocess.Popen[bytes]) -> None:
+        self.request, self.folder, self.process = request, folder, process
+        self.records: dict[int, Record] = {}
+        self.peak_bytes = 0
+        self.over: set[int] = set()
+
+    def get(self, ranks: Sequence[int]) -> dict[int, Record]:
+        """Records of these, run now unless they have been. CaptureError."""
+        missing = [rank for rank in ranks if rank not in self.records]
+        self._write("".join(f"run {rank}\n" for rank in missing))
+        while not set(missing) <= self.over:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline().decode()
+            if not line:
+                raise CaptureError(f"the recorder ended: {self._errors()}")
+            if line.startswith("over "):
+                self.over.add(int(line.split()[1]))
+        for rank in self.over - set(self.records):
+            self.records[rank] = self._read(rank)
+        return self.records
+
+    def _write(self, text: str) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(text.encode())
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            raise CaptureError(f"the recorder ended: {self._errors()}") from None
+
+    def _errors(self) -> str:
+        self.process.wait()
+        text = (self.folder / "errors").read_text(errors="replace").strip()
+        if "No module named 'torch'" in text:
+            return f"{self.request.python} has no PyTorch; --python names one that has"
+        return text[-2000:] or f"exit status {self.process.returncode}"
+
+    def _read(self, rank: int) -> Record:
+        path = self.folder / f"rank-{rank}.json"
+        output = (self.folder / f"output-{rank}").read_text(errors="replace")
+        if not path.exists():
+            raise CaptureError(f"rank {rank} of {self.request.script} died: {output[-2000:].strip()}")
+        record: dict[str, Any] = json.loads(path.read_text())
+        self.peak_bytes = max(self.peak_bytes, record["peak_bytes"])
+        if "error" in record:
+            raise CaptureError(f"rank {rank} of {self.request.script} failed:\n{record['error'].rstrip()}")
+        if record["steps"] < self.request.steps:
+            steps = self.request.steps
+            raise CaptureError(
+                f"rank {rank} of {self.request.script} came to {record['steps']} of {steps} steps: one ends with an "
+                f"optimizer's step() after a backward pass; --steps says which is recorded"
+            )
+        return record
+
+
+@contextlib.contextmanager
+def _recorder(request: Request, folder: Path) -> Iterator[_Recorder]:
+    accelerator = accelerators()[request.accelerator]
+    document = {
+        "script": request.script,
+        "arguments": request.arguments,
+        "world_size": request.world_size,
+        "local_world_size": request.local_world_size,
+        "steps": request.steps,
+        "accelerator": accelerator["name"],
+        "memory_bytes": int(accelerator["memory"]),
+        "peaks": peaks_of(accelerator),
+        "bytes_per_s": accelerator["memory_bandwidth"],
+        "at_once": request.at_once,
+    }
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [request.python, "-c", _BOOT, str(Path(__file__).parents[1]), str(folder)]
+    with (folder / "errors").open("wb") as errors:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment
+            )
+        except OSError as error:
+            raise BadInput(
+                where="--python", got=request.python, expected=f"a Python: {error.strerror}"
+            ) from None
+        recorder = _Recorder(request, folder, process)
+        try:
+            recorder._write(json.dumps(document) + "\n")
+            yield recorder
+            recorder._write("end\n")
+            process.wait()
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            _close(pipe)
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()

@@ -1,0 +1,168 @@
+"""Which ranks of a script do the same in their own place, so that one stands for all: found from groups and messages.
+
+Ranks that do collectives together, and send each other nothing, are taken to be alike: those of data, tensor and expert
+parallelism. Stages of a pipeline differ. One more of each class is run and held against what is expected of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Record = Mapping[str, Any]
+"""Of one rank, as the recorder writes it: nodes, groups (members by name), families (by name of a group)."""
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that are alike. leader: the one that was recorded; line: the groups within which it sends messages."""
+
+    leader: int
+    members: tuple[int, ...]
+    line: tuple[tuple[int, ...], ...] = ()
+
+
+def peers_of(record: Record) -> set[int]:
+    """Ranks to and from which this one sends."""
+    return {node["peer"] for node in record["nodes"] if node["type"] == "message"}
+
+
+def line_of(record: Record, rank: int) -> tuple[tuple[int, ...], ...]:
+    """The groups that are a pipeline each: the family of the smallest that has this rank and all its peers, or none."""
+    wanted = {rank, *peers_of(record)}
+    if len(wanted) == 1:
+        return ()
+    size = max((len(members) for members in record["groups"].values()), default=0)
+    fitting = [
+        (len(members), name)
+        for name, members in record["groups"].items()
+        if wanted <= set(members) and (len(members) < size or len(wanted) == size)
+    ]
+    return family_of(record, min(fitting)[1]) if fitting else ()
+
+
+def family_of(record: Record, name: str) -> tuple[tuple[int, ...], ...]:
+    """Groups of one's purpose and size, no rank in two of them; the group alone where there are such ranks."""
+    own = tuple(record["groups"][name])
+    found = [
+        tuple(members)
+        for other, members in record["groups"].items()
+        if record["families"][other] == record["families"][name] and len(members) == len(own)
+    ]
+    found = list(dict.fromkeys(found))
+    ranks = [rank for members in found for rank in members]
+    return tuple(found) if len(set(ranks)) == len(ranks) else (own,)
+
+
+def class_of(record: Record, rank: int) -> RankClass:
+    """All ranks that are taken to be like this one."""
+    line = line_of(record, rank)
+    apart = next((set(members) for members in line if rank in members), peers_of(record)) - {rank}
+    used = {node["group"] for node in record["nodes"] if node["type"] == "collective"}
+    families = [family_of(record, name) for name in sorted(used) if not apart & set(record["groups"][name])]
+    found, queue = {rank}, [rank]
+    while queue:
+        one = queue.pop()
+        for family in families:
+            for members in family:
+                if one in members:
+                    queue += [other for other in members if other not in found]
+                    found |= set(members)
+    return RankClass(rank, tuple(sorted(found)), line)
+
+
+def next_leaders(classes: Iterable[RankClass], size: int) -> list[int]:
+    """Ranks to record next, which are in no class yet: all of a leader's pipeline, or the lowest."""
+    classes = list(classes)
+    known = {rank for one in classes for rank in one.members}
+    lines = (members for one in classes for members in one.line if one.leader in members)
+    found = sorted({rank for members in lines for rank in members} - known)
+    return found or [rank for rank in range(size) if rank not in known][:1]
+
+
+def renamed(record: Record, own: RankClass, rank: int) -> list[dict[str, Any]] | None:
+    """What another rank of a class does, by what its leader did; None where its groups and peers cannot be told."""
+    if rank == own.leader:
+        return [dict(node) for node in record["nodes"]]
+    groups: dict[str, str | None] = {}
+    found = []
+    for node in record["nodes"]:
+        made = dict(node)
+        if node["type"] == "collective":
+            name = node["group"]
+            if name not in groups:
+                groups[name] = _counterpart(record, name, rank)
+            if (there := groups[name]) is None:
+                return None
+            made |= {"group": there, "stream": f"group {there}"}
+            if "root" in node:
+                position = list(record["groups"][name]).index(node["root"])
+                made["root"] = record["groups"][there][position]
+        elif node["type"] == "message":
+            peer = peer_of(own, node["peer"], rank)
+            if peer is None:
+                return None
+            what = "send" if node["sends"] else "recv"
+            made |= {"peer": peer, "stream": f"{what} {peer}", "name": f"{what} {peer}"}
+        found.append(made)
+    return found
+
+
+def _counterpart(record: Record, name: str, rank: int) -> str | None:
+    """The name of the group that is to another rank what this one is to the leader."""
+    if rank in record["groups"][name]:
+        return name
+    family = family_of(record, name)
+    return next(
+        (
+            other
+            for other, members in record["groups"].items()
+            if rank in members
+            and tuple(members) in family
+            and record["families"][other] == record["families"][name]
+        ),
+        None,
+    )
+
+
+def peer_of(own: RankClass, peer: int, rank: int) -> int | None:
+    """Who is to another rank of a class what `peer` is to its leader; None where that cannot be told."""
+    leaders = next((members for members in own.line if own.leader in members), None)
+    mine = next((members for members in own.line if rank in members), None)
+    if leaders is None or mine is None:
+        return None
+    return mine[leaders.index(peer)] if peer in leaders else None
+
+
+_COMPARED = (
+    "type",
+    "collective",
+    "group",
+    "numel",
+    "dtype",
+    "root",
+    "peer",
+    "tag",
+    "sends",
+    "splits",
+    "stream",
+)
+
+
+def difference(
+    expected: Sequence[Mapping[str, Any]] | None, found: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Where a rank does not do what was expected of it, in words; how much it computes aside."""
+    if expected is None:
+        return "its groups are others"
+    there = [node for node in expected if node["type"] != "compute"]
+    here = [node for node in found if node["type"] != "compute"]
+    for number, (one, other) in enumerate(zip(there, here, strict=False)):
+        for key in _COMPARED:
+            if one.get(key) != other.get(key):
+                where = f"communication {number} ({other['name']} at {other['site']})"
+                return f"{where}: {key} {other.get(key)}, not {one.get(key)}"
+    if len(there) != len(here):
+        return f"{len(here)} communications, not {len(there)}"
+    return None

@@ -1,0 +1,122 @@
+"""The command `capture`: somebody's own training script as a job, without accelerators."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from testbed.capture.capturing import Captured, Request, capture
+from testbed.catalogue import accelerators
+from testbed.errors import BadInput, did_you_mean
+from testbed.report.figures import size_text, time_text
+from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command("capture", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
+        capture_script
+    )
+
+
+def capture_script(
+    context: typer.Context,
+    world_size: Annotated[int, typer.Option(min=1, help="Ranks of the job.")] = 8,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(min=1, help="LOCAL_WORLD_SIZE [default: 8, or all].")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Run so many; the last is recorded.")] = 2,
+    accelerator: Annotated[str, typer.Option(help="What computes in each rank.")] = "h100",
+    compute: Annotated[
+        str,
+        typer.Option(
+            help="What computing takes: utilisation (the part of the peak that training reaches), roofline (each "
+            "kernel at the least), or a CSV file with kind,seconds as measured."
+        ),
+    ] = "utilisation",
+    python: Annotated[str, typer.Option(help="A Python that has PyTorch.")] = sys.executable,
+    every_rank: Annotated[
+        bool, typer.Option("--every-rank", help="Run each; else one of those alike, and one more.")
+    ] = False,
+    at_once: Annotated[int, typer.Option(min=1, help="Ranks that run at a time.")] = 2,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The trace.")] = Path("job.json.gz"),
+) -> None:
+    """Record a step of a PyTorch script as it is, without accelerators: testbed capture -- train.py ARGS
+
+    It runs as torchrun would have it, under fake tensors and process groups that only note what they are asked for. The
+    result is a workload: {trace: FILE} in a scenario.
+    """
+    words = [word for word in context.args if word != "--"]
+    if not words:
+        raise BadInput(where="capture", got="no script", expected="testbed capture -- train.py ARGS")
+    if accelerator not in accelerators():
+        raise BadInput(
+            where="--accelerator", got=accelerator, expected=did_you_mean(accelerator, accelerators())
+        )
+    request = Request(
+        words[0],
+        tuple(words[1:]),
+        world_size,
+        ranks_per_host or min(8, world_size),
+        steps,
+        accelerator,
+        compute,
+        python,
+        every_rank,
+        at_once,
+    )
+    found = capture(request)
+    found.trace.write(output)
+    _print(found, output)
+
+
+def _print(found: Captured, output: Path) -> None:
+    console = Console(highlight=False)
+    console.print(table_of(found.trace))
+    ran = len(found.ran)
+    console.print(
+        f"{len(found.trace.ranks)} ranks of {len(found.classes)} kind{'s' * (len(found.classes) != 1)}, {ran} of them "
+        f"run, in {time_text(found.seconds)}; {size_text(found.peak_bytes)} of memory for one at the most.",
+        markup=False,
+    )
+    for note in found.notes:
+        console.print(f"Note: {note}.", markup=False)
+    console.print(f"{output}: in a scenario, workload: {{trace: {output}}}", markup=False)
+
+
+def table_of(trace: JobTrace) -> Table:
+    """By kind, what the rank that does most of it does in a step."""
+    counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0] * len(trace.ranks))
+    sizes: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0] * len(trace.ranks))
+    seconds: Counter[int] = Counter()
+    for rank, own in enumerate(trace.ranks):
+        for node in own:
+            if isinstance(node, Compute):
+                seconds[rank] += node.duration_s  # type: ignore[assignment]
+                continue
+            if isinstance(node, Collective):
+                key = node.kind, node.collective, node.dtype
+            elif isinstance(node, PointToPoint) and node.sends:
+                key = node.kind, "send", node.dtype
+            else:
+                continue
+            counts[key][rank] += 1
+            sizes[key][rank] += node.numel * element_bytes(node.dtype)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("kind")
+    table.add_column("what")
+    table.add_column("of")
+    for heading in ("calls", "bytes", "ranks"):
+        table.add_column(heading, justify="right")
+    table.add_row("compute", "", "", "", time_text(max(seconds.values(), default=0.0)), str(len(seconds)))
+    for key in sorted(counts):
+        ranks = sum(1 for count in counts[key] if count)
+        table.add_row(*key, str(max(counts[key])), size_text(max(sizes[key])), str(ranks))
+    return table
