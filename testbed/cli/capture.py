@@ -46,9 +46,11 @@ def capture_script(
         bool, typer.Option("--every-rank", help="Run each; else one of those alike, and one more.")
     ] = False,
     at_once: Annotated[int, typer.Option(min=1, help="Ranks that run at a time.")] = 2,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The trace.")] = Path("job.json.gz"),
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The trace [default: the script's name, .json.gz].")
+    ] = None,
 ) -> None:
-    """Record a step of a PyTorch script as it is, without accelerators: testbed capture -- train.py ARGS
+    """Record a step of your own PyTorch script, without accelerators: testbed capture -- train.py
 
     It runs as torchrun would have it, under fake tensors and process groups that only note what they are asked for. The
     result is a workload: {trace: FILE} in a scenario.
@@ -73,8 +75,9 @@ def capture_script(
         at_once,
     )
     found = capture(request)
-    found.trace.write(output)
-    _print(found, output)
+    path = output or Path(f"{Path(words[0]).stem}.json.gz")
+    found.trace.write(path)
+    _print(found, path)
 
 
 def _print(found: Captured, output: Path) -> None:

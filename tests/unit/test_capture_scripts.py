@@ -1,0 +1,184 @@
+"""Scripts of people, captured by a Python that has PyTorch: bytes and order are what the script does, mistakes are named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from testbed.capture.capturing import CaptureError, Captured, RanksDoNotMatch, Request, capture
+from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scenarios" / "captured"
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+pytestmark = [
+    pytest.mark.skipif(
+        not PEERS.exists(), reason="there is no .venv-peers: tools/bootstrap peers could not make it"
+    ),
+    pytest.mark.timeout(600),
+]
+
+DIM, LAYERS, HIDDEN, VOCABULARY, HEADS, KV_HEADS = 256, 4, 768, 1024, 8, 4
+LAYER = 2 * DIM * DIM + 2 * DIM * DIM * KV_HEADS // HEADS + 3 * DIM * HIDDEN + 2 * DIM
+ENDS = 2 * VOCABULARY * DIM + DIM
+PARAMETERS = LAYERS * LAYER + ENDS
+TOKENS = 256
+
+
+def captured(script: Path | str, *arguments: object, ranks: int, **more: object) -> Captured:
+    path = script if isinstance(script, Path) else SCRIPTS / script
+    words = tuple(map(str, arguments))
+    return capture(Request(str(path), words, ranks, min(8, ranks), python=str(PEERS), **more))  # type: ignore[arg-type]
+
+
+def totals(trace: JobTrace, rank: int = 0) -> Counter[tuple[str, str]]:
+    """Bytes by kind and collective."""
+    found: Counter[tuple[str, str]] = Counter()
+    for node in trace.ranks[rank]:
+        if isinstance(node, Collective):
+            found[node.kind, node.collective] += node.numel * element_bytes(node.dtype)
+        elif isinstance(node, PointToPoint) and node.sends:
+            found[node.kind, "send"] += node.numel * element_bytes(node.dtype)
+    return found
+
+
+def flops(trace: JobTrace, rank: int = 0) -> float:
+    return sum(node.flops for node in trace.ranks[rank] if isinstance(node, Compute))
+
+
+def matmul_flops(tokens: int) -> float:
+    """Forward and backward, with attention as it is without a mask."""
+    matrices = LAYERS * (LAYER - 2 * DIM) + VOCABULARY * DIM
+    attention = LAYERS * 2 * 2 * TOKENS * TOKENS * DIM * tokens / TOKENS
+    return 3 * 2 * matrices * tokens + (1 + 2.5) * attention
+
+
+def test_ddp_reduces_every_gradient_once_and_waits_when_backward_ends() -> None:
+    found = captured("train_ddp.py", ranks=4)
+    trace = found.trace
+    assert totals(trace) == {("world", "all_reduce"): 4 * PARAMETERS}
+    assert flops(trace) == pytest.approx(matmul_flops(TOKENS))
+    assert len(found.classes) == 1
+    assert found.ran == [0, 3]
+    own = trace.ranks[2]
+    reduced = [number for number, node in enumerate(own) if isinstance(node, Collective)]
+    assert len(reduced) >= 2
+    waiting = next(node for node in own if set(node.after) & set(reduced) and isinstance(node, Compute))
+    backward = [
+        number for number, node in enumerate(own) if isinstance(node, Compute) and node.kind == "backward"
+    ]
+    assert own.index(waiting) > backward[-1]
+    assert all("train_ddp.py" in own[number].site for number in reduced)
+    assert any("numbers read from tensors" in note for note in found.notes)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_fsdp2_gathers_parameters_twice_and_prefetches(replicas: int) -> None:
+    trace = captured("train_fsdp.py", "--replicate", replicas, ranks=4).trace
+    found = totals(trace)
+    # what is at the ends of the model is one group with it and stays gathered; layers are gathered again for backward
+    gathered = 2 * (2 * LAYERS * LAYER + ENDS)
+    assert found["shard", "all_gather"] in (gathered, gathered + 2 * ENDS)
+    assert found["shard", "reduce_scatter"] == 4 * PARAMETERS
+    assert found["replicate", "all_reduce"] == (4 * PARAMETERS * replicas // 4 if replicas > 1 else 0)
+    own = trace.ranks[0]
+    layers = [
+        number
+        for number, node in enumerate(own)
+        if isinstance(node, Collective) and node.module == "layers.1"
+    ]
+    gather = own[layers[0]]
+    before = [node.module for node in own[: layers[0]] if isinstance(node, Compute) and node.flops]
+    assert gather.stream == "group shard 0" if replicas > 1 else "group world"
+    assert "layers.0" not in before, "layer 1 is gathered before layer 0 has computed"
+
+
+@pytest.mark.thorough
+def test_tensor_parallel_ranks_exchange_activations_along_the_sequence() -> None:
+    trace = captured("train_3d.py", "--tensor", 2, "--microbatches", 1, ranks=2).trace
+    found = totals(trace)
+    activation = TOKENS * DIM * 2
+    # per layer and direction two all-gathers and two reduce-scatters (Megatron's sequence parallelism); two more of
+    # each kind of gather backward, as inputs are gathered again for weights; ends: embedding, output
+    assert found["tensor", "reduce_scatter"] == activation * (4 * LAYERS + 2)
+    assert found["tensor", "all_gather"] == activation * (4 * LAYERS + 2) + 2 * TOKENS * VOCABULARY
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("schedule", "stages"), [("1F1B", 2), ("Interleaved1F1B", 4), ("ZBVZeroBubble", 4)])
+def test_pipelines_send_every_microbatch_there_and_its_gradient_back(schedule: str, stages: int) -> None:
+    found = captured("train_3d.py", "--pipeline", 2, "--microbatches", 4, "--schedule", schedule, ranks=2)
+    assert len(found.classes) == 2
+    sent = sum(totals(found.trace, rank)["pipeline", "send"] for rank in (0, 1))
+    crossings = 2 if schedule == "ZBVZeroBubble" else stages - 1
+    assert sent == 2 * crossings * 4 * TOKENS * DIM * 2
+    assert sum(flops(found.trace, rank) for rank in (0, 1)) == pytest.approx(
+        4 * matmul_flops(TOKENS), rel=0.02
+    )
+
+
+@pytest.mark.thorough
+def test_experts_get_as_many_tokens_each() -> None:
+    trace = captured("train_moe.py", ranks=4).trace
+    exchanged = [
+        node for node in trace.ranks[1] if isinstance(node, Collective) and node.collective == "all_to_all"
+    ]
+    tokens = [node for node in exchanged if node.dtype == "bfloat16"]
+    assert len(tokens) == 4 * LAYERS
+    assert {node.numel for node in tokens} == {2 * TOKENS * DIM}
+    assert {node.module.rpartition(".")[2] for node in tokens} == {"feed_forward"}
+
+
+HEAD = """
+import torch, torch.distributed as dist
+dist.init_process_group("nccl")
+rank, model = dist.get_rank(), torch.nn.Linear(8, 8).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(2):
+    model(torch.randn(4, 8, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "said"),
+    [
+        (
+            "    if rank == 0: dist.all_reduce(model.weight.grad)\n    dist.broadcast(model.bias.grad, 0)\n",
+            RanksDoNotMatch,
+            r"collective 0 of group world is all_reduce \(64 float32\) on rank 0 at .*train.py:8, but broadcast of "
+            r"rank 0 \(8 float32\) on rank 1 at .*train.py:9",
+        ),
+        (
+            "    dist.send(model.weight.grad, 1 - rank)\n    dist.recv(model.weight.grad, 1 - rank)\n",
+            RanksDoNotMatch,
+            r"for ever: rank 0 at .*train.py:8 waits in a send to rank 1 for rank 1; rank 1 at .*train.py:8",
+        ),
+        (
+            "    model.weight.grad @ torch.randn(5, 5, device='cuda')\n",
+            CaptureError,
+            r'(?s)rank 0 of .*train.py failed:\nTraceback .*train.py", line 8, in <module>.*RuntimeError',
+        ),
+        (
+            "    model.weight[model.weight > 0].sum()\n",
+            CaptureError,
+            r"(?s)at .*train.py:8: its result's size depends on data",
+        ),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_emulated(
+    lines: str, kind: type[Exception], said: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + lines + "    optimizer.step()\n")
+    with pytest.raises(kind, match=said):
+        captured(script, ranks=2)
+
+
+def test_a_script_that_trains_nothing_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('gloo')\n")
+    with pytest.raises(CaptureError, match="came to 0 of 2 steps"):
+        captured(script, ranks=2)
