@@ -124,7 +124,7 @@ GROUPS = {
     **{f"tensor {rank}": [rank, rank + 1] for rank in (0, 2, 4, 6)},
 }
 FAMILIES = {name: name.split()[0] for name in GROUPS}
-PLACE = {"module": "", "site": "train.py:1", "after": []}
+PLACE: dict[str, Any] = {"module": "", "site": "train.py:1", "after": []}
 
 
 def collective(group: str, numel: int = 8, **more: Any) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
         "kind": "forward",
         "flops": {"bfloat16": 989e9},
     }
-    work |= {"touched_bytes": 5.0, "seconds": 1e-3, **PLACE}
+    work = {**work, **PLACE, "touched_bytes": 5.0, "seconds": 1e-3}
     first, last = record(0, [work, *FIRST["nodes"]]), record(4, [*LAST["nodes"], work])
     ranks = [
         (renamed(own, class_of(own, own["rank"]), rank) or [], own)
@@ -231,7 +231,8 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
     assert first_mismatch(trace, senders_wait=True) is None
     computed, reduced, sent = trace.ranks[1][:3]
     assert isinstance(computed, Compute)
-    assert (computed.duration_s, computed.flops) == (pytest.approx(1e-3 / h100["utilisation"]), 989e9)
+    assert computed.duration_s == pytest.approx(1e-3 / h100["utilisation"])
+    assert computed.flops == 989e9
     assert isinstance(reduced, Collective)
     assert (reduced.group, reduced.kind) == ("tensor 0", "tensor")
     assert isinstance(sent, PointToPoint)
@@ -250,7 +251,7 @@ def test_peaks_are_by_type() -> None:
 def test_measured_times_are_shared_out_by_what_parts_take_at_the_least(tmp_path: Path) -> None:
     table = tmp_path / "times.csv"
     table.write_text("kind,seconds,ranks\nforward,0.6,\nbackward,2.0,0-1\n")
-    nodes = [
+    nodes: list[dict[str, Any]] = [
         {"type": "compute", "kind": "forward", "seconds": 0.1},
         {"type": "compute", "kind": "forward", "seconds": 0.2},
         {"type": "message"},
@@ -273,6 +274,6 @@ def test_a_table_that_is_none_is_refused(text: str, said: str, tmp_path: Path) -
     with pytest.raises(BadInput, match=said):
         measured(table)
     with pytest.raises(
-        BadInput, match="--compute: got .*none.csv, expected utilisation, roofline or a table"
+        BadInput, match=r"--compute: got .*none.csv, expected utilisation, roofline or a table"
     ):
         measured(tmp_path / "none.csv")
