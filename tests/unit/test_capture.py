@@ -212,14 +212,8 @@ def test_what_was_expected_of_a_rank_is_held_against_what_it_does() -> None:
 
 
 def test_a_trace_has_every_rank_in_its_own_place() -> None:
-    work = {
-        "type": "compute",
-        "name": "forward",
-        "stream": MAIN,
-        "kind": "forward",
-        "flops": {"bfloat16": 989e9},
-    }
-    work = {**work, **PLACE, "touched_bytes": 5.0, "seconds": 1e-3}
+    work = {"type": "compute", "name": "forward", "stream": MAIN, "kind": "forward", **PLACE}
+    work = {**work, "flops": {"bfloat16": 989e9}, "touched_bytes": 5.0, "seconds": 1e-3}
     first, last = record(0, [work, *FIRST["nodes"]]), record(4, [*LAST["nodes"], work])
     ranks = [
         (renamed(own, class_of(own, own["rank"]), rank) or [], own)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from testbed.capture.capturing import Captured, CaptureError, RanksDoNotMatch, Request, capture
+from testbed.config.workload import ModelSpec
 from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
+from testbed.workload.buckets import gradient_buckets
+from testbed.workload.models import parameters
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scenarios" / "captured"
@@ -20,10 +23,11 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-DIM, LAYERS, HIDDEN, VOCABULARY, HEADS, KV_HEADS = 256, 4, 768, 1024, 8, 4
-LAYER = 2 * DIM * DIM + 2 * DIM * DIM * KV_HEADS // HEADS + 3 * DIM * HIDDEN + 2 * DIM
+DIM, LAYERS, VOCABULARY = 256, 4, 1024
+TINY = ModelSpec(dim=DIM, n_layers=LAYERS, n_heads=8, n_kv_heads=4, ffn_dim=768, vocab_size=VOCABULARY)
+PARAMETERS = sum(one.numel for one in parameters(TINY))
 ENDS = 2 * VOCABULARY * DIM + DIM
-PARAMETERS = LAYERS * LAYER + ENDS
+LAYER = (PARAMETERS - ENDS) // LAYERS
 TOKENS = 256
 
 
@@ -60,6 +64,9 @@ def test_ddp_reduces_every_gradient_once_and_waits_when_backward_ends() -> None:
     trace = found.trace
     assert totals(trace) == {("world", "all_reduce"): 4 * PARAMETERS}
     assert flops(trace) == pytest.approx(matmul_flops(TOKENS))
+    buckets = gradient_buckets(parameters(TINY), 4, 25 * 1024**2, 1024**2)
+    sizes = [node.numel for node in trace.ranks[0] if isinstance(node, Collective)]
+    assert sizes == [bucket.numel for bucket in buckets], "as our own workload of the model has them"
     assert len(found.classes) == 1
     assert found.ran == [0, 3]
     own = trace.ranks[2]
