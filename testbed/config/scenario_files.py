@@ -61,7 +61,7 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         for schedule in (look(where, "workload", "schedule"), where.get("workload.schedule")):
             _root(schedule, "file", folder)
         _root(where, "workload.schedule.file", folder)
-        for key in ("tuning", "trace"):
+        for key in ("tuning", "trace", "chakra"):
             _root(where.get("workload"), key, folder)
             _root(where, f"workload.{key}", folder)
         failures = where.get("failures")

@@ -35,9 +35,10 @@ COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
 ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
-TRACE = "trace"
+TRACE, CHAKRA = "trace", "chakra"
 DESCRIBED_BY = {
     TRACE: ("trace",),
+    CHAKRA: ("chakra",),
     PARALLEL: ("parallelism",),
     DATA_PARALLEL: ("model",),
     COLLECTIVES: ("collectives", "exchange"),
@@ -133,13 +134,19 @@ class WorkloadSpec(Strict):
     plan: Annotated[str | None, named("workloads")] = Field(
         default=None,
         description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
-        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training and trace are "
-        "what `model`, `collectives`, `parallelism` and `trace` describe, and need not be named.",
+        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training, trace and "
+        "chakra are what `model`, `collectives`, `parallelism`, `trace` and `chakra` describe, and need not be named.",
     )
     trace: str | None = Field(
         default=None,
         description="A file that says what every rank of somebody's job did in a step, as `testbed capture` writes it, "
         "in place of a model or collectives; as many ranks as it has.",
+    )
+    chakra: str | None = Field(
+        default=None,
+        description="A folder of Chakra execution traces, one NAME.RANK.et per rank, in place of a model or "
+        "collectives; or FOLDER/NAME where it has several. Computing of which they say operations and bytes alone "
+        "takes what it takes on `accelerator`.",
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What the function of `plan` is called with."
@@ -203,7 +210,7 @@ class WorkloadSpec(Strict):
     @classmethod
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """What training reaches on the accelerator."""
-        if data.get("model") is None:
+        if data.get("model") is None and data.get("chakra") is None:
             return data
         name = data.get("accelerator")
         entry = accelerators().get(name) if isinstance(name, str) else None
@@ -219,9 +226,11 @@ class WorkloadSpec(Strict):
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
         if self.plan is not None and self.plan not in DESCRIBED_BY:
-            yield from self._beside("a plan", "trace")
+            yield from self._beside("a plan", "trace", "chakra")
         elif self.trace is not None:
-            yield from self._beside("a trace", "options")
+            yield from self._beside("a trace", "options", "chakra")
+        elif self.chakra is not None:
+            yield from self._beside("traces", "options")
         else:
             yield from self._described()
 
@@ -233,7 +242,7 @@ class WorkloadSpec(Strict):
         if self.options is not None:
             yield Finding(("options",), "options without a plan", "them with a plan")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
-            expected = "a model, or collectives, or exchange, or a stage, or a plan, or a trace"
+            expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
             for key in ("schedule", "stage"):
@@ -283,7 +292,7 @@ class WorkloadSpec(Strict):
 
     @property
     def flops(self) -> float:
-        """Computing speed of one rank in flop/s: peak times utilisation. Only where there is a model."""
+        """Computing speed of one rank in flop/s: peak times utilisation. Only where something says the peak."""
         peak = self.peak_flops
         if self.accelerator is not None:
             peak = float(accelerators()[self.accelerator]["peak"][self.compute_dtype])

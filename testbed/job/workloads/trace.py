@@ -21,9 +21,12 @@ def trace(request: JobRequest) -> JobPlan:
     return trace_plan(_read(file), file, request)
 
 
-def trace_plan(trace: JobTrace, source: str, request: JobRequest) -> JobPlan:
-    """The plan of a trace for a scenario's ranks. ConfigError where they are others, or ranks do not fit together."""
-    field = f"workload.{TRACE}"
+def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRACE) -> JobPlan:
+    """The plan of a trace for a scenario's ranks. ConfigError where they are others, or ranks do not fit together.
+
+    key: of the scenario's workload that named it.
+    """
+    field = f"workload.{key}"
     if len(trace.ranks) != request.ranks:
         got = f"{source}, of {len(trace.ranks)} ranks"
         expected = f"a trace of {request.ranks} ranks, as many as the topology has"

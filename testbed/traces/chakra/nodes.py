@@ -13,11 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from testbed.traces.chakra.files import EtNode
 from testbed.traces.chakra.schema import Comm, NodeType
-from testbed.traces.trace import COMPUTE_STREAM, Collective, Compute, Node, PointToPoint, TraceError
+from testbed.traces.trace import (
+    COMPUTE_STREAM,
+    Collective,
+    Compute,
+    Node,
+    PointToPoint,
+    TraceError,
+    element_bytes,
+)
 
 OWN = "testbed"
 Reckon = Callable[[float, float], float]
@@ -78,16 +84,6 @@ class Place:
         return TraceError(where=where, got=got, expected=expected)
 
 
-def itemsize(dtype: str) -> int:
-    """Bytes of an element, of a type by NumPy's name, or bfloat16 or float8. TraceError."""
-    if dtype.startswith("float8"):
-        return 1
-    try:
-        return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    except TypeError:
-        raise TraceError(where="dtype", got=dtype, expected="a type by NumPy's name") from None
-
-
 def et_node(node: Node, place: Place) -> EtNode:
     """Of a rank's node, without id and what it waits for. TraceError for a collective that Chakra does not know."""
     if isinstance(node, Compute):
@@ -103,7 +99,7 @@ def et_node(node: Node, place: Place) -> EtNode:
         made = EtNode(0, node.name, NodeType.COMM_COLL_NODE, attributes=_collective_attributes(node, place))
     elif isinstance(node, PointToPoint):
         ends = (place.rank, node.peer) if node.sends else (node.peer, place.rank)
-        size = node.numel * itemsize(node.dtype)
+        size = node.numel * element_bytes(node.dtype)
         kind = NodeType.COMM_SEND_NODE if node.sends else NodeType.COMM_RECV_NODE
         values = {"comm_src": ends[0], "comm_dst": ends[1], "comm_size": size, "comm_tag": node.tag}
         made = EtNode(0, node.name, kind, attributes={"is_cpu_op": False, **values})
@@ -121,7 +117,7 @@ def _collective_attributes(node: Collective, place: Place) -> dict[str, Any]:
     comm = _COMMS.get(node.collective)
     if comm is None:
         raise TraceError(where=node.name, got=node.collective, expected=f"one of: {', '.join(_COMMS)}")
-    size = node.numel * itemsize(node.dtype)
+    size = node.numel * element_bytes(node.dtype)
     if node.collective in _OF_PARTS:
         size //= len(place.groups[node.group])
     number = next(number for number, name in place.names.items() if name == node.group)
@@ -255,7 +251,7 @@ def _collective(node: EtNode, place: Place) -> Collective:
         f"group {group}",
         group=group,
         collective=collective,
-        numel=whole // itemsize(dtype),
+        numel=whole // element_bytes(dtype),
         dtype=dtype,
         root=members[0] if members else 0,
     )
@@ -283,7 +279,7 @@ def _message(node: EtNode, place: Place) -> PointToPoint:
     dtype = _dtype(node, size)
     stream = f"{'send' if sends else 'receive'} {peer}" + (f" tag {tag}" if tag else "")
     return PointToPoint(
-        node.name, stream, peer=peer, numel=size // itemsize(dtype), dtype=dtype, tag=tag, sends=sends
+        node.name, stream, peer=peer, numel=size // element_bytes(dtype), dtype=dtype, tag=tag, sends=sends
     )
 
 
@@ -291,7 +287,7 @@ def _dtype(node: EtNode, size_bytes: int) -> str:
     """As the node's inputs say; else float32, or bytes where they are no whole number of those."""
     said = _TENSOR.search(node.types)
     dtype = _TENSOR_DTYPES.get(said.group(1), "") if said else ""
-    if dtype and size_bytes % itemsize(dtype) == 0:
+    if dtype and size_bytes % element_bytes(dtype) == 0:
         return dtype
     return "uint8" if size_bytes % 4 else "float32"
 

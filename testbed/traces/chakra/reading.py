@@ -10,10 +10,10 @@ from pathlib import Path
 
 from testbed.traces.chakra.files import EtFile, EtNode, read_file
 from testbed.traces.chakra.groups import read_groups
-from testbed.traces.chakra.nodes import OWN, Place, Reckon, beside, itemsize, job_node, own_of, waited_for
+from testbed.traces.chakra.nodes import OWN, Place, Reckon, beside, job_node, own_of, waited_for
 from testbed.traces.chakra.order import Item, in_order, orders
 from testbed.traces.chakra.schema import NodeType
-from testbed.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError
+from testbed.traces.trace import Collective, JobTrace, Node, RankTrace, TraceError, element_bytes
 
 _FILE = re.compile(r"(?P<stem>.+)\.(?P<rank>\d+)\.et")
 _NOTHING = (NodeType.INVALID_NODE, NodeType.METADATA_NODE)
@@ -146,7 +146,7 @@ def _even(ranks: Sequence[Sequence[Item]], groups: Mapping[str, Sequence[int]]) 
     for (group, call), places in calls.items():
         nodes = [made[rank][number].node for rank, number in places]
         sizes = {
-            (node.collective, node.numel * itemsize(node.dtype))
+            (node.collective, node.numel * element_bytes(node.dtype))
             for node in nodes
             if isinstance(node, Collective)
         }
