@@ -87,7 +87,7 @@ class Collective(Node):
     `gather`, `scatter`, `all_to_all`, `all_to_all_v`, `barrier`). numel: elements of a rank's larger array, of `dtype`
     (NumPy's name, or bfloat16 or float8). splits: of an all_to_all_v, elements that this rank sends to each member.
     root: its rank in the job, for those that have one. kind: by which figures are summed up, such as a dimension of
-    parallelism.
+    parallelism. algorithm: of the testbed's, "" where whoever carries it out chooses.
     """
 
     group: str = ""
@@ -97,6 +97,7 @@ class Collective(Node):
     splits: tuple[int, ...] = ()
     root: int = 0
     kind: str = "collective"
+    algorithm: str = ""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ Table = tuple[tuple[int, ...], ...]
 def plan_trace(trace: JobTrace, request: WorkloadRequest) -> JobPlan:
     """Every rank's plan; trace and request have as many ranks. TraceError where those do not fit together.
 
-    All-reduces go by the variant's algorithm, others by `auto`. What a group of one does takes no time.
+    What names no algorithm goes by the variant's, if it is an all-reduce, or else by `auto`. What a group of one does
+    takes no time.
     """
     check_matching(trace)
     maker = _Maker(trace, request)
@@ -137,7 +138,7 @@ class _Maker:
             number,
             collective,
             elements,
-            algorithm,
+            node.algorithm or algorithm,
             table=table,
         )
 

@@ -48,7 +48,7 @@ def read_groups(folder: Path, stem: str, files: Sequence[EtFile]) -> Groups:
             if node.type != NodeType.COMM_COLL_NODE or (key := group_key(node)) in found:
                 continue
             ranks = said.get(key) or given.get(key) or _otherwise(folder, file, node, key, rank, world)
-            found[key] = own.get(key) or _name(key, ranks, world, members)
+            found[key] = own[key] if key in own else _name(key, ranks, world, members)
             members.setdefault(found[key], ranks)
             if rank not in ranks:
                 where = f"{file.path}: node {node.id} ({node.name})"
