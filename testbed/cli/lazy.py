@@ -106,6 +106,14 @@ COMMANDS: Mapping[str, Entry] = {
         "files",
         "Draw a topology: buildings, hosts, WAN links with their rates and delays. Nothing is built.",
     ),
+    "export": Entry(
+        "exchange",
+        "Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML.",
+    ),
+    "import": Entry(
+        "exchange",
+        "Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's.",
+    ),
     "init": Entry(
         "example",
         "Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them.",

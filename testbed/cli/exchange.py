@@ -1,0 +1,143 @@
+"""The commands `export` and `import`: jobs and topologies for other programs, and from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from testbed.cli.options import OverridesOption
+from testbed.config import Scenario, TopologySpec
+from testbed.config.files import load
+from testbed.config.units import parse_delay, parse_rate
+from testbed.errors import BadInput
+from testbed.exchange import (
+    Given,
+    export_astra_sim,
+    export_chakra,
+    export_containerlab,
+    export_graphml,
+    export_mininet,
+    exported_job,
+    import_topology,
+)
+
+Target = Literal["chakra", "astra-sim", "containerlab", "mininet", "graphml"]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's commands."""
+    app.command("export")(export)
+    app.command("import")(import_)
+
+
+def export(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="A scenario or a run's folder; for containerlab, mininet and graphml also a topology."
+        ),
+    ],
+    to: Annotated[Target, typer.Option("--to", help="For which program, or in which form.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="The folder to write to; for mininet and graphml, the file."),
+    ],
+    variant: Annotated[
+        str | None,
+        typer.Option(help="Which variant's job, or else which algorithm's [default: the first]."),
+    ] = None,
+    size_scale: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="containerlab, mininet: divide rates by this [default: so that 1 Gbit/s is the most]."
+        ),
+    ] = None,
+    overrides: OverridesOption = None,
+) -> None:
+    """Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML."""
+    if size_scale is not None and to not in ("containerlab", "mininet"):
+        raise BadInput(where="--size-scale", got=f"it with {to}", expected="it with containerlab or mininet")
+    if to in ("chakra", "astra-sim"):
+        job = exported_job(source, overrides or [], variant)
+        if to == "chakra":
+            _tell(export_chakra(job, output), list(job.lost()))
+        else:
+            _tell(*export_astra_sim(job, output))
+        return
+    if variant is not None:
+        raise BadInput(where="--variant", got=f"it with {to}", expected="it with chakra or astra-sim")
+    spec = _topology(source, overrides or [])
+    if to == "containerlab":
+        _tell(*export_containerlab(spec, output, size_scale))
+    elif to == "mininet":
+        _tell([output], export_mininet(spec, output, size_scale))
+    else:
+        _tell([output], export_graphml(spec, output))
+
+
+def import_(
+    file: Annotated[
+        Path, typer.Argument(help="A network: .graphml or .gml, or a topology of containerlab's (.yml).")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The topology file to write; without: standard output."),
+    ] = None,
+    netem: Annotated[
+        Path | None,
+        typer.Option(
+            help="Script with containerlab's `tools netem set` lines [default: netem.sh beside the file]."
+        ),
+    ] = None,
+    hosts: Annotated[int, typer.Option(min=1, help="Of buildings for which the file has none.")] = 1,
+    nic: Annotated[str, typer.Option(help="Rate of their cards.")] = "400 Gbit/s",
+    rate: Annotated[str | None, typer.Option(help="Of links whose rate the file does not say.")] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(help="Of links of which it says neither delay nor length nor both places; or a length."),
+    ] = None,
+) -> None:
+    """Make a topology file of somebody else's network: GraphML or GML (Topology Zoo), or containerlab's."""
+    try:
+        given = Given(
+            None if rate is None else parse_rate(rate),
+            None if delay is None else parse_delay(delay),
+            hosts,
+            parse_rate(nic),
+        )
+    except ValueError as error:
+        raise BadInput(where="command line", got=str([rate, delay, nic]), expected=str(error)) from None
+    text, notes = import_topology(file, given, netem)
+    if output is None:
+        print(text, end="")
+        _tell([], notes)
+    else:
+        output.write_text(text)
+        _tell([output], notes)
+
+
+def _topology(source: Path, overrides: Sequence[str]) -> TopologySpec:
+    """Of a topology, a scenario, or a run."""
+    found = load(source / "scenario.yaml" if source.is_dir() else source, overrides)
+    assert isinstance(found, Scenario | TopologySpec)
+    return found.topology if isinstance(found, Scenario) else found
+
+
+def _tell(written: Sequence[Path], left_out: Sequence[str]) -> None:
+    """On standard error; of many files the first ones."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    shown = [str(path) for path in written[:1]]
+    if len(written) > 1:
+        shown.append(
+            f"and {len(written) - 1} more beside it: {written[-1].name}"
+            if len(written) == 2
+            else f"to {written[-1].name}, {len(written)} files"
+        )
+    if shown:
+        console.print(" ".join(shown), markup=False)
+    for what in left_out:
+        console.print(f"left out: {what}", markup=False)

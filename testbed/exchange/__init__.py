@@ -1,0 +1,20 @@
+"""What goes out to other programs and comes in from them: jobs as Chakra traces, for ASTRA-sim; topologies."""
+
+from testbed.exchange.astra_sim import export_astra_sim
+from testbed.exchange.chakra import export_chakra
+from testbed.exchange.containerlab import export_containerlab
+from testbed.exchange.graphml import export_graphml
+from testbed.exchange.importing import Given, import_topology
+from testbed.exchange.jobs import exported_job
+from testbed.exchange.mininet import export_mininet
+
+__all__ = [
+    "Given",
+    "export_astra_sim",
+    "export_chakra",
+    "export_containerlab",
+    "export_graphml",
+    "export_mininet",
+    "exported_job",
+    "import_topology",
+]

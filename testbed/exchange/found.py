@@ -1,0 +1,205 @@
+"""A network as somebody else's file has it, and the topology that it becomes: nodes buildings, edges WAN links."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.config.units import format_duration, format_fraction, format_rate
+from testbed.errors import BadInput
+
+FIBRE_S_PER_KM = 4.9e-6
+EARTH_KM = 6371.0
+LONGEST_NAME = 12
+
+
+@dataclass(frozen=True)
+class Given:
+    """What counts where the file says nothing: of links (None: it has to), and of buildings."""
+
+    rate_bps: float | None = None
+    delay_s: float | None = None
+    hosts: int = 1
+    nic_bps: float = 400e9
+
+
+@dataclass(frozen=True)
+class Way:
+    """One direction of an edge; None: the file says nothing."""
+
+    rate_bps: float | None = None
+    delay_s: float | None = None
+    jitter_s: float = 0.0
+    loss: float = 0.0
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Between nodes, by their ids. own: the WAN link as a topology file has it, where it came from one."""
+
+    a: str
+    b: str
+    a_to_b: Way = Way()
+    b_to_a: Way = Way()
+    own: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Node:
+    """label: for its name. place: latitude and longitude in degrees. own: the building as a topology file has it."""
+
+    label: str
+    hosts: int | None = None
+    nic_bps: float | None = None
+    place: tuple[float, float] | None = None
+    own: Mapping[str, Any] | None = None
+
+
+@dataclass
+class Found:
+    """Of one file. notes: what was left out, in words."""
+
+    path: Path
+    nodes: dict[str, Node] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    mtu: int | None = None
+    name: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def topology(self, given: Given) -> dict[str, Any]:
+        """As a topology file has it. BadInput where an edge has no rate or delay, and none is given."""
+        self._leave_out_what_is_apart()
+        names = _names({key: node.label for key, node in self.nodes.items()})
+        buildings = {names[key]: dict(node.own or _building(node, given)) for key, node in self.nodes.items()}
+        wan: list[dict[str, Any]] = []
+        for edge in self.edges:
+            ends = {"a": names[edge.a], "b": names[edge.b]}
+            if edge.own is not None and {edge.own["a"], edge.own["b"]} == set(ends.values()):
+                wan.append(dict(edge.own))
+                continue
+            made = {**ends, **self._link(edge, given)}
+            turned = {**made, "a": ends["b"], "b": ends["a"]}
+            alike = next((own for own in wan if _without_planes(own) in (made, turned)), None)
+            if alike is not None and "a_to_b" not in made:
+                alike["planes"] = alike.get("planes", 1) + 1
+            else:
+                wan.append(made)
+        mtu = {} if self.mtu is None else {"mtu": self.mtu}
+        return {"name": _file_name(self.name or self.path.stem), **mtu, "buildings": buildings, "wan": wan}
+
+    def _link(self, edge: Edge, given: Given) -> dict[str, Any]:
+        ways = [self._settings(edge, way, given) for way in (edge.a_to_b, edge.b_to_a)]
+        if ways[0] == ways[1]:
+            return ways[0]
+        common = {key: value for key, value in ways[0].items() if ways[1].get(key) == value}
+        own = [{key: value for key, value in way.items() if key not in common} for way in ways]
+        return {**common, "a_to_b": own[0], "b_to_a": own[1]}
+
+    def _settings(self, edge: Edge, way: Way, given: Given) -> dict[str, Any]:
+        delay_s = way.delay_s
+        if delay_s is None:
+            delay_s = self._by_distance(edge)
+        chosen = {
+            "rate": given.rate_bps if way.rate_bps is None else way.rate_bps,
+            "delay": given.delay_s if delay_s is None else delay_s,
+        }
+        for name, value in chosen.items():
+            if value is None:
+                where = f"{self.path}: {self.nodes[edge.a].label} to {self.nodes[edge.b].label}"
+                raise BadInput(
+                    where=where, got=f"no {name}", expected=f"one, or --{name} for all that have none"
+                )
+        settings: dict[str, Any] = {
+            "rate": format_rate(float(chosen["rate"] or 0)),
+            "delay": format_duration(float(chosen["delay"] or 0)),
+        }
+        if way.jitter_s:
+            settings["jitter"] = format_duration(way.jitter_s)
+        if way.loss:
+            settings["loss"] = format_fraction(way.loss)
+        return settings
+
+    def _by_distance(self, edge: Edge) -> float | None:
+        """Of light in fibre along the great circle; None where a place is not known. Whole microseconds."""
+        one, other = self.nodes[edge.a].place, self.nodes[edge.b].place
+        if one is None or other is None:
+            return None
+        return round(great_circle_km(one, other) * FIBRE_S_PER_KM, 6)
+
+    def _leave_out_what_is_apart(self) -> None:
+        """The largest part that is connected stays; links from a node to itself go."""
+        loops = [edge for edge in self.edges if edge.a == edge.b]
+        if loops:
+            self.notes.append(f"{len(loops)} links from a node to itself")
+        self.edges = [edge for edge in self.edges if edge.a != edge.b]
+        parts = sorted(_parts(self.nodes, self.edges), key=len)
+        if not parts:
+            raise BadInput(where=str(self.path), got="no node", expected="a network")
+        apart = sorted({self.nodes[key].label for part in parts[:-1] for key in part})
+        if apart:
+            self.notes.append(f"nodes that no link joins to the largest part: {', '.join(apart)}")
+        self.nodes = {key: node for key, node in self.nodes.items() if key in parts[-1]}
+        self.edges = [edge for edge in self.edges if edge.a in parts[-1]]
+
+
+def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Between two places, by latitude and longitude in degrees, on a sphere of the Earth's mean radius."""
+    (lat, lon), (there_lat, there_lon) = (tuple(map(math.radians, place)) for place in (one, other))
+    half = math.sin((there_lat - lat) / 2) ** 2
+    half += math.cos(lat) * math.cos(there_lat) * math.sin((there_lon - lon) / 2) ** 2
+    return 2 * EARTH_KM * math.asin(math.sqrt(half))
+
+
+def _building(node: Node, given: Given) -> dict[str, Any]:
+    rate = given.nic_bps if node.nic_bps is None else node.nic_bps
+    return {"hosts": given.hosts if node.hosts is None else node.hosts, "nic": {"rate": format_rate(rate)}}
+
+
+def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in link.items() if key != "planes"}
+
+
+def _parts(nodes: Iterable[str], edges: Sequence[Edge]) -> list[set[str]]:
+    """Connected ones."""
+    near: dict[str, set[str]] = defaultdict(set)
+    for edge in edges:
+        near[edge.a].add(edge.b)
+        near[edge.b].add(edge.a)
+    found: list[set[str]] = []
+    for key in nodes:
+        if any(key in part for part in found):
+            continue
+        part, open_ = {key}, [key]
+        while open_:
+            more = near[open_.pop()] - part
+            part |= more
+            open_.extend(more)
+        found.append(part)
+    return found
+
+
+def _names(labels: Mapping[str, str]) -> dict[str, str]:
+    """Of buildings: small letters and digits, each its own, and none that could be another's host."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for key, label in labels.items():
+        stem = re.sub(r"[^a-z0-9]", "", label.lower())
+        stem = stem if re.match("[a-z]", stem) else f"n{stem}"
+        name, number = stem[:LONGEST_NAME], 1
+        while name in taken:
+            number += 1
+            ending = f"x{number}"
+            name = stem[: LONGEST_NAME - len(ending)] + ending
+        taken.add(name)
+        found[key] = name
+    return found
+
+
+def _file_name(text: str) -> str:
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")
+    return name[:64] or "imported"
