@@ -18,28 +18,24 @@ from testbed.config import Building, Topology
 from testbed.errors import BadInput
 from testbed.exchange.jobs import ExportedJob
 from testbed.exchange.routes import shortest_s
-from testbed.traces import Collective
+from testbed.traces import Collective, PointToPoint
 from testbed.traces.chakra import write_job
 from testbed.traces.chakra.groups import NETWORK_FILE
 from testbed.traces.chakra.writing import NAME
 
 SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
 GIGABYTE = 2**30  # as its analytical network counts bandwidth
-IMPLEMENTATIONS = {
-    "ring": "oneRing",
-    "bidirectional_ring": "oneRing",
-    "halving_doubling": "oneHalvingDoubling",
-    "direct": "oneDirect",
-}
-"""Of ASTRA-sim, for our algorithms; for others, a ring in each dimension, one after the other."""
+IMPLEMENTATIONS = {"halving_doubling": "halvingDoubling", "direct": "direct"}
+"""Of ASTRA-sim in each dimension, one after the other, for our algorithms; for others, a ring."""
 NOT_CARRIED_OUT = ("reduce", "gather", "scatter", "barrier")
 REPLAYED = ("broadcast",)
 
+# its network that knows of congestion has one dimension alone
 START = """#!/bin/sh
-# ASTRA_SIM: the program AstraSim_Analytical_Congestion_Aware, as built from its source
+# ASTRA_SIM: the program AstraSim_Analytical_Congestion_Unaware, as built from its source
 set -eu
 here=$(dirname "$(realpath "$0")")
-exec "${{ASTRA_SIM:?the path of AstraSim_Analytical_Congestion_Aware}}" \\
+exec "${{ASTRA_SIM:?the path of AstraSim_Analytical_Congestion_Unaware}}" \\
     --workload-configuration="$here/{name}" \\
     --comm-group-configuration="$here/comm_group.json" \\
     --system-configuration="$here/{system}" \\
@@ -73,7 +69,7 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
         (folder / name).write_text(text)
         written.append(folder / name)
     (folder / START_FILE).chmod(0o755)
-    return written, [*notes, *_of_the_job(job)]
+    return written, [*notes, *_of_the_job(job, [one.count for one in dimensions])]
 
 
 def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Dimension], list[str]]:
@@ -145,8 +141,7 @@ def _network(dimensions: Sequence[Dimension]) -> dict[str, Any]:
 
 
 def _system(algorithm: str, dimensions: int) -> dict[str, Any]:
-    own = IMPLEMENTATIONS.get(algorithm)
-    of_all = [own] if own is not None else ["ring"] * dimensions
+    of_all = [IMPLEMENTATIONS.get(algorithm, "ring")] * dimensions
     names = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
     return {
         "scheduling-policy": "FIFO",
@@ -164,8 +159,19 @@ def _system(algorithm: str, dimensions: int) -> dict[str, Any]:
     }
 
 
-def _of_the_job(job: ExportedJob) -> Iterator[str]:
+def _of_the_job(job: ExportedJob, counts: Sequence[int]) -> Iterator[str]:
     yield from job.lost()
+    if len(counts) > 1:
+        if job.algorithm not in ("hierarchical", *IMPLEMENTATIONS):
+            yield f"{job.algorithm}: collectives of all ranks go by a ring in each dimension, one after the other"
+        if any(
+            one % counts[0] != other % counts[0] and one // counts[0] != other // counts[0]
+            for one, other in _pairs(job)
+        ):
+            yield (
+                "the way between buildings of what goes from a rank to one at another place there, by itself or in a "
+                "group's ring: its network counts the first dimension alone"
+            )
     there = {node.collective for own in job.trace.ranks for node in own if isinstance(node, Collective)}
     if odd := sorted(there & set(NOT_CARRIED_OUT)):
         yield f"{', '.join(odd)}: ASTRA-sim stops at such a collective"
@@ -177,3 +183,15 @@ def _of_the_job(job: ExportedJob) -> Iterator[str]:
         yield "algorithms of single collectives: one for each kind"
     if any(not own for own in job.trace.ranks):
         yield "ranks that do nothing: ASTRA-sim stops at their empty traces"
+
+
+def _pairs(job: ExportedJob) -> Iterator[tuple[int, int]]:
+    """Ranks that send to each other by themselves, or in the ring of a group that is not everybody."""
+    for rank, own in enumerate(job.trace.ranks):
+        for node in own:
+            if isinstance(node, PointToPoint):
+                yield rank, node.peer
+            elif isinstance(node, Collective):
+                members = job.trace.groups[node.group]
+                if len(members) < len(job.trace.ranks):
+                    yield rank, members[(members.index(rank) + 1) % len(members)]

@@ -83,14 +83,17 @@ def test_a_network_of_the_topology_zoo_becomes_buildings_and_links(tmp_path: Pat
     assert spec.name == "tiny"
     assert list(spec.buildings) == ["sanfrancisco", "sanfrancisx2", "newyork", "paris"]
     assert {(one.hosts, one.nic.rate_bps) for one in spec.buildings.values()} == {(2, 100e9)}
-    found = {(link.a, link.b): (link.rate_bps, link.planes, link.delay_s) for link in spec.wan}
+    found: dict[Any, tuple[Any, ...]] = {
+        (link.a, link.b): (link.rate_bps, link.planes, link.delay_s) for link in spec.wan
+    }
     coast = great_circle_km((37.77493, -122.41942), (40.71427, -74.00597))
     assert coast == pytest.approx(4130, rel=0.01)  # as maps have it
-    assert found == {
+    wanted: dict[Any, tuple[Any, ...]] = {
         ("sanfrancisco", "newyork"): (10e9, 2, pytest.approx(coast * 4.9e-6, abs=1e-6)),
         ("sanfrancisco", "sanfrancisx2"): (2.5e9, 1, pytest.approx(64.5 * 4.9e-6, rel=0.02)),
         ("newyork", "paris"): (155e6, 1, 0.03),
     }
+    assert found == wanted
     assert notes == [
         "1 links from a node to itself",
         "nodes that no link joins to the largest part: 1st Street",
@@ -263,9 +266,11 @@ def test_the_script_for_mininet_asks_it_for_the_topologys_links(
 
         def get(self, name: str) -> Any:
             interface = SimpleNamespace(ip=None, prefixLen=None)
-            return SimpleNamespace(
-                cmd=lambda command: said.append((name, command)) or "", defaultIntf=lambda: interface
-            )
+            return SimpleNamespace(cmd=lambda command: self.say(name, command), defaultIntf=lambda: interface)
+
+        def say(self, name: str, command: str) -> str:
+            said.append((name, command))
+            return ""
 
         def build(self) -> None: ...
 
