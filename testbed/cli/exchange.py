@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from testbed.cli.options import OverridesOption
+from testbed.cli.options import AUTO_SCALE, OverridesOption
 from testbed.config import Scenario, TopologySpec
 from testbed.config.files import load
 from testbed.config.units import parse_delay, parse_rate
@@ -51,16 +51,13 @@ def export(
         typer.Option(help="Which variant's job, or else which algorithm's [default: the first]."),
     ] = None,
     size_scale: Annotated[
-        float | None,
-        typer.Option(
-            min=1, help="containerlab, mininet: divide rates by this [default: so that 1 Gbit/s is the most]."
-        ),
-    ] = None,
+        str,
+        typer.Option(help="containerlab, mininet: divide rates by this; auto: so that 1 Gbit/s is the most."),
+    ] = AUTO_SCALE,
     overrides: OverridesOption = None,
 ) -> None:
     """Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML."""
-    if size_scale is not None and to not in ("containerlab", "mininet"):
-        raise BadInput(where="--size-scale", got=f"it with {to}", expected="it with containerlab or mininet")
+    scale = _scale(size_scale, to)
     if to in ("chakra", "astra-sim"):
         job = exported_job(source, overrides or [], variant)
         if to == "chakra":
@@ -72,9 +69,9 @@ def export(
         raise BadInput(where="--variant", got=f"it with {to}", expected="it with chakra or astra-sim")
     spec = _topology(source, overrides or [])
     if to == "containerlab":
-        _tell(*export_containerlab(spec, output, size_scale))
+        _tell(*export_containerlab(spec, output, scale))
     elif to == "mininet":
-        _tell([output], export_mininet(spec, output, size_scale))
+        _tell([output], export_mininet(spec, output, scale))
     else:
         _tell([output], export_graphml(spec, output))
 
@@ -118,6 +115,21 @@ def import_(
     else:
         output.write_text(text)
         _tell([output], notes)
+
+
+def _scale(size_scale: str, to: Target) -> float | None:
+    """None for auto. BadInput."""
+    if size_scale == AUTO_SCALE:
+        return None
+    if to not in ("containerlab", "mininet"):
+        raise BadInput(where="--size-scale", got=f"it with {to}", expected="it with containerlab or mininet")
+    try:
+        scale = float(size_scale)
+    except ValueError:
+        scale = 0.0
+    if not 1 <= scale < float("inf"):
+        raise BadInput(where="--size-scale", got=size_scale, expected="auto, or a number of 1 or more")
+    return scale
 
 
 def _topology(source: Path, overrides: Sequence[str]) -> TopologySpec:

@@ -228,6 +228,7 @@ def test_topologies_go_out_and_come_in_by_the_commands(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["--to", "graphml", "--size-scale", "2"], "--size-scale: got it with graphml"),
+        (["--to", "mininet", "--size-scale", "0.5"], "--size-scale: got 0.5, expected auto, or a number"),
         (["--to", "mininet", "--variant", "x"], "--variant: got it with mininet"),
     ],
 )
