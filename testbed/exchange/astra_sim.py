@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from testbed.catalogue import accelerators
 from testbed.config import Building, Topology
 from testbed.errors import BadInput
 from testbed.exchange.jobs import ExportedJob
@@ -27,6 +28,7 @@ SYSTEM_FILE, MEMORY_FILE, START_FILE = "system.json", "memory.json", "run.sh"
 GIGABYTE = 2**30  # as its analytical network counts bandwidth
 IMPLEMENTATIONS = {"halving_doubling": "halvingDoubling", "direct": "direct"}
 """Of ASTRA-sim in each dimension, one after the other, for our algorithms; for others, a ring."""
+USUAL = "h100"  # whose memory the file has where the job names no accelerator; with durations it counts for nothing
 NOT_CARRIED_OUT = ("reduce", "gather", "scatter", "barrier")
 REPLAYED = ("broadcast",)
 
@@ -61,7 +63,7 @@ def export_astra_sim(job: ExportedJob, folder: Path) -> tuple[list[Path], list[s
     dimensions, notes = dimensions_of(topology, job.workload.buildings)
     files = {
         NETWORK_FILE: yaml.safe_dump(_network(dimensions), sort_keys=False),
-        SYSTEM_FILE: json.dumps(_system(job.algorithm, len(dimensions)), indent=1) + "\n",
+        SYSTEM_FILE: json.dumps(_system(job, len(dimensions)), indent=1) + "\n",
         MEMORY_FILE: json.dumps({"memory-type": "NO_MEMORY_EXPANSION"}, indent=1) + "\n",
         START_FILE: START.format(name=NAME, system=SYSTEM_FILE, memory=MEMORY_FILE, network=NETWORK_FILE),
     }
@@ -140,8 +142,9 @@ def _network(dimensions: Sequence[Dimension]) -> dict[str, Any]:
     }
 
 
-def _system(algorithm: str, dimensions: int) -> dict[str, Any]:
-    of_all = [IMPLEMENTATIONS.get(algorithm, "ring")] * dimensions
+def _system(job: ExportedJob, dimensions: int) -> dict[str, Any]:
+    of_all = [IMPLEMENTATIONS.get(job.algorithm, "ring")] * dimensions
+    accelerator = accelerators().get(job.trace.accelerator or USUAL, {})
     names = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
     return {
         "scheduling-policy": "FIFO",
@@ -153,7 +156,7 @@ def _system(algorithm: str, dimensions: int) -> dict[str, Any]:
             for name in names
         },
         "collective-optimization": "baseline",
-        "local-mem-bw": 3350,
+        "local-mem-bw": accelerator.get("memory_bandwidth", 0) / 1e9,
         "boost-mode": 0,
         "roofline-enabled": 0,
     }

@@ -12,11 +12,11 @@ from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.job.workloads.chakra import chakra_trace
 from testbed.model.dry_run import dry_runs, workloads_of
 from testbed.scale import UNSCALED, Scale
-from testbed.traces import Collective, Compute
+from testbed.traces import Collective, Compute, TraceError
 from testbed.traces.chakra import read_job, write_job
 from testbed.workload.plan import GroupCollective
 from testbed.workload.tracing import About, trace_of
-from tests.unit.et_wire import COMP, INT64, attribute, collective, node, version, waits, write
+from tests.unit.et_wire import COMP, INT64, LOAD, UINT64, attribute, collective, node, version, waits, write
 from tests.unit.test_workload_planning import write_topology
 
 SHIPPED = Path(__file__).parents[2] / "scenarios"
@@ -104,8 +104,23 @@ def test_traces_are_found_from_the_scenarios_folder_and_reckoned_for_its_acceler
     assert run.workload.compute_s == 2.0
     h100 = scenario_of(tmp_path, chakra="traces", accelerator="h100")
     assert chakra_trace(h100.workload).ranks[0][0] == Compute("work", duration_s=1 / (989 * 0.4), flops=1e12)
-    with pytest.raises(Exception, match=r"a\.0\.et: node 0 .*or an accelerator to reckon it for"):
+    with pytest.raises(TraceError, match=r"a\.0\.et: node 0 .*or an accelerator to reckon it for"):
         dry_runs(scenario_of(tmp_path, chakra="traces"), UNSCALED)
+
+
+def test_memory_takes_its_time_where_its_rate_is_known(tmp_path: Path) -> None:
+    size = attribute("tensor_size", UINT64, 67 * 10**9)
+    for rank in range(2):
+        load = node(0, "weights", LOAD, size)
+        both = node(1, "matmul", COMP, attribute("num_ops", INT64, 10**12), size)
+        write(tmp_path / "traces" / f"a.{rank}.et", version(), load, both)
+    h100 = chakra_trace(scenario_of(tmp_path, chakra="traces", accelerator="h100").workload)
+    assert [one.duration_s for one in h100.ranks[0] if isinstance(one, Compute)] == [
+        0.02,
+        0.02,
+    ]  # of 3.35 TB/s
+    with pytest.raises(TraceError, match=r"node 0 \(weights, MEM_LOAD_NODE\): got no duration_micros"):
+        dry_runs(scenario_of(tmp_path, chakra="traces", peak_flops="1 Tflop/s"), UNSCALED)
 
 
 def test_traces_of_other_ranks_are_refused(tmp_path: Path) -> None:

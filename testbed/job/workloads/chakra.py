@@ -32,7 +32,7 @@ def chakra_trace(spec: WorkloadSpec) -> JobTrace:
 def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
     """Operations and bytes of memory per second; None where nobody says what memory does."""
     entry = accelerators()[spec.accelerator] if spec.accelerator else {}
-    rate = entry.get("memory_rate")
+    rate = entry.get("memory_bandwidth")
     return spec.flops, None if rate is None else float(rate)
 
 
@@ -52,8 +52,10 @@ def _read_version(
         return read_job(folder)
     flops_rate, memory_rate = rates
 
-    def reckon(flops: float, touched_bytes: float) -> float:
+    def reckon(flops: float, touched_bytes: float) -> float | None:
         """As a roofline has it: by what takes longer."""
-        return max(flops / flops_rate, touched_bytes / memory_rate if memory_rate else 0.0)
+        if memory_rate is None:
+            return flops / flops_rate if flops else None
+        return max(flops / flops_rate, touched_bytes / memory_rate)
 
     return read_job(folder, reckon)

@@ -26,8 +26,10 @@ from testbed.traces.trace import (
 )
 
 OWN = "testbed"
-Reckon = Callable[[float, float], float]
-"""Seconds that an accelerator takes, from floating-point operations and bytes of its memory that are touched."""
+Reckon = Callable[[float, float], "float | None"]
+"""Seconds that an accelerator takes, from floating-point operations and bytes of its memory that are touched; None
+where that is not known of it.
+"""
 
 _COMMS = {
     "all_reduce": Comm.ALL_REDUCE,
@@ -217,10 +219,11 @@ def _computing(node: EtNode, place: Place) -> Compute:
     flops, touched_bytes = _number(node, place, "num_ops"), _number(node, place, "tensor_size")
     duration_s = node.duration_us / 1e6
     if not duration_s and (flops or touched_bytes):
-        if place.reckon is None:
+        reckoned_s = place.reckon(flops, touched_bytes) if place.reckon else None
+        if reckoned_s is None:
             got = f"no duration_micros, {flops:g} operations on {touched_bytes:g} bytes"
             raise place.problem(node, got, "a duration, or an accelerator to reckon it for")
-        duration_s = place.reckon(flops, touched_bytes)
+        duration_s = reckoned_s
     stream = _stream(node)
     return Compute(node.name, stream, duration_s=duration_s, flops=flops, touched_bytes=touched_bytes)
 
