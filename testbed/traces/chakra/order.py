@@ -68,10 +68,11 @@ class _Rank:
     done: int = 0
 
     def __post_init__(self) -> None:
-        self.place = {number: place for place, number in enumerate(in_order(self.items))}
+        self.order = in_order(self.items)
+        self.place = {number: place for place, number in enumerate(self.order)}
         before = [set(item.after) for item in self.items]
         last: dict[Hashable, int] = {}
-        for number in self.place:
+        for number in self.order:
             if (chain := _chain(self.items[number].node)) is not None:
                 if chain in last:
                     before[number].add(last[chain])
@@ -96,6 +97,7 @@ class _Together:
         self._sent: dict[tuple[int, int, int], int] = defaultdict(int)
         self._receives: dict[tuple[int, int, int], deque[tuple[int, int]]] = defaultdict(deque)
         self._open: deque[tuple[int, int]] = deque()
+        self._idle: set[int] = set()  # ranks where a stream may have something to begin
 
     def orders(self) -> list[list[int]]:
         for rank, own in enumerate(self.ranks):
@@ -106,6 +108,7 @@ class _Together:
             while self._over and self._over[0][0] == self.now_s:
                 _, _, rank, number = heapq.heappop(self._over)
                 self.ranks[rank].busy.discard(self.ranks[rank].items[number].node.stream)
+                self._idle.add(rank)
                 self._done(rank, number)
             self._settle()
         self._check()
@@ -117,15 +120,18 @@ class _Together:
             while self._open:
                 rank, number = self._open.popleft()
                 self._ready(rank, number)
-            begun = [self._begin(rank, own) for rank, own in enumerate(self.ranks) if own.waiting]
-            if not any(begun):
+            if not self._idle:
                 return
+            for rank in sorted(self._idle):
+                self._begin(rank)
+            self._idle.clear()
 
     def _ready(self, rank: int, number: int) -> None:
         own = self.ranks[rank]
         node = own.items[number].node
         if isinstance(node, Compute):
             heapq.heappush(own.waiting[node.stream], own.place[number])
+            self._idle.add(rank)
             return
         own.begun.append(number)
         if isinstance(node, Collective):
@@ -148,21 +154,18 @@ class _Together:
                 self._sent[key] -= 1
                 self._done(*self._receives[key].popleft())
 
-    def _begin(self, rank: int, own: _Rank) -> bool:
-        places = list(own.place)
-        some = False
+    def _begin(self, rank: int) -> None:
+        own = self.ranks[rank]
         for stream in [stream for stream in own.waiting if stream not in own.busy]:
-            number = places[heapq.heappop(own.waiting[stream])]
+            number = own.order[heapq.heappop(own.waiting[stream])]
             if not own.waiting[stream]:
                 del own.waiting[stream]
             node = own.items[number].node
             assert isinstance(node, Compute)
             own.begun.append(number)
             own.busy.add(stream)
-            some = True
             self._count += 1
             heapq.heappush(self._over, (self.now_s + node.duration_s, self._count, rank, number))
-        return some
 
     def _done(self, rank: int, number: int) -> None:
         own = self.ranks[rank]
