@@ -102,11 +102,9 @@ def read_containerlab(path: Path, netem: Path | None = None) -> Found:
     for name in nodes:
         if name not in hosts:
             own = [host for host, building in hosts.items() if building == name]
-            rates = [
-                way.rate_bps for host in own for way in [_way(settings, host, _interface(ends, host), scale)]
-            ]
-            rate = next((rate for rate in rates if rate is not None), None)
-            found.nodes[name] = Node(name, len(own) or None, rate)
+            cards = [_way(settings, host, _interface(ends, host), scale) for host in own]
+            card = next((way for way in cards if way.rate_bps is not None), Way())
+            found.nodes[name] = Node(name, len(own) or None, card.rate_bps, card.delay_s or 0.0)
     for (a, a_port), (b, b_port) in ends:
         if a not in hosts and b not in hosts:
             ways = _way(settings, a, a_port, scale), _way(settings, b, b_port, scale)

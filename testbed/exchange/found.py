@@ -56,6 +56,7 @@ class Node:
     label: str
     hosts: int | None = None
     nic_bps: float | None = None
+    nic_delay_s: float = 0.0
     place: tuple[float, float] | None = None
     own: Mapping[str, Any] | None = None
 
@@ -157,7 +158,9 @@ def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> flo
 
 def _building(node: Node, given: Given) -> dict[str, Any]:
     rate = given.nic_bps if node.nic_bps is None else node.nic_bps
-    return {"hosts": given.hosts if node.hosts is None else node.hosts, "nic": {"rate": format_rate(rate)}}
+    delay = {"delay": format_duration(node.nic_delay_s)} if node.nic_delay_s else {}
+    hosts = given.hosts if node.hosts is None else node.hosts
+    return {"hosts": hosts, "nic": {"rate": format_rate(rate), **delay}}
 
 
 def _without_planes(link: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def _node(key: str, values: Mapping[str, Any]) -> Node:
         label,
         None if hosts is None else int(hosts),
         None if rate is None else float(rate),
-        place,
-        _own(values),
+        place=place,
+        own=_own(values),
     )
 
 

@@ -140,14 +140,16 @@ def test_containerlab_comes_back_with_its_rates_and_delays(name: str, tmp_path: 
     (path, netem), _ = export_containerlab(spec, tmp_path)
     assert netem.read_text().startswith("#!/bin/sh\n")
     found = back(path)
-    assert {key: one.hosts for key, one in found.buildings.items()} == {
-        key: one.hosts for key, one in spec.buildings.items()
-    }
+    assert list(found.buildings) == list(spec.buildings)
+    for key, building in spec.buildings.items():
+        there = found.buildings[key]
+        assert (there.hosts, there.nic.delay_s) == (building.hosts, building.nic.delay_s)
+        assert there.nic.rate_bps == pytest.approx(building.nic.rate_bps, rel=1e-4)
     for one, other in zip(spec.resolve().wan, found.resolve().wan, strict=True):
         assert (one.a, one.b, one.plane) == (other.a, other.b, other.plane)
-        for way, there in zip(one.ways, other.ways, strict=True):
+        for way, again in zip(one.ways, other.ways, strict=True):
             wanted = (way[2].rate_bps, way[2].delay_s, way[2].jitter_s, way[2].mean_loss)
-            got = (there[2].rate_bps, there[2].delay_s, there[2].jitter_s, there[2].mean_loss)
+            got = (again[2].rate_bps, again[2].delay_s, again[2].jitter_s, again[2].mean_loss)
             assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 

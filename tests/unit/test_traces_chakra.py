@@ -196,7 +196,9 @@ def test_groups_are_those_of_the_file(name: str, kind: int, file: str, tmp_path:
     for rank in range(4):
         key = 9 if rank % 2 else 7
         own = attribute(name, kind, str(key) if kind == STRING else key)
-        write(tmp_path / f"job.{rank}.et", version(), collective(0, 0, 40, own))
+        # as a generator writes them that has attributes without a value, and whole numbers for what is true or false
+        nothing, place = (10, message([(1, "inputs")])), attribute("is_cpu_op", INT32, 0)
+        write(tmp_path / f"job.{rank}.et", version(), collective(0, 0, 40, own, nothing, place))
     trace = read_job(tmp_path)
     assert trace.groups == {"7": (2, 0), "9": (1, 3)}
     assert [own[0].group for own in trace.ranks if isinstance(own[0], Collective)] == ["7", "9", "7", "9"]
@@ -351,6 +353,11 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
     for name in ("a.0.et", "a.2.et"):
         write(tmp_path / name, version())
     with pytest.raises(TraceError, match="got no file of rank 1"):
+        read_job(tmp_path)
+    write(tmp_path / "a.123456789012.et", version())
+    with pytest.raises(
+        TraceError, match="got no file of rank 1, expected one of each rank up to 123456789012"
+    ):
         read_job(tmp_path)
     write(tmp_path / "b.0.et", version())
     with pytest.raises(TraceError, match="got traces of a, b"):

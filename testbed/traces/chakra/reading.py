@@ -61,8 +61,9 @@ def _files(folder: Path) -> tuple[Path, str, list[Path]]:
         expected = f"NAME.RANK.et of one job{'; name it as FOLDER/NAME' if found else ''}"
         raise TraceError(where=str(folder), got=got, expected=expected)
     ((stem, by_rank),) = found.items()
-    if missing := sorted(set(range(max(by_rank) + 1)) - set(by_rank)):
-        got = f"no file of rank {missing[0]}"
+    missing = next((rank for rank in range(len(by_rank)) if rank not in by_rank), None)
+    if missing is not None:
+        got = f"no file of rank {missing}"
         raise TraceError(where=str(where / stem), got=got, expected=f"one of each rank up to {max(by_rank)}")
     return where, stem, [by_rank[rank] for rank in sorted(by_rank)]
 
