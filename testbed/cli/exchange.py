@@ -24,6 +24,8 @@ from testbed.exchange import (
     exported_job,
     import_topology,
 )
+from testbed.traces import JobTrace
+from testbed.traces.chakra import write_job
 
 Target = Literal["chakra", "astra-sim", "containerlab", "mininet", "graphml"]
 
@@ -38,7 +40,7 @@ def export(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A scenario or a run's folder; for containerlab, mininet and graphml also a topology."
+            help="A scenario or a run's folder; for chakra also a trace, for networks a topology."
         ),
     ],
     to: Annotated[Target, typer.Option("--to", help="For which program, or in which form.")],
@@ -58,6 +60,9 @@ def export(
 ) -> None:
     """Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML."""
     scale = _scale(size_scale, to)
+    if to == "chakra" and source.is_file() and source.suffix in (".gz", ".json"):
+        _tell(write_job(JobTrace.read(source), output), [])
+        return
     if to in ("chakra", "astra-sim"):
         job = exported_job(source, overrides or [], variant)
         if to == "chakra":

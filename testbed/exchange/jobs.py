@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario, load_scenario
+from testbed.config.workload import WorkloadSpec
 from testbed.errors import BadInput, did_you_mean
 from testbed.job.workload import Workload, workload_of
+from testbed.job.workloads.chakra import chakra_trace
 from testbed.results.errors import BadResult
 from testbed.results.records import SAMPLES
 from testbed.results.result import SUMMARY, Result
 from testbed.results.summary import gather_steps, middle_step
 from testbed.results.training_summary import spans_of
 from testbed.scale import UNSCALED
-from testbed.traces import JobTrace
+from testbed.traces import Compute, JobTrace
 from testbed.traces.chakra.writing import Times
 from testbed.workload.plan import Computing
-from testbed.workload.tracing import About, trace_of
+from testbed.workload.tracing import About, Durations, trace_of
 
 SCENARIO = "scenario.yaml"
 
@@ -80,9 +82,31 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
     )
 
 
-def _trace(scenario: Scenario, workload: Workload, origin: str, measured_s: Any = None) -> JobTrace:
-    about = About(scenario.workload.gradient_dtype, origin, scenario.workload.accelerator or "")
-    return trace_of(workload.plan, about, measured_s=measured_s)
+def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
+    """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
+    spec = scenario.workload
+    if (given := _given(spec)) is not None:
+        return given if took_s is None else replace(_timed(given, took_s), origin=origin)
+    about = About(spec.gradient_dtype, origin, spec.accelerator or "")
+    return trace_of(workload.plan, about, measured_s=took_s)
+
+
+def _given(spec: WorkloadSpec) -> JobTrace | None:
+    if spec.trace is not None:
+        return JobTrace.read(Path(spec.trace))
+    return chakra_trace(spec) if spec.chakra is not None else None
+
+
+def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:
+    """Operations of a plan have the numbers of the trace's nodes."""
+    ranks = [
+        [
+            replace(node, duration_s=took_s[rank, number]) if isinstance(node, Compute) else node
+            for number, node in enumerate(own)
+        ]
+        for rank, own in enumerate(trace.ranks)
+    ]
+    return replace(trace, ranks=tuple(map(tuple, ranks)))
 
 
 def _measured(folder: Path, variant: str | None) -> ExportedJob:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from testbed.exchange.routes import next_links, shortest_s
 from testbed.model.dry_run import dry_runs
 from testbed.results.errors import BadResult
 from testbed.scale import UNSCALED
-from testbed.traces import Compute
+from testbed.traces import Collective, Compute, JobTrace
 from testbed.traces.chakra import read_job
 from testbed.traces.chakra.files import read_file
 from tests.unit.report_run import measured_variant
@@ -53,14 +55,17 @@ def test_what_traces_have_no_place_for_is_said(tmp_path: Path) -> None:
         exported_job(Path("quickstart"), variant="ringg")
 
 
-def measured(folder: Path, late: float = 0.0) -> Path:
+COLLECTIVES = {"collectives": [{"collective": "all_reduce", "size": "4 MB"}], "compute": "100 ms"}
+
+
+def measured(folder: Path, late: float = 0.0, workload: Mapping[str, Any] = COLLECTIVES) -> Path:
     """A run of two ranks: 0.5 s of computing and an all-reduce, twice as slow as real, each rank's part `late`."""
     write_topology(folder, hosts=1)
     scenario = {
         "name": "job",
         "topology": "pair.yaml",
         "ranks": 2,
-        "workload": {"collectives": [{"collective": "all_reduce", "size": "4 MB"}], "compute": "100 ms"},
+        "workload": workload,
         "algorithms": ["ring"],
         "scale": {"time_dilation": 2},
     }
@@ -132,6 +137,30 @@ def test_a_run_that_does_not_fit_its_scenario_is_refused(tmp_path: Path) -> None
         exported_job(measured(tmp_path, late=1.0))
     with pytest.raises(BadInput, match="expected a run as it was"):
         exported_job(tmp_path, ["seed=2"])
+
+
+def test_a_job_that_came_as_a_trace_goes_out_as_that_one(tmp_path: Path) -> None:
+    """With all that a plan of it does not say."""
+    write_topology(tmp_path, hosts=1)
+    own = Compute("forward", duration_s=0.5, flops=7.0, module="layers.0", site="train.py:3")
+    both = Collective("sum", "dp", (0,), group="dp", numel=100, dtype="bfloat16", module="layers.0")
+    trace = JobTrace(((own, both), (own, both)), {"dp": (0, 1)}, "by hand", "h100")
+    trace.write(tmp_path / "job.json.gz")
+    scenario = {"name": "job", "topology": "pair.yaml", "ranks": 2, "workload": {"trace": "job.json.gz"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(scenario))
+    assert exported_job(tmp_path / "job.yaml").trace == trace
+    for number, source in enumerate(("job.yaml", "job.json.gz")):
+        folder = tmp_path / str(number)
+        assert called("export", tmp_path / source, "--to", "chakra", "-o", folder).exit_code == 0
+        assert read_job(folder) == trace
+    assert exported_job(tmp_path / "0" / "scenario.yaml").trace == trace
+    run = measured(tmp_path, workload={"trace": "job.json.gz"})
+    took = exported_job(run).trace
+    computing = took.ranks[1][0]
+    assert isinstance(computing, Compute)
+    assert computing.duration_s == pytest.approx(1.1)
+    assert took.ranks[1] == (replace(own, duration_s=computing.duration_s), both)
+    assert took.origin.endswith("step 1 as measured")
 
 
 # --- ASTRA-sim
