@@ -11,8 +11,8 @@ from typing import Any
 from testbed.config import Scenario, load_scenario
 from testbed.config.workload import WorkloadSpec
 from testbed.errors import BadInput, did_you_mean
+from testbed.job.chakra import chakra_trace
 from testbed.job.workload import Workload, workload_of
-from testbed.job.workloads.trace_chakra import chakra_trace
 from testbed.results.errors import BadResult
 from testbed.results.records import SAMPLES
 from testbed.results.result import SUMMARY, Result

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.job.workloads.trace_chakra import chakra_trace
+from testbed.job.chakra import chakra_trace
 from testbed.model.dry_run import dry_runs, workloads_of
 from testbed.scale import UNSCALED, Scale
 from testbed.traces import Collective, Compute, TraceError
