@@ -155,7 +155,7 @@ def _system(job: ExportedJob, dimensions: int) -> dict[str, Any]:
             f"{name}-implementation": ["direct"] * dimensions if name == "all-to-all" else of_all
             for name in names
         },
-        "collective-optimization": "baseline",
+        "collective-optimization": "localBWAware",
         "local-mem-bw": accelerator.get("memory_bandwidth", 0) / 1e9,
         "boost-mode": 0,
         "roofline-enabled": 0,

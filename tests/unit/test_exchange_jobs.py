@@ -186,6 +186,7 @@ def test_astra_sim_finds_network_system_memory_and_traces(tmp_path: Path) -> Non
     system = json.loads((tmp_path / "system.json").read_text())
     assert system["all-reduce-implementation"] == ["ring", "ring"]
     assert system["roofline-enabled"] == 0  # by the traces' durations
+    assert system["collective-optimization"] == "localBWAware"  # else every dimension reduces all of it
     assert notes == ["links that ranks of a building share: each rank has its part, though others be silent"]
     assert subprocess.run(["sh", "-n", tmp_path / "run.sh"], check=False).returncode == 0
     assert os.access(tmp_path / "run.sh", os.X_OK)
