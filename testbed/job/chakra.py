@@ -8,7 +8,6 @@ from pathlib import Path
 from testbed.catalogue import accelerators
 from testbed.config.workload import WorkloadSpec
 from testbed.traces import JobTrace
-from testbed.traces.chakra import read_job
 
 
 def chakra_trace(spec: WorkloadSpec) -> JobTrace:
@@ -37,6 +36,8 @@ def _read_version(
     folder: Path, rates: tuple[float, float | None] | None, changed_ns: tuple[int, ...]
 ) -> JobTrace:
     """Once, until it changes: every variant asks."""
+    from testbed.traces.chakra import read_job  # noqa: PLC0415 (protobuf, which no other workload waits for)
+
     if rates is None:
         return read_job(folder)
     flops_rate, memory_rate = rates
