@@ -120,51 +120,42 @@ def test_a_rank_that_gave_up_because_an_operation_failed_did_not_crash() -> None
     assert found[0].ranks == (1, 0)
 
 
-def test_a_rank_that_was_at_work_after_others_had_given_up_is_not_silent() -> None:
-    """Nothing of theirs failed, since they do not wait for it directly; they say that their patience was over."""
-    groups = (
-        GroupRecord(1, "data 0", (0, 2)),
-        GroupRecord(2, "data 1", (1, 3)),
-        GroupRecord(3, "tensor", (2, 3)),
-    )
-    gone = [
+TWO_AND_TWO = (
+    GroupRecord(1, "data 0", (0, 2)),
+    GroupRecord(2, "data 1", (1, 3)),
+    GroupRecord(3, "tensor", (2, 3)),
+)
+
+
+def impatient() -> list[RankDump]:
+    """Ranks 0 and 1 of four gave up waiting for 2 and 3. No operation failed, as those have not come to it."""
+    return [
         dump(
             rank,
             entry(rank + 1, 1, peers=waits(rank + 2)),
             ended=f"all_reduce #1 on rank {rank}: not done within 5 s; waits to receive from rank {rank + 2}",
-            groups=groups,
+            groups=TWO_AND_TWO,
         )
         for rank in (0, 1)
     ]
+
+
+def test_a_rank_that_was_at_work_after_others_had_given_up_is_not_silent() -> None:
     late = {3: PeerTraffic(1, 50, 9.8, 9.8, 1, 50, 9.8, 0)}
     sent = {2: PeerTraffic(1, 50, 9.8, 9.8, 2, 100, 9.8, 1, 50, 9.9)}
     at_work = [
-        dump(2, before(3), entry(3, 7, at_s=9.8, peers=late), groups=groups),
-        dump(3, before(3), entry(3, 7, at_s=9.8, peers=sent), groups=groups),
+        dump(2, before(3), entry(3, 7, at_s=9.8, peers=late), groups=TWO_AND_TWO),
+        dump(3, before(3), entry(3, 7, at_s=9.8, peers=sent), groups=TWO_AND_TWO),
     ]
     # what it waits for was sent a moment ago, which is nobody's fault yet
-    assert diagnose([*gone, *at_work]).verdicts == ()
+    assert diagnose([*impatient(), *at_work]).verdicts == ()
 
 
 def test_a_rank_that_waits_for_what_was_not_sent_is_not_silent() -> None:
-    """Not for as long as others' patience was, and its peer waits, too: for messages under way since before that."""
-    groups = (
-        GroupRecord(1, "data 0", (0, 2)),
-        GroupRecord(2, "data 1", (1, 3)),
-        GroupRecord(3, "tensor", (2, 3)),
-    )
-    gone = [
-        dump(
-            rank,
-            entry(rank + 1, 1, peers=waits(rank + 2)),
-            ended=f"all_reduce #1 on rank {rank}: not done within 5 s; waits to receive from rank {rank + 2}",
-            groups=groups,
-        )
-        for rank in (0, 1)
-    ]
-    patient = dump(2, before(3), entry(3, 7, at_s=5.5, peers=waits(3, sent=0)), groups=groups)
-    busy = dump(3, before(3), entry(3, 6, COMPLETED, 9.5), groups=groups)
-    first = diagnose([*gone, patient, busy]).verdicts[0]
+    """Not for as long as others' patience was."""
+    patient = dump(2, before(3), entry(3, 7, at_s=5.5, peers=waits(3, sent=0)), groups=TWO_AND_TWO)
+    busy = dump(3, before(3), entry(3, 6, COMPLETED, 9.5), groups=TWO_AND_TWO)
+    first = diagnose([*impatient(), patient, busy]).verdicts[0]
     assert (first.kind, first.ranks) == ("RANK_NOT_JOINED", (3,))
 
 
