@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from testbed.cli.options import (
     AUTO_SCALE,
+    RUN_CLOCK,
     DatapathOption,
     EngineOption,
     PolicyOption,
     SizeScaleOption,
     TopologyOption,
 )
+from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
+from testbed.config import TransportSpec
 from testbed.config.policy import DEFAULT_POLICY
-from testbed.running.choosing import choose_network
-from testbed.running.program_run import program_given, run_programs
+from testbed.job.tuning import tuning_of
+from testbed.running.bench_request import congestion_control_for, wants_guest
+from testbed.running.choosing import choose_network, guest_settings
+from testbed.running.program_run import check_words, guest_bytes, program_given, run_programs
+from testbed.running.torch_programs import TorchOptions, algorithms_of
+from testbed.virtual import Guest, GuestSettings, find_image
+
+SEED = 1
+# what a guest has of its own
+KEPT_OUTSIDE = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "PYTHONDONTWRITEBYTECODE")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,21 +46,71 @@ def launch(
         int | None, typer.Option(min=1, help="How many [default: one per host; 4 on loopback].")
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
+    transport: Annotated[
+        str, typer.Option(help="PyTorch's backend testbed: tcp, striped, mptcp, or FILE.py:NAME.")
+    ] = "tcp",
+    protocol: Annotated[str, typer.Option(help="The same: eager, rendezvous or staged.")] = "eager",
+    collective: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLLECTIVE=ALGORITHM",
+            help="The same: how a collective is done, such as all_reduce=ring [default: auto].",
+        ),
+    ] = None,
+    tuning: Annotated[
+        Path | None, typer.Option(help="The same: what auto goes by, as `testbed bench --tune` writes it.")
+    ] = None,
+    torch_default: Annotated[
+        bool,
+        typer.Option(help="PyTorch's init_process_group() gets the backend testbed where it names none."),
+    ] = False,
+    clock: Annotated[str, typer.Option(help="real, or virtual: computing takes no time there.")] = RUN_CLOCK,
     size_scale: SizeScaleOption = AUTO_SCALE,
     link_engine: EngineOption = None,
     datapath: DatapathOption = None,
+    memory: MemoryOption = None,
+    writable: Annotated[
+        list[Path] | None,
+        typer.Option(help="Virtual clock: a folder of this machine that programs may change."),
+    ] = None,
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
 ) -> None:
     """Run a program once per rank, each in its host: testbed launch -t TOPOLOGY -- python train.py
 
-    It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as torchrun sets them, and
-    what MPI programs (MPICH's) need. Its lines are shown with the rank before them; the exit status is the worst. When
-    a rank fails the others are stopped.
+    It finds RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME, as torchrun sets them, what
+    MPI programs (MPICH's) need, and in PyTorch the backend "testbed" of torch.distributed. Its lines are shown with the
+    rank before them; the exit status is the worst. When a rank fails the others are stopped.
     """
     command = program_given(context.args)
+    check_words(transport, protocol, clock)
+    options = TorchOptions(
+        TransportSpec(kind=transport, protocol=protocol),
+        algorithms_of(collective or ()),
+        tuning_of(tuning, "command line", "--tuning"),
+        congestion_control_for(None, topology),
+        torch_default,
+    )
+    if wants_guest(clock):
+        needed = guest_bytes(ranks, topology)
+        _in_guest(
+            guest_settings(
+                memory, "free", SEED, stall_timeout, None, writable or [], default_memory_bytes=needed
+            )
+        )
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
-    status = run_programs(command, network, count, _show, lambda line: console.print(f"  {line}"))
+    status = run_programs(command, network, count, _show, lambda line: console.print(f"  {line}"), options)
     raise typer.Exit(status)
+
+
+def _in_guest(settings: GuestSettings) -> NoReturn:
+    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
+    # what the programs go by besides, as they would find it outside
+    environment = {key: value for key, value in os.environ.items() if key not in KEPT_OUTSIDE}
+    guest = Guest(find_image(), settings)
+    ended = guest.run(command, Path.cwd(), {**environment, "PYTHONUNBUFFERED": "1"}, out, err)
+    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
 def _show(rank: int, is_error: bool, line: str) -> None:

@@ -23,7 +23,7 @@ from testbed.collectives.definitions import (
     SENDRECV,
 )
 from testbed.collectives.messages import P2POp
-from testbed.collectives.operations import DTYPES, OPERATIONS, dtype_named
+from testbed.collectives.operations import DTYPES, OPERATIONS, Reduction, dtype_named
 from testbed.collectives.plan import Plan, Round, Transfer, even, in_channels, reverse, runs_of, then
 from testbed.collectives.registry import (
     AUTO,
@@ -65,6 +65,7 @@ __all__ = [
     "Pieces",
     "Plan",
     "PlanRequest",
+    "Reduction",
     "Revoked",
     "Round",
     "RowsAlgorithm",

@@ -12,7 +12,7 @@ from testbed.collectives.all_to_all import AllToAll
 from testbed.collectives.data import NOTHING, Array
 from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.messages import COMMUNICATORS, EVERYBODY, Members
-from testbed.collectives.operations import check_array, finish, given, operation_named
+from testbed.collectives.operations import Reduction, check_array, finish, given, operation_named, words_of
 from testbed.collectives.recording import About
 from testbed.collectives.registry import AUTO, Algorithm, Collective, collective_of
 from testbed.collectives.tuning import TuningTable
@@ -29,13 +29,13 @@ class Communicator(AllToAll):
     timeout_s: for every operation, from its start, unless the operation has one of its own. traffic: class of all its
     messages, on connections of their own. tuning: what `auto` goes by. name: for errors.
 
-    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`; ValueError or
-    TypeError otherwise. All operations return a Work, which is done already unless `async_op`; any number may be under
-    way. They move on only inside calls of this communicator, or of others split from it: `wait` of any Work, `sleep`,
-    `progress`, or any blocking operation. One communicator per transport, others by `split`; one thread, but `abort`.
-    An operation that fails, fails all of its communicator on this rank, and no others; a peer that is lost fails all
-    communicators that contain it. What is in their arrays is undefined then; `shrink` gets the living together again.
-    recorder: where operations of this and all split from it are written down.
+    Every rank calls the same collectives in the same order. Arrays are C-contiguous, of one of `DTYPES`, or int8, uint8
+    or int16; ValueError or TypeError otherwise. All operations return a Work, which is done already unless `async_op`;
+    any number may be under way. They move on only inside calls of this communicator, or of others split from it: `wait`
+    of any Work, `sleep`, `progress`, or any blocking operation. One communicator per transport, others by `split`; one
+    thread, but `abort`. An operation that fails, fails all of its communicator on this rank, and no others; a peer that
+    is lost fails all communicators that contain it. What is in their arrays is undefined then; `shrink` gets the living
+    together again. recorder: where operations of this and all split from it are written down.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Communicator(AllToAll):
     def all_reduce(
         self,
         array: Array,
-        op: str = "sum",
+        op: str | Reduction = "sum",
         algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -184,13 +184,15 @@ class Communicator(AllToAll):
             yield from self._blocks(plan, flat, flat, tag, position, operation)
             finish(op, flat, self.size)
 
-        return self._collective("all_reduce", steps, async_op, timeout_s, About(array, plan.algorithm, op))
+        return self._collective(
+            "all_reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+        )
 
     def reduce_scatter_tensor(
         self,
         output: Array,
         input: Array,
-        op: str = "sum",
+        op: str | Reduction = "sum",
         algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -210,14 +212,14 @@ class Communicator(AllToAll):
             finish(op, flat, self.size)
 
         return self._collective(
-            "reduce_scatter_tensor", steps, async_op, timeout_s, About(input, plan.algorithm, op)
+            "reduce_scatter_tensor", steps, async_op, timeout_s, About(input, plan.algorithm, words_of(op))
         )
 
     def reduce(
         self,
         array: Array,
         dst: int,
-        op: str = "sum",
+        op: str | Reduction = "sum",
         algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -235,7 +237,9 @@ class Communicator(AllToAll):
             if self.rank == root:
                 finish(op, flat, self.size)
 
-        return self._collective("reduce", steps, async_op, timeout_s, About(array, plan.algorithm, op))
+        return self._collective(
+            "reduce", steps, async_op, timeout_s, About(array, plan.algorithm, words_of(op))
+        )
 
     # ---- copies
 
@@ -341,7 +345,7 @@ class Communicator(AllToAll):
         collective: str | Collective,
         output: Array,
         input: Array,
-        op: str = "sum",
+        op: str | Reduction = "sum",
         algorithm: str | Algorithm = AUTO,
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -375,7 +379,7 @@ class Communicator(AllToAll):
             if known.reduces:
                 finish(op, target, self.size)
 
-        about = About(input, plan.algorithm, op if known.reduces else "")
+        about = About(input, plan.algorithm, words_of(op) if known.reduces else "")
         return self._collective(known.name, steps, async_op, timeout_s, about)
 
     def barrier(self, async_op: bool = False, timeout_s: float | None = None) -> Work:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-import ml_dtypes
 import numpy as np
 
 from testbed.collectives.data import Array, Operation
 
+try:
+    import ml_dtypes
+except ImportError:  # somebody else's environment, where bfloat16 comes in a Reduction of its own
+    ml_dtypes = None  # type: ignore[assignment]
+
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-_BY_DTYPE = {np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name): name for name in DTYPES}
+_OTHER_DTYPES = (
+    "int8",
+    "uint8",
+    "int16",
+)  # of other people's arrays, and for types that NumPy has no name for
+_BY_DTYPE = {np.dtype(name): name for name in (*DTYPES, *_OTHER_DTYPES) if name != "bfloat16"}
+if ml_dtypes is not None:
+    _BY_DTYPE[np.dtype(ml_dtypes.bfloat16)] = "bfloat16"
 OPERATIONS: dict[str, Operation] = {
     "sum": np.add,
     "product": np.multiply,
@@ -21,28 +33,54 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
+@dataclass(frozen=True)
+class Reduction:
+    """A reduction that is not among `OPERATIONS`.
+
+    combine: two parts into one, called as NumPy's own are, `combine(one, other, out=one)`; associative and commutative.
+    finish: what is left to do, in place, once all parts of so many ranks are. name: for records.
+    """
+
+    name: str
+    combine: Operation
+    finish: Callable[[Array, int], None] | None = None
+
+
 def dtype_named(name: str) -> np.dtype[np.generic]:
     """The numpy type of this name. ValueError for others than `DTYPES`."""
     for dtype, known in _BY_DTYPE.items():
-        if known == name:
+        if known == name and name in DTYPES:
             return dtype
     raise ValueError(f"dtype: got {name!r}, expected one of {', '.join(DTYPES)}")
 
 
-def operation_named(op: str) -> Operation:
-    """How two parts are reduced into one. ValueError for others than `OPERATIONS`."""
+def operation_named(op: str | Reduction) -> Operation:
+    """How two parts are reduced into one. ValueError for names of others than `OPERATIONS`."""
+    if isinstance(op, Reduction):
+        return op.combine
     if op not in OPERATIONS:
         raise ValueError(f"op: got {op!r}, expected one of {', '.join(OPERATIONS)}")
     return OPERATIONS[op]
 
 
-def finish(op: str, array: Array, size: int) -> None:
+def words_of(op: str | Reduction) -> str:
+    """A reduction's name."""
+    return op.name if isinstance(op, Reduction) else op
+
+
+def finish(op: str | Reduction, array: Array, size: int) -> None:
     """What is left to do once all parts of `size` ranks are reduced: an average divides, whole numbers towards zero."""
+    if isinstance(op, Reduction):
+        if op.finish is not None:
+            op.finish(array, size)
+        return
     if op != "avg" or size == 1:
         return
     if array.dtype.kind == "i":
         quotient = np.abs(array) // size
         np.multiply(quotient, np.sign(array), out=array)
+    elif array.dtype.kind == "u":
+        np.floor_divide(array, array.dtype.type(size), out=array)
     else:
         np.divide(array, array.dtype.type(size), out=array)
 
@@ -54,7 +92,9 @@ def check_array(
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name}: got {type(array).__name__}, expected a numpy array")
     if array.dtype not in _BY_DTYPE:
-        raise TypeError(f"{name}: got dtype {array.dtype}, expected one of {', '.join(DTYPES)}")
+        raise TypeError(
+            f"{name}: got dtype {array.dtype}, expected one of {', '.join((*DTYPES, *_OTHER_DTYPES))}"
+        )
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: got a non-contiguous array, expected a C-contiguous one")
     if writes and not array.flags.writeable:

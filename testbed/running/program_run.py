@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from testbed.config import ConfigError, Problem
+from testbed.config import ConfigError, Problem, load_topology
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.job.resolving import endpoints_on, loopback_endpoints
+from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of
 from testbed.ranks.programs import Programs
-from testbed.running.choosing import command_given
+from testbed.running.choosing import LOOPBACK_RANKS, command_given
 from testbed.running.networks import Network
+from testbed.running.torch_programs import TorchOptions, torch_environment
+from testbed.scale import Scale
+from testbed.transport import PROTOCOLS, TRANSPORTS
+from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 SEED = 1
+CLOCKS = ("real", "virtual")
+RANK_BYTES = 384 << 20  # of a guest, for a program with PyTorch and a small model
+
+
+def check_words(transport: str, protocol: str, clock: str) -> None:
+    """ConfigError names the first option whose value is none of those that there are."""
+    for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
+        if (expected := own.expected(value)) is not None:
+            raise ConfigError([Problem("command line", None, option, value, expected)])
+    if clock not in CLOCKS:
+        raise ConfigError([Problem("command line", None, "--clock", clock, " or ".join(CLOCKS))])
+
+
+def guest_bytes(ranks: int | None, topology: Path | None) -> int:
+    """Memory that programs' guest may use, where nobody says how much: nothing of it is used before it is needed."""
+    if ranks is None:
+        ranks = len(load_topology(topology).resolve().hosts) if topology else LOOPBACK_RANKS
+    return DEFAULT_MEMORY_BYTES + ranks * RANK_BYTES
 
 
 def program_given(arguments: Sequence[str]) -> list[str]:
@@ -29,6 +53,7 @@ def run_programs(
     ranks: int,
     show: Callable[[int, bool, str], None],
     progress: Callable[[str], None],
+    options: TorchOptions | None = None,
 ) -> int:
     """Run a program once per rank, each in its host, to their end; nothing is left, however that comes.
 
@@ -38,6 +63,7 @@ def run_programs(
         ranks: How many; on a network at most as many as it has hosts, of which the first are taken.
         show: Called with every line that a rank prints: rank, whether to standard error, line.
         progress: Called with a line for each phase of building.
+        options: Of collectives of programs with PyTorch that use the backend `testbed`.
 
     Returns:
         The worst exit status.
@@ -46,14 +72,20 @@ def run_programs(
         FabricError: When the network cannot be built, or breaks.
         OSError: When the program cannot be started.
     """
+    options = options or TorchOptions()
     if network is None:
-        with loopback_endpoints(ranks) as endpoints:
-            return Programs(list(command), endpoints, show).run()
+        with loopback_endpoints(2 * ranks) as endpoints:
+            theirs, ours = endpoints[:ranks], endpoints[ranks:]  # ports for programs, and for the backend
+            ours = [replace(one, rank=rank) for rank, one in enumerate(ours)]
+            with torch_environment(options, ours, None, Scale(), SEED) as environment:
+                return Programs(list(command), theirs, show, environment).run()
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
-    with network.fabric(SEED, progress) as fabric:
+    multipath = multipath_of(options.transport, resolved.hosts[:ranks])
+    with network.fabric(SEED, progress, multipath) as fabric:
         if not network.scale.is_one:
             progress(str(network.scale))
         endpoints = endpoints_on(resolved, resolved.hosts[:ranks], fabric.state.pids)
-        environment = {ENVIRONMENT_MARK: fabric.state.id}
-        return Programs(list(command), endpoints, show, environment, fabric.failure).run()
+        with torch_environment(options, endpoints, resolved, network.scale, SEED) as environment:
+            environment[ENVIRONMENT_MARK] = fabric.state.id
+            return Programs(list(command), endpoints, show, environment, fabric.failure).run()

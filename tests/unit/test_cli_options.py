@@ -20,7 +20,7 @@ from testbed.cli.options import MODEL_CLOCK, RUN_CLOCK
 from testbed.config.policy import DEFAULT_POLICY
 
 # the same word for another thing, as nccl-tests have it
-OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol")}
+OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol"), ("launch", "--protocol")}
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -50,7 +50,7 @@ def options() -> dict[str, dict[str, object]]:
 def test_an_option_has_one_default_in_all_commands_but_the_clock_which_has_a_reason() -> None:
     found = options()
     clocks = found.pop("--clock")
-    assert clocks.pop("run") == clocks.pop("bench") == RUN_CLOCK
+    assert clocks.pop("run") == clocks.pop("bench") == clocks.pop("launch") == RUN_CLOCK
     assert set(clocks.values()) == {MODEL_CLOCK}
     assert len(clocks) == 3
     differing = {word: own for word, own in found.items() if len(set(map(str, own.values()))) > 1}
