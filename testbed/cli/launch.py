@@ -64,6 +64,13 @@ def launch(
         bool,
         typer.Option(help="PyTorch's init_process_group() gets the backend testbed where it names none."),
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Measure every WAN link before, check every setting after: exit status 3 where they do not hold.",
+        ),
+    ] = False,
     clock: Annotated[str, typer.Option(help="real, or virtual: computing takes no time there.")] = RUN_CLOCK,
     size_scale: SizeScaleOption = AUTO_SCALE,
     link_engine: EngineOption = None,
@@ -99,7 +106,9 @@ def launch(
         )
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
-    status = run_programs(command, network, count, _show, lambda line: console.print(f"  {line}"), options)
+    status = run_programs(
+        command, network, count, _show, lambda line: console.print(f"  {line}"), options, strict
+    )
     raise typer.Exit(status)
 
 

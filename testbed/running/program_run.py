@@ -13,6 +13,7 @@ from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of
 from testbed.ranks.programs import Programs
 from testbed.running.choosing import LOOPBACK_RANKS, command_given
 from testbed.running.networks import Network
+from testbed.running.program_check import ProgramCheck, words_of
 from testbed.running.torch_programs import TorchOptions, torch_environment
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, TRANSPORTS
@@ -20,6 +21,7 @@ from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 
 SEED = 1
 CLOCKS = ("real", "virtual")
+UNTRUSTED = 3
 RANK_BYTES = 384 << 20  # of a guest, for a program with PyTorch and a small model
 
 
@@ -54,6 +56,7 @@ def run_programs(
     show: Callable[[int, bool, str], None],
     progress: Callable[[str], None],
     options: TorchOptions | None = None,
+    strict: bool = False,
 ) -> int:
     """Run a program once per rank, each in its host, to their end; nothing is left, however that comes.
 
@@ -64,9 +67,10 @@ def run_programs(
         show: Called with every line that a rank prints: rank, whether to standard error, line.
         progress: Called with a line for each phase of building.
         options: Of collectives of programs with PyTorch that use the backend `testbed`.
+        strict: Measure the network before, check it after.
 
     Returns:
-        The worst exit status.
+        The worst exit status; UNTRUSTED where that is 0 and the network was not the one that was asked for.
 
     Raises:
         FabricError: When the network cannot be built, or breaks.
@@ -85,7 +89,16 @@ def run_programs(
     with network.fabric(SEED, progress, multipath) as fabric:
         if not network.scale.is_one:
             progress(str(network.scale))
+        if strict:
+            progress("measuring rate and delay of every WAN link")
+        check = ProgramCheck(fabric) if strict else None
         endpoints = endpoints_on(resolved, resolved.hosts[:ranks], fabric.state.pids)
         with torch_environment(options, endpoints, resolved, network.scale, SEED) as environment:
             environment[ENVIRONMENT_MARK] = fabric.state.id
-            return Programs(list(command), endpoints, show, environment, fabric.failure).run()
+            status = Programs(list(command), endpoints, show, environment, fabric.failure).run()
+        if check is None or status:
+            return status
+        verdict = check.verdict()
+        for line in words_of(verdict):
+            progress(line)
+        return UNTRUSTED if verdict.status == "untrusted" else 0

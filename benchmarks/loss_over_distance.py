@@ -1,0 +1,135 @@
+"""Loss against time, over distance: one small model trained for real in six ways, two buildings 1, 20 and 80 ms apart.
+
+    tools/bootstrap peers && make virtual && .venv/bin/python benchmarks/loss_over_distance.py [--jobs 2]
+
+Each network is a guest of the virtual clock in which benchmarks/training/outer.py trains every way; the clock is exact,
+the arithmetic real, an accelerator's time slept. The model's 1.1 million parameters stand for 110 million: rates are
+divided by 100, times are real ones. A point counts when its network was measured and found as asked for before and
+after (`testbed launch --strict`), a probe between the ranks takes what the line allows, replicas have the same
+weights, and losses step by step are those of every other network: distance changes when, never what.
+Writes docs/training/loss-over-distance.json and .svg; `--draw` draws what is there once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+FOUND = ROOT / "docs" / "training" / "loss-over-distance.json"
+DELAYS_MS, RATES_GBPS = (1, 20, 80), (1, 100)
+SCALE = 100
+PROBE_BYTES = 4_000_000
+TOPOLOGY = """
+name: pair
+mtu: 9000
+buildings:
+  east: {{hosts: 1, nic: {{rate: 400 Gbit/s}}}}
+  west: {{hosts: 1, nic: {{rate: 400 Gbit/s}}}}
+wan:
+  - {{a: east, b: west, rate: {rate} Gbit/s, delay: {delay} ms}}
+"""
+
+
+def measure(delay_ms: int, rate_gbps: int, steps: int) -> dict[str, Any]:
+    """All ways over one network."""
+    with tempfile.TemporaryDirectory() as folder:
+        topology = Path(folder) / "pair.yaml"
+        topology.write_text(TOPOLOGY.format(rate=rate_gbps, delay=delay_ms))
+        options = ["-t", str(topology), "--clock", "virtual", "--size-scale", str(SCALE), "--strict"]
+        program = [str(PEERS), "-W", "ignore", str(ROOT / "benchmarks" / "training" / "outer.py")]
+        done = subprocess.run(
+            [sys.executable, "-m", "testbed", "launch", *options, "--", *program, "--steps", str(steps)],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+    lines = [line.removeprefix("[0] ") for line in done.stdout.splitlines() if line.startswith("[0] {")]
+    if done.returncode not in (0, 3) or not lines:
+        raise SystemExit(
+            f"{delay_ms} ms, {rate_gbps} Gbit/s: status {done.returncode}\n{done.stderr[-3000:]}"
+        )
+    probe, *ways = map(json.loads, lines)
+    network = {"delay_ms": delay_ms, "rate_gbps": rate_gbps, "checked": done.returncode == 0, **probe}
+    print(
+        f"{delay_ms} ms, {rate_gbps} Gbit/s: {probe}, {'checked' if network['checked'] else 'NOT AS ASKED'}"
+    )
+    return {**network, "ways": ways}
+
+
+def doubts(networks: list[dict[str, Any]]) -> list[str]:
+    """Why not every point is to be trusted; empty if all are."""
+    found = []
+    for network in networks:
+        where = f"{network['delay_ms']} ms, {network['rate_gbps']} Gbit/s"
+        trip_s, large_s = network["probe"]["round_trip_s"], network["probe"]["large_s"]
+        if not network["checked"]:
+            found.append(f"{where}: the network is not as asked for")
+        if not 2e-3 * network["delay_ms"] <= trip_s <= 2e-3 * network["delay_ms"] + 5e-3:
+            found.append(f"{where}: a round trip takes {trip_s:.6f} s")
+        line_s = 8 * PROBE_BYTES / (network["rate_gbps"] * 1e9 / SCALE)
+        # windows that open take round trips, of which there are fewer than this
+        if not line_s <= large_s <= line_s * 1.03 + 12 * trip_s:
+            found.append(f"{where}: {PROBE_BYTES} bytes take {large_s:.3f} s, the line's {line_s:.3f} s")
+        for way, first in zip(network["ways"], networks[0]["ways"], strict=True):
+            if not way["alike"]:
+                found.append(f"{where}, {way['method']}: replicas differ")
+            if way["weights"] != first["weights"] or _losses(way) != _losses(first):
+                found.append(f"{where}, {way['method']}: not the losses of the first network")
+    return found
+
+
+def _losses(way: dict[str, Any]) -> list[float]:
+    return [loss for _, _, loss in way["points"]]
+
+
+def table(networks: list[dict[str, Any]]) -> list[str]:
+    """Markdown: seconds of 96 steps and the loss that they came to; seconds to the loss that all reach."""
+    ways = [way["method"] for way in networks[0]["ways"]]
+    goal = max(min(_losses(way)) for way in networks[0]["ways"])
+    heads = [f"{network['delay_ms']} ms, {network['rate_gbps']} Gbit/s" for network in networks]
+    lines = [
+        f"| way | loss at the end | {' | '.join(heads)} |",
+        f"|---|--:|{'--:|' * len(heads)}",
+    ]
+    for number, way in enumerate(ways):
+        cells = []
+        for network in networks:
+            points = network["ways"][number]["points"]
+            reached = next(time_s for _, time_s, loss in points if loss <= goal)
+            cells.append(f"{points[-1][1]:.1f} s ({reached:.1f} s)")
+        lines.append(f"| {way} | {networks[0]['ways'][number]['points'][-1][2]:.3f} | {' | '.join(cells)} |")
+    return [*lines, f"In brackets: to a loss of {goal:.3f}, which all reach."]
+
+
+def main() -> None:
+    """Measure, check, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=1, help="guests at once")
+    parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument("--draw", action="store_true")
+    options = parser.parse_args()
+    if not options.draw:
+        asked = [(delay, rate, options.steps) for rate in RATES_GBPS for delay in DELAYS_MS]
+        with ThreadPoolExecutor(options.jobs) as pool:
+            networks = list(pool.map(lambda one: measure(*one), asked))
+        FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
+    networks = json.loads(FOUND.read_text())["networks"]
+    print("\n".join(table(networks)))
+    if found := doubts(networks):
+        raise SystemExit("\n".join(["not to be trusted:", *found]))
+    print(
+        f"all {sum(len(way['points']) for network in networks for way in network['ways'])} points are trusted"
+    )
+
+
+if __name__ == "__main__":
+    main()
