@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from testbed.report.svg import Axis, Drawing, standalone
+
 ROOT = Path(__file__).parents[1]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 FOUND = ROOT / "docs" / "training" / "loss-over-distance.json"
 DELAYS_MS, RATES_GBPS = (1, 20, 80), (1, 100)
 SCALE = 100
 PROBE_BYTES = 4_000_000
+PANEL_WIDTH, PANEL_HEIGHT, LEFT, TOP = 300, 200, 44, 52
+COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#d55e00", "#e69f00", "#cc79a7")
+STYLE = """
+text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif; fill: #1b1f24; }
+.title { font-weight: 600; } .tick { fill: #5a6572; font-size: 11px; } .page { fill: #ffffff; }
+.grid { stroke: #e3e7ec; stroke-width: 1; }
+""" + "".join(
+    f".way-{number} {{ stroke: {colour}; stroke-width: 2; stroke-linecap: round; }}\n"
+    for number, colour in enumerate(COLOURS)
+)
 TOPOLOGY = """
 name: pair
 mtu: 9000
@@ -110,6 +123,40 @@ def table(networks: list[dict[str, Any]]) -> list[str]:
     return [*lines, f"In brackets: to a loss of {goal:.3f}, which all reach."]
 
 
+def picture(networks: list[dict[str, Any]]) -> str:
+    """A panel for each network: loss against seconds, which have a logarithmic axis, the same in all."""
+    columns, rows = len(DELAYS_MS), len(RATES_GBPS)
+    width, height = LEFT + columns * PANEL_WIDTH, TOP + rows * (PANEL_HEIGHT + 46)
+    drawing = Drawing(width, height, "Held-out loss against time of six ways to train over six networks")
+    drawing.rect(0, 0, width, height, "page")
+    points = [point for network in networks for way in network["ways"] for point in way["points"][1:]]
+    low, high = (edge(math.log10(time_s) for _, time_s, _ in points) for edge in (min, max))
+    losses = [loss for *_, loss in points]
+    for number, way in enumerate(networks[0]["ways"]):
+        x = LEFT + number * (width - LEFT) / len(networks[0]["ways"])
+        drawing.line((x, 14), (x + 22, 14), f"way-{number}")
+        drawing.text(x + 28, 18, way["method"])
+    for network in networks:
+        left = LEFT + DELAYS_MS.index(network["delay_ms"]) * PANEL_WIDTH
+        top = TOP + RATES_GBPS.index(network["rate_gbps"]) * (PANEL_HEIGHT + 46)
+        across = Axis(low, high, left + 6, left + PANEL_WIDTH - 16)
+        down = Axis(min(losses) - 0.05, max(losses) + 0.05, top + PANEL_HEIGHT, top)
+        drawing.text(left, top - 8, f"{network['delay_ms']} ms, {network['rate_gbps']} Gbit/s", "title")
+        for power in range(math.ceil(low), math.floor(high) + 1):
+            drawing.line((across(power), top), (across(power), top + PANEL_HEIGHT), "grid")
+            label = f"{10**power:g} s"
+            drawing.text(across(power), top + PANEL_HEIGHT + 16, label, "tick", anchor="middle")
+        for loss in down.ticks(5):
+            drawing.line((left, down(loss)), (left + PANEL_WIDTH - 16, down(loss)), "grid")
+            if left == LEFT:
+                drawing.text(left - 6, down(loss) + 4, f"{loss:g}", "tick", anchor="end")
+        for number, way in enumerate(network["ways"]):
+            dots = [(across(math.log10(time_s)), down(loss)) for _, time_s, loss in way["points"][1:]]
+            for start, end in zip(dots, dots[1:], strict=False):
+                drawing.line(start, end, f"way-{number}")
+    return standalone(drawing.root, STYLE)
+
+
 def main() -> None:
     """Measure, check, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -123,6 +170,7 @@ def main() -> None:
             networks = list(pool.map(lambda one: measure(*one), asked))
         FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
     networks = json.loads(FOUND.read_text())["networks"]
+    FOUND.with_suffix(".svg").write_text(picture(networks))
     print("\n".join(table(networks)))
     if found := doubts(networks):
         raise SystemExit("\n".join(["not to be trusted:", *found]))

@@ -47,6 +47,45 @@ def test_local_sgd_crosses_buildings_once_in_its_inner_steps(tmp_path: Path) -> 
     assert job.workload.compute_s == pytest.approx(0.030)
 
 
+def step_s(folder: Path, **options: Any) -> float:
+    workload = {"plan": "local_sgd", "options": {"parameters": "2 GB", "compute": "100 ms", **options}}
+    return dry_runs(scenario(folder, workload), Scale())["mine"].timeline.step_time_s
+
+
+def wan_bytes(folder: Path, **options: Any) -> float:
+    asked = {"plan": "local_sgd", "options": {"parameters": "80 MB", "inner_steps": 4, **options}}
+    return job_of(scenario(folder, asked), Scale()).wan_bytes("ring")
+
+
+def test_parts_of_local_sgd_are_the_same_bytes_and_hide_behind_inner_steps(tmp_path: Path) -> None:
+    assert wan_bytes(tmp_path, outer_parts=4) == pytest.approx(wan_bytes(tmp_path), rel=1e-3)
+    inner_s = 4 * step_s(tmp_path, inner_steps=1, outer_bits=1)  # with next to nothing to exchange
+    whole_s, streamed_s = (
+        step_s(tmp_path, inner_steps=4, **options) for options in ({}, {"outer_parts": 4, "outer_overlap": 1})
+    )
+    assert streamed_s < whole_s
+    assert streamed_s > inner_s * 0.9
+
+
+def test_few_bits_of_local_sgd_cross_once_each_way_and_cannot_be_added_up(tmp_path: Path) -> None:
+    # each building's 80 MB in 4 of 32 bits to the other
+    assert wan_bytes(tmp_path, outer_bits=4) == pytest.approx(2 * 80e6 * 4 / 32, rel=1e-3)
+    assert wan_bytes(tmp_path, outer_bits=8, outer_parts=2) == pytest.approx(2 * 80e6 * 8 / 32, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"outer_parts": 3}, "outer_parts: got 3, expected a divisor of 4, as inner_steps"),
+        ({"outer_parts": 2, "outer_overlap": 3}, "outer_overlap: got 3, expected 0 to 2"),
+        ({"outer_bits": 64}, "outer_bits: got 64, expected 1 to 32"),
+    ],
+)
+def test_what_local_sgd_cannot_do_is_said(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TestbedError, match=words):
+        job_of(scenario(tmp_path, {"plan": "local_sgd", "options": options}), Scale())
+
+
 def test_of_several_algorithms_each_is_tried(tmp_path: Path) -> None:
     asked = scenario(tmp_path, {"plan": "local_sgd"}, algorithms="[ring, hierarchical]")
     assert list(dry_runs(asked, Scale())) == ["ring", "hierarchical"]
