@@ -6,7 +6,7 @@ Each network is a guest of the virtual clock in which benchmarks/training/outer.
 the arithmetic real, an accelerator's time slept. The model's 1.1 million parameters stand for 110 million: rates are
 divided by 100, times are real ones. A point counts when its network was measured and found as asked for before and
 after (`testbed launch --strict`), a probe between the ranks takes what the line allows, replicas have the same
-weights, and losses step by step are those of every other network: distance changes when, never what.
+weights, and losses step by step are to the last bit those of every other network: distance changes when, never what.
 Writes docs/training/loss-over-distance.json and .svg; `--draw` draws what is there once more.
 """
 
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,21 @@ def doubts(networks: list[dict[str, Any]]) -> list[str]:
         for way, first in zip(network["ways"], networks[0]["ways"], strict=True):
             if not way["alike"]:
                 found.append(f"{where}, {way['method']}: replicas differ")
-            if way["weights"] != first["weights"] or _losses(way) != _losses(first):
+            common = min(len(way["points"]), len(first["points"]))  # of fewer steps, where they were
+            if _losses(way)[:common] != _losses(first)[:common]:
                 found.append(f"{where}, {way['method']}: not the losses of the first network")
     return found
+
+
+def kept() -> list[dict[str, Any]]:
+    """What was measured before."""
+    found: list[dict[str, Any]] = json.loads(FOUND.read_text())["networks"]
+    return found
+
+
+def network_key(network: dict[str, Any]) -> tuple[int, int]:
+    """Delay and rate."""
+    return network["delay_ms"], network["rate_gbps"]
 
 
 def _losses(way: dict[str, Any]) -> list[float]:
@@ -105,9 +118,10 @@ def _losses(way: dict[str, Any]) -> list[float]:
 
 
 def table(networks: list[dict[str, Any]]) -> list[str]:
-    """Markdown: seconds of 96 steps and the loss that they came to; seconds to the loss that all reach."""
+    """Markdown: seconds of as many steps as all have made, and the loss there; seconds to the loss that all reach."""
     ways = [way["method"] for way in networks[0]["ways"]]
-    goal = max(min(_losses(way)) for way in networks[0]["ways"])
+    count = min(len(way["points"]) for network in networks for way in network["ways"])
+    goal = max(min(_losses(way)[:count]) for way in networks[0]["ways"])
     heads = [f"{network['delay_ms']} ms, {network['rate_gbps']} Gbit/s" for network in networks]
     lines = [
         f"| way | loss at the end | {' | '.join(heads)} |",
@@ -116,11 +130,11 @@ def table(networks: list[dict[str, Any]]) -> list[str]:
     for number, way in enumerate(ways):
         cells = []
         for network in networks:
-            points = network["ways"][number]["points"]
+            points = network["ways"][number]["points"][:count]
             reached = next(time_s for _, time_s, loss in points if loss <= goal)
             cells.append(f"{points[-1][1]:.1f} s ({reached:.1f} s)")
-        lines.append(f"| {way} | {networks[0]['ways'][number]['points'][-1][2]:.3f} | {' | '.join(cells)} |")
-    return [*lines, f"In brackets: to a loss of {goal:.3f}, which all reach."]
+        lines.append(f"| {way} | {points[-1][2]:.3f} | {' | '.join(cells)} |")
+    return [*lines, f"{points[-1][0]} steps; in brackets: to a loss of {goal:.3f}, which all reach."]
 
 
 def picture(networks: list[dict[str, Any]]) -> str:
@@ -152,7 +166,7 @@ def picture(networks: list[dict[str, Any]]) -> str:
                 drawing.text(left - 6, down(loss) + 4, f"{loss:g}", "tick", anchor="end")
         for number, way in enumerate(network["ways"]):
             dots = [(across(math.log10(time_s)), down(loss)) for _, time_s, loss in way["points"][1:]]
-            for start, end in zip(dots, dots[1:], strict=False):
+            for start, end in pairwise(dots):
                 drawing.line(start, end, f"way-{number}")
     return standalone(drawing.root, STYLE)
 
@@ -162,14 +176,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="guests at once")
     parser.add_argument("--steps", type=int, default=96)
-    parser.add_argument("--draw", action="store_true")
+    parser.add_argument("--more", action="store_true", help="only networks that are not there yet")
+    parser.add_argument("--draw", action="store_true", help="nothing new: what is there once more")
     options = parser.parse_args()
     if not options.draw:
-        asked = [(delay, rate, options.steps) for rate in RATES_GBPS for delay in DELAYS_MS]
+        there = {network_key(network) for network in kept()} if options.more else set()
+        asked = [(delay, rate) for rate in RATES_GBPS for delay in DELAYS_MS if (delay, rate) not in there]
+        networks = kept() if options.more else []
         with ThreadPoolExecutor(options.jobs) as pool:
-            networks = list(pool.map(lambda one: measure(*one), asked))
-        FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
-    networks = json.loads(FOUND.read_text())["networks"]
+            for network in pool.map(lambda one: measure(*one, options.steps), asked):
+                networks.append(network)
+                FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
+    networks = sorted(kept(), key=lambda network: (network["rate_gbps"], network["delay_ms"]))
     FOUND.with_suffix(".svg").write_text(picture(networks))
     print("\n".join(table(networks)))
     if found := doubts(networks):
