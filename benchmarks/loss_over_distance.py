@@ -90,8 +90,8 @@ def doubts(networks: list[dict[str, Any]]) -> list[str]:
         if not 2e-3 * network["delay_ms"] <= trip_s <= 2e-3 * network["delay_ms"] + 5e-3:
             found.append(f"{where}: a round trip takes {trip_s:.6f} s")
         line_s = 8 * PROBE_BYTES / (network["rate_gbps"] * 1e9 / SCALE)
-        # windows that open take round trips, of which there are fewer than this
-        if not line_s <= large_s <= line_s * 1.03 + 12 * trip_s:
+        # headers; windows that open take round trips; where a queue is short TCP loses frames and slows down
+        if not line_s <= large_s <= line_s * 1.15 + 12 * trip_s:
             found.append(f"{where}: {PROBE_BYTES} bytes take {large_s:.3f} s, the line's {line_s:.3f} s")
         for way, first in zip(network["ways"], networks[0]["ways"], strict=True):
             if not way["alike"]:
@@ -175,7 +175,7 @@ def main() -> None:
     """Measure, check, draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="guests at once")
-    parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--more", action="store_true", help="only networks that are not there yet")
     parser.add_argument("--draw", action="store_true", help="nothing new: what is there once more")
     options = parser.parse_args()
@@ -184,7 +184,7 @@ def main() -> None:
         asked = [(delay, rate) for rate in RATES_GBPS for delay in DELAYS_MS if (delay, rate) not in there]
         networks = kept() if options.more else []
         with ThreadPoolExecutor(options.jobs) as pool:
-            for network in pool.map(lambda one: measure(*one, options.steps), asked):
+            for network in pool.map(lambda one: measure(one[0], one[1], options.steps), asked):
                 networks.append(network)
                 FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
     networks = sorted(kept(), key=lambda network: (network["rate_gbps"], network["delay_ms"]))

@@ -9,15 +9,24 @@ from testbed.fidelity import invariants, link_invariants
 from testbed.fidelity.probe import measure_links
 from testbed.fidelity.verdict import Verdict, judge
 
+LOOK_INTERVAL_S = 5.0  # switches close connections of those who say nothing for a minute
+
 
 class ProgramCheck:
-    """Of a network that is up. `verdict` is for when programs have ended; FabricError, LinkError."""
+    """Of a network that is up. `look` from time to time; `verdict` when programs have ended. FabricError, LinkError."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._watch = fabric.watch()
         self._measurements = measure_links(fabric.topology, fabric.probe_pids())
-        self._began_s = time.monotonic()
+        self._began_s = self._looked_s = time.monotonic()
+
+    def look(self) -> None:
+        """Note what was changed since, if it is time to."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_INTERVAL_S:
+            self._looked_s = now_s
+            self._watch.look()
 
     def verdict(self) -> Verdict:
         """Links as they were measured, settings as they are now, and whatever has changed meanwhile.

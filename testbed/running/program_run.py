@@ -95,7 +95,13 @@ def run_programs(
         endpoints = endpoints_on(resolved, resolved.hosts[:ranks], fabric.state.pids)
         with torch_environment(options, endpoints, resolved, network.scale, SEED) as environment:
             environment[ENVIRONMENT_MARK] = fabric.state.id
-            status = Programs(list(command), endpoints, show, environment, fabric.failure).run()
+
+            def failure() -> str | None:
+                if check is not None:
+                    check.look()
+                return fabric.failure()
+
+            status = Programs(list(command), endpoints, show, environment, failure).run()
         if check is None or status:
             return status
         verdict = check.verdict()
