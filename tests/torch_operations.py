@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from testbed.torch import Roofline, computing
@@ -229,6 +231,12 @@ def accelerators_time(rank: int, size: int) -> None:
         dist.all_reduce(product)
         assert time.monotonic() - began_s >= 0.1
     assert abs(timed.total_s - 2 * 100 * 500 * 1000 / 1e9) < 1e-4, timed.total_s
+    mesh = init_device_mesh("cpu", (size,))
+    parts = distribute_tensor(torch.ones(500, 900), mesh, [Shard(1)])
+    whole = distribute_tensor(torch.ones(100, 500), mesh, [Replicate()])
+    with computing(Roofline(flop_rate=1e12, memory_rate=1e18)) as timed:
+        whole @ parts
+    assert abs(timed.total_s - 2 * 100 * 500 * 300 / 1e12) < 1e-9, timed.total_s
     assert Roofline.of("h100").flop_rate == 989e12 * 0.4
     assert Roofline(1e12, 1e9).seconds(1e9, 2e6) == 2e-3
 

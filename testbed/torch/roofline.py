@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -65,10 +66,14 @@ class computing(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The operation itself, and what it would take."""
+        """The operation itself, and what it would take: of DTensors and their like, that of a rank's own part."""
         kwargs = kwargs or {}
+        others = [kind for kind in types if kind not in (torch.Tensor, torch.nn.Parameter)]
+        shapes_only = any(issubclass(kind, FakeTensor) for kind in others)
+        if others and not shapes_only:
+            return NotImplemented  # what they make of it comes here again
         result = func(*args, **kwargs)
-        if func.namespace not in _COMMUNICATION:
+        if not shapes_only and func.namespace not in _COMMUNICATION:
             took_s = self._seconds(func, args, kwargs, result) * self.scale
             self.owed_s += took_s
             self.total_s += took_s
