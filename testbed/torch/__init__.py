@@ -31,5 +31,5 @@ def autoload() -> None:
         from testbed.torch.backend import register  # noqa: PLC0415
 
         register()
-    except ImportError as error:
+    except (ImportError, SyntaxError, TypeError) as error:  # such as of a Python that is too old
         warnings.warn(f"torch backend testbed: {error}", stacklevel=2)

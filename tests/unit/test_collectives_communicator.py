@@ -10,7 +10,15 @@ import time
 import numpy as np
 import pytest
 
-from testbed.collectives import CollectiveTimeout, Communicator, count_wrong, fill, traffic
+from testbed.collectives import (
+    Array,
+    CollectiveTimeout,
+    Communicator,
+    Reduction,
+    count_wrong,
+    fill,
+    traffic,
+)
 from testbed.plugins import PluginError
 from testbed.transport import MemoryNetwork, PeerLost, TcpTransport, Transport, TransportError
 from tests.unit.collective_runs import ALGORITHMS
@@ -75,6 +83,31 @@ def test_everything_over_tcp_in_processes() -> None:
     with forked(everything, places, list(range(5))) as running:
         assert running.results() == [True] * 5
     places.close()
+
+
+def with_reductions_of_its_own(transport: Transport) -> list[list[int]]:
+    communicator = Communicator(transport, timeout_s=20)
+    bits = np.full(5, 1 << communicator.rank, "uint8")
+    communicator.all_reduce(bits, Reduction("any bit", np.bitwise_or))
+    doubled = np.full(5, communicator.rank, "int16")
+
+    def add_ranks(array: Array, size: int) -> None:
+        array += size
+
+    communicator.all_reduce(doubled, Reduction("sum and ranks", np.add, add_ranks))
+    part = np.empty(1, "int8")
+    communicator.reduce_scatter_tensor(part, np.arange(4, dtype="int8"), Reduction("most", np.maximum))
+    mean = np.full(3, 200 // (communicator.rank + 1), "uint8")
+    communicator.all_reduce(mean, "avg")
+    return [bits.tolist(), doubled.tolist(), part.tolist(), mean.tolist()]
+
+
+def test_reductions_of_ones_own_and_small_whole_numbers() -> None:
+    found = in_memory(4, with_reductions_of_its_own)
+    # 200 + 100 + 66 + 50 is more than a byte holds: what is left of it over four
+    same = [[15] * 5, [0 + 1 + 2 + 3 + 4] * 5, [(200 + 100 + 66 + 50) % 256 // 4] * 3]
+    assert [[bits, doubled, mean] for bits, doubled, _, mean in found] == [same] * 4
+    assert [part for _, _, part, _ in found] == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS["all_reduce"])
