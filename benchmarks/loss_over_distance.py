@@ -23,6 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+import testbed
 from testbed.report.svg import Axis, Drawing, standalone
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +44,16 @@ text { font: 12px system-ui, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
     f".way-{number} {{ stroke: {colour}; stroke-width: 2; stroke-linecap: round; }}\n"
     for number, colour in enumerate(COLOURS)
 )
+INNER = {"inner_steps": 12}
+STREAMED = {**INNER, "outer_parts": 4, "outer_overlap": 2}
+PLANNED: dict[str, dict[str, int]] = {
+    "ddp": {"inner_steps": 1},
+    "ddp 8-bit": {"inner_steps": 1, "outer_bits": 8},
+    "ddp 4-bit": {"inner_steps": 1, "outer_bits": 4},
+    "diloco": INNER,
+    "streaming": STREAMED,
+    "streaming 4-bit": {**STREAMED, "outer_bits": 4},
+}
 TOPOLOGY = """
 name: pair
 mtu: 9000
@@ -137,6 +150,36 @@ def table(networks: list[dict[str, Any]]) -> list[str]:
     return [*lines, f"{points[-1][0]} steps; in brackets: to a loss of {goal:.3f}, which all reach."]
 
 
+def predicted_s(network: dict[str, Any], way: dict[str, Any], steps: int) -> float:
+    """What the model says of the same bytes in the same steps, as a planned job has them (`plan: local_sgd`)."""
+    options = PLANNED[way["method"]]
+    topology = TOPOLOGY.format(rate=network["rate_gbps"], delay=network["delay_ms"])
+    size = {"parameters": way["parameters"] * 4.0 * SCALE, "compute": "100 ms"}
+    scenario = testbed.load(
+        {
+            "name": "pair",
+            "topology": yaml.safe_load(topology),
+            "workload": {"plan": "local_sgd", "options": {**size, **options}},
+            "scale": {"size_scale": SCALE},
+        }
+    )
+    (found,) = testbed.predict(scenario).values()
+    return found.step_time_s * steps / options["inner_steps"]
+
+
+def predictions(networks: list[dict[str, Any]]) -> list[str]:
+    """Markdown: measured over predicted time of each way and network."""
+    heads = [f"{network['delay_ms']} ms, {network['rate_gbps']} Gbit/s" for network in networks]
+    lines = [f"| way | {' | '.join(heads)} |", f"|---|{'--:|' * len(heads)}"]
+    for number, way in enumerate(networks[0]["ways"]):
+        cells = []
+        for network in networks:
+            steps, time_s, _ = network["ways"][number]["points"][-1]
+            cells.append(f"{time_s / predicted_s(network, network['ways'][number], steps):.2f}")
+        lines.append(f"| {way['method']} | {' | '.join(cells)} |")
+    return lines
+
+
 def picture(networks: list[dict[str, Any]]) -> str:
     """A panel for each network: loss against seconds, which have a logarithmic axis, the same in all."""
     columns, rows = len(DELAYS_MS), len(RATES_GBPS)
@@ -189,7 +232,7 @@ def main() -> None:
                 FOUND.write_text(json.dumps({"scale": SCALE, "networks": networks}) + "\n")
     networks = sorted(kept(), key=lambda network: (network["rate_gbps"], network["delay_ms"]))
     FOUND.with_suffix(".svg").write_text(picture(networks))
-    print("\n".join(table(networks)))
+    print("\n".join([*table(networks), "", "Measured over predicted:", "", *predictions(networks)]))
     if found := doubts(networks):
         raise SystemExit("\n".join(["not to be trusted:", *found]))
     print(
