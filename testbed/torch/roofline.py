@@ -18,8 +18,6 @@ from torch.utils.flop_counter import flop_registry
 
 from testbed.torch.job import BackendError, ProgramJob
 
-# Bytes a second of its memory. Sources: the accelerators' data sheets.
-MEMORY_RATES = {"h100": 3.35e12, "h200": 4.8e12, "gb200": 8.0e12, "mi300x": 5.3e12}
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
@@ -41,7 +39,7 @@ class Roofline:
         if accelerator not in known:
             raise BackendError(where="accelerator", got=accelerator, expected=", ".join(known))
         entry = known[accelerator]
-        return cls(entry["peak"][dtype] * entry["utilisation"], MEMORY_RATES[accelerator])
+        return cls(entry["peak"][dtype] * entry["utilisation"], entry["memory_bandwidth"])
 
     def seconds(self, flops: float, touched_bytes: float) -> float:
         """Of one operation."""
