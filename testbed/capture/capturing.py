@@ -105,6 +105,9 @@ def _scalar_notes(record: Record) -> list[str]:
     return [f"numbers read from tensors, at {', '.join(sites[:3])}{more}: there are none, 1 was given"]
 
 
+_Found = tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]
+
+
 class _Capture:
     """Decides which ranks to run, and what the others do."""
 
@@ -113,12 +116,37 @@ class _Capture:
         self.classes: list[RankClass] = []
         self.notes: list[str] = []
 
-    def run(self) -> tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]:
+    def run(self) -> _Found:
         """Every rank's nodes, with the record that they are from."""
-        size = self.request.world_size
         if self.request.every_rank:
             return self._all()
-        while wanted := next_leaders(self.classes, size):
+        last = self.request.world_size - 1
+        if last:
+            self.recorder.begin(last)
+        self._lead()
+        # one more of the first and the last class
+        wanted = {self.classes[0].members[-1], self.classes[-1].members[-1], last}
+        wanted -= {one.leader for one in self.classes}
+        for rank in sorted(wanted):
+            self._give_objects(rank)
+        self.recorder.get(sorted(wanted))
+        ranks: dict[int, tuple[list[dict[str, Any]], Record]] = {}
+        for own in self.classes:
+            record = self.recorder.records[own.leader]
+            for rank in own.members:
+                nodes = renamed(record, own, rank)
+                problem = "its groups cannot be told" if nodes is None else self._difference(nodes, rank)
+                if nodes is None or problem is not None:
+                    self.notes.append(
+                        f"rank {rank} is not like {own.leader}: {problem}; so every rank was run"
+                    )
+                    return self._all()
+                ranks[rank] = nodes, record
+        return [found for _, found in sorted(ranks.items())], self.classes, self.notes
+
+    def _lead(self) -> None:
+        """Run leaders until every rank is of a class."""
+        while wanted := next_leaders(self.classes, self.request.world_size):
             records = self.recorder.get(wanted)
             for rank in wanted:
                 known = {one for found in self.classes for one in found.members}
@@ -126,34 +154,11 @@ class _Capture:
                     found = class_of(records[rank], rank)
                     members = tuple(one for one in found.members if one not in known)
                     self.classes.append(RankClass(rank, members, found.line))
-        # one more of the first and the last class
-        last = {one.members[-1] for one in (self.classes[0], self.classes[-1]) if len(one.members) > 1}
-        for rank in last:
-            self._give_objects(rank)
-        self.recorder.get(sorted(last))
-        for own in self.classes:
-            for rank in own.members:
-                record = self.recorder.records.get(rank)
-                if record is None or rank == own.leader:
-                    continue
-                expected = renamed(self.recorder.records[own.leader], own, rank)
-                if (problem := difference(expected, record["nodes"])) is not None:
-                    self.notes.append(
-                        f"rank {rank} is not like rank {own.leader}: {problem}; so every rank was run"
-                    )
-                    return self._all()
-        ranks: list[tuple[list[dict[str, Any]], Record] | None] = [None] * size
-        for own in self.classes:
-            record = self.recorder.records[own.leader]
-            for rank in own.members:
-                nodes = renamed(record, own, rank)
-                if nodes is None:
-                    self.notes.append(
-                        f"rank {rank}'s groups cannot be told from rank {own.leader}'s; so every rank was run"
-                    )
-                    return self._all()
-                ranks[rank] = nodes, record
-        return [found for found in ranks if found is not None], self.classes, self.notes
+
+    def _difference(self, expected: list[dict[str, Any]], rank: int) -> str | None:
+        """Of a rank that was run from what its class's leader does; None where it was not."""
+        record = self.recorder.records.get(rank)
+        return None if record is None else difference(expected, record["nodes"])
 
     def _give_objects(self, rank: int) -> None:
         """A rank that is run beside its class's leader gets what that one got of its peers."""
@@ -162,9 +167,11 @@ class _Capture:
             source, _, number = path.name.split("-")
             peer = peer_of(own, int(source), rank)
             if peer is not None:
-                shutil.copy(path, path.with_name(f"{peer}-{rank}-{number}"))
+                part = path.with_name(f"{peer}-{rank}-{number}.part")
+                shutil.copy(path, part)
+                part.rename(part.with_suffix(""))
 
-    def _all(self) -> tuple[list[tuple[list[dict[str, Any]], Record]], list[RankClass], list[str]]:
+    def _all(self) -> _Found:
         size = self.request.world_size
         records = self.recorder.get(list(range(size)))
         classes = [RankClass(rank, (rank,)) for rank in range(size)]
@@ -191,9 +198,13 @@ class _Recorder:
                 raise CaptureError(f"the recorder ended: {self._errors()}")
             if line.startswith("over "):
                 self.over.add(int(line.split()[1]))
-        for rank in self.over - set(self.records):
+        for rank in sorted(self.over - set(self.records)):
             self.records[rank] = self._read(rank)
         return self.records
+
+    def begin(self, rank: int) -> None:
+        """Have a rank run that will be asked for, meanwhile; what it waits for of others is given to it later."""
+        self._write(f"try {rank}\n")
 
     def _write(self, text: str) -> None:
         assert self.process.stdin is not None

@@ -1,6 +1,7 @@
 """Runs ranks of a script, each in a fork of a process that has PyTorch loaded, as lines on its standard input say.
 
-Reads a request (JSON) in the first line, then `run RANK`, `end`. Says `over RANK` on its standard output.
+Reads a request (JSON) in the first line, then `run RANK`, `try RANK` (which has no other rank run for its sake), `end`.
+Says `over RANK` on its standard output.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Runner:
         self.queue: list[int] = []
         self.begun: set[int] = set()
         self.running: dict[int, int] = {}
-        self.waiting: set[int] = set()
+        self.waiting: dict[int, int] = {}
+        self.tried: set[int] = set()
         self.reports, self.report = os.pipe()
 
     def run(self) -> None:
@@ -52,14 +54,24 @@ class Runner:
             self._start()
 
     def _told(self, words: list[str]) -> bool:
+        if words[0] == "end":
+            return True
+        rank = int(words[1])
         if words[0] == "run":
-            self.want(int(words[1]))
+            self.tried.discard(rank)
+            self.want(rank)
+            if rank in self.waiting:
+                self.want(self.waiting[rank], first=True)
+        elif words[0] == "try":
+            self.tried.add(rank)
+            self.want(rank)
         elif words[0] == "waits":
-            self.waiting.add(int(words[1]))
-            self.want(int(words[2]), first=True)
+            self.waiting[rank] = int(words[2])
+            if rank not in self.tried:
+                self.want(self.waiting[rank], first=True)
         elif words[0] == "goes":
-            self.waiting.discard(int(words[1]))
-        return words[0] == "end"
+            self.waiting.pop(rank, None)
+        return False
 
     def want(self, rank: int, *, first: bool = False) -> None:
         """Have a rank run, once."""
@@ -97,7 +109,7 @@ class Runner:
         for child, rank in list(self.running.items()):
             if os.waitpid(child, os.WNOHANG)[0]:
                 del self.running[child]
-                self.waiting.discard(rank)
+                self.waiting.pop(rank, None)
                 (self.folder / f"over-{rank}").touch()
                 print(f"over {rank}", flush=True)
 
