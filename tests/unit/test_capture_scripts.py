@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -136,6 +137,29 @@ def test_experts_get_as_many_tokens_each() -> None:
     assert len(tokens) == 4 * LAYERS
     assert {node.numel for node in tokens} == {2 * TOKENS * DIM}
     assert {node.module.rpartition(".")[2] for node in tokens} == {"feed_forward"}
+
+
+def has_transformers() -> bool:
+    asked = [
+        str(PEERS),
+        "-c",
+        "import importlib.util as u; raise SystemExit(u.find_spec('transformers') is None)",
+    ]
+    return PEERS.exists() and subprocess.run(asked, check=False).returncode == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "matrices"),
+    [("llama", 3 * 256 * 896), ("mixtral", 2 * 3 * 256 * 896 + 8 * 256)],  # of a layer, that work on a token
+)
+def test_transformers_models_are_what_their_configuration_says(model: str, matrices: int) -> None:
+    if not has_transformers():
+        pytest.skip("there is no transformers beside PyTorch in .venv-peers")
+    trace = captured("train_hf.py", "--model", model, ranks=4).trace
+    working = 4 * (3 * 256 * 256 + matrices) + 1024 * 256
+    attention = 4 * 4 * 256 * 256 * 256
+    assert flops(trace) == pytest.approx(3 * 2 * working * 256 + 3.5 * attention)
 
 
 HEAD = """

@@ -22,6 +22,7 @@ from testbed.capture.recorder.tape import Tape
 
 aten = torch.ops.aten
 FEW = 1024  # elements
+_DEVICE = torch.ops.prim.device.default
 PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 FUNCTIONAL = {
     "all_reduce": "all_reduce",
@@ -76,7 +77,7 @@ _SAME |= {
     "expand",
 }
 """Operations whose result has elements of what they are given."""
-_FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty", "prim::")
+_FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
 
 class UnknownCollective(Exception):
@@ -119,6 +120,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See TorchDispatchMode."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device  # asked for all the time
         for one in types:
             if one not in PLAIN:
                 return NotImplemented  # a tensor of several, such as DTensor, whose parts come by later
@@ -210,7 +213,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             view = bool(returns) and all(
                 one.alias_info is not None and not one.alias_info.is_write for one in returns
             )
-            self._views[func] = view or name.startswith(_FREE)
+            self._views[func] = view or func.namespace == "prim" or name.startswith(_FREE)
         return self._views[func]
 
     def _cost(self, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[str, float, float, float]:
@@ -381,7 +384,13 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
 
 
+def _grouped(one: Any, other: Any, *_: Any, **__: Any) -> int:
+    """Products of rows with their group's matrix; or of groups' rows with each other, for gradients of weights."""
+    return int(2 * one.numel() * other.shape[-1])
+
+
 _MORE = {
+    aten._grouped_mm: _grouped,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
