@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import TestbedError
+
 POLL_S = 0.01
 
 
-class ObjectsMissing(Exception):
+class ObjectsMissing(TestbedError):
     """A rank ended without an object that another waits for."""
 
 

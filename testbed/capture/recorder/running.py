@@ -27,7 +27,7 @@ from testbed.capture.recorder.tape import Tape
 from testbed.capture.recorder.watching import Recorder, Speeds
 
 
-class Enough(BaseException):
+class _Enough(BaseException):
     """All steps are recorded. No Exception: a script that catches those does not catch this."""
 
 
@@ -70,7 +70,7 @@ class Steps:
 
     def _enough(self) -> None:
         if self.count >= self.wanted:
-            raise Enough
+            raise _Enough
 
     def _forward(self, *_: Any) -> None:
         if not self._inside:
@@ -150,7 +150,7 @@ def _record(request: Mapping[str, Any], folder: Path, rank: int, report: int) ->
     with devices.without_compiling(), FakeTensorMode(allow_non_fake_inputs=True), recorder, devices.OnCpu():
         try:
             runpy.run_path(script, run_name="__main__")
-        except Enough:
+        except _Enough:
             pass
         except SystemExit as ended:
             if ended.code not in (None, 0):

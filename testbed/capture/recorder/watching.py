@@ -19,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from testbed.capture.recorder.groups import BY_NAME, RecordingGroup
 from testbed.capture.recorder.places import Modules, Sites
 from testbed.capture.recorder.tape import Tape
+from testbed.errors import TestbedError
 
 aten = torch.ops.aten
 FEW = 1024  # elements
@@ -80,7 +81,7 @@ _SAME |= {
 _FREE = ("empty", "detach", "alias", "set_", "resize_", "record_stream", "lift_fresh", "new_empty")
 
 
-class UnknownCollective(Exception):
+class UnknownCollective(TestbedError):
     """One that is not known here."""
 
 
