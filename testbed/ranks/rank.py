@@ -34,6 +34,7 @@ CALIBRATIONS = 5
 # Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
 # less than what counts as a stall.
 BEAT_NS = 10_000_000
+MOST_AHEAD_NS = 3_000_000_000  # that a step begins after all ranks have come to it
 EXACT_S = 20e-6
 EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
 
@@ -172,13 +173,14 @@ class Rank:
         Under the virtual clock a whole BEAT: the kernel's ticks then fall alike in every step, however many times
         programs have looked at the time before it, and so do the packets that a full queue drops.
         """
-        proposal = np.array([time.monotonic_ns()], dtype=np.int64)
+        before = time.monotonic_ns()
+        proposal = np.array([before], dtype=np.int64)
         self.communicator.all_reduce(proposal, op="max")
-        # since the last has come: for how long others have waited for it says nothing of how long they take to agree
-        took_ns = time.monotonic_ns() - int(proposal[0])
+        took_ns = time.monotonic_ns() - before
         margin = np.array([took_ns], dtype=np.int64)
         self.communicator.all_reduce(margin, op="max")
-        start_ns = int(proposal[0]) + 3 * int(margin[0]) + 10_000_000
+        # what took long may be that others waited for the last rank, which says nothing of how long they take to agree
+        start_ns = int(proposal[0]) + min(3 * int(margin[0]), MOST_AHEAD_NS) + 10_000_000
         if clock_here() == "free":
             start_ns += -start_ns % BEAT_NS
         return start_ns / 1e9
