@@ -63,9 +63,11 @@ class StallWatch:
         """A step is."""
         known = self._steps_s.setdefault(variant, [])
         usual_s = median(known) if known else lasted_s
-        slow = lasted_s >= LEAST_TIMES * usual_s
-        self._lost_s[variant] = self._lost_s.get(variant, 0.0) + lasted_s - usual_s if slow else 0.0
-        known.append(lasted_s)
+        if lasted_s >= LEAST_TIMES * usual_s:  # and no measure of what is usual
+            self._lost_s[variant] += lasted_s - usual_s
+        else:
+            self._lost_s[variant] = 0.0
+            known.append(lasted_s)
 
     @property
     def due_s(self) -> float | None:
