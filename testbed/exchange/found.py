@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.config.units import format_duration, format_fraction, format_rate
+from testbed.config.units import FIBRE_S_PER_KM, format_duration, format_fraction, format_rate
 from testbed.errors import BadInput
 
-FIBRE_S_PER_KM = 4.9e-6
 EARTH_KM = 6371.0
 LONGEST_NAME = 12
 

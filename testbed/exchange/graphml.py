@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import TopologySpec
+from testbed.config.units import FIBRE_S_PER_KM
 from testbed.errors import BadInput
 from testbed.exchange.found import Edge, Found, Node, Way
 
@@ -19,7 +20,6 @@ OWN = "testbed"
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LENGTHS = ("length", "Length", "dist", "distance")
 """Names by which files have an edge's length in kilometres."""
-KM_S = 4.9e-6
 
 
 def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
@@ -91,7 +91,7 @@ def _rate_bps(values: Mapping[str, Any]) -> float | None:
 
 
 def _delay_s(values: Mapping[str, Any]) -> float | None:
-    for name, factor in (("delay_s", 1.0), ("delay_ms", 1e-3), *((one, KM_S) for one in _LENGTHS)):
+    for name, factor in (("delay_s", 1.0), ("delay_ms", 1e-3), *((one, FIBRE_S_PER_KM) for one in _LENGTHS)):
         if (value := _number(values.get(name))) is not None:
             return value * factor
     return None

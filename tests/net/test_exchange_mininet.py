@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 
 from testbed.config import load_topology
 from testbed.exchange import export_mininet
-from tests.net.test_topologies_mininet import REPOSITORY, RUN_IN_SANDBOX, SANDBOX, kernel_has_netem
+from tests.net.test_topologies_mininet import REPOSITORY, kernel_has_netem, run_in_sandbox
 
 pytestmark = [
     pytest.mark.net,
@@ -29,15 +28,7 @@ pytestmark = [
 def test_all_hosts_hear_each_other(name: str, rate: str, pings: str, tmp_path: Path) -> None:
     script = tmp_path / "net.py"
     export_mininet(load_topology(REPOSITORY / f"topologies/{name}.yaml"), script)
-    done = subprocess.run(
-        [*SANDBOX, RUN_IN_SANDBOX, "sh", sys.executable, str(script), "--ping"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert f"0% dropped ({pings} received)" in done.stdout
-    assert rate in done.stdout  # as TCLink says what it sets
-    assert ("Specified qdisc kind is unknown" in done.stdout) != kernel_has_netem(tmp_path)
+    said = run_in_sandbox([sys.executable, str(script), "--ping"])
+    assert f"0% dropped ({pings} received)" in said
+    assert rate in said  # as TCLink says what it sets
+    assert ("Specified qdisc kind is unknown" in said) != kernel_has_netem(tmp_path)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,13 @@ def run_mn(topo: str, script: Path, commands: str) -> str:
     script.write_text(commands)
     customs = f"{REPOSITORY / 'topologies/mininet_topos.py'},{Path(__file__).with_name('mininet_bridge.py')}"
     mn = ["mn", "--custom", customs, "--topo", topo, "--switch", "ipbridge", "--controller", "none"]
+    return run_in_sandbox([*mn, "--pre", str(script), "--test", "pingall"])
+
+
+def run_in_sandbox(command: Sequence[str]) -> str:
+    """A program that makes networks, in namespaces of its own; everything it said. It has to end well."""
     done = subprocess.run(
-        [*SANDBOX, RUN_IN_SANDBOX, "sh", *mn, "--pre", str(script), "--test", "pingall"],
+        [*SANDBOX, RUN_IN_SANDBOX, "sh", *command],
         env={**os.environ, "VIRTUAL_ENV": sys.prefix},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
