@@ -21,6 +21,8 @@ def import_topology(path: Path, given: Given, netem: Path | None = None) -> tupl
 
     netem: containerlab's settings of links. BadInput, and ConfigError where the topology is none that can be built.
     """
+    if path.suffix in (*GRAPHS, *LABS) and not path.is_file():
+        raise BadInput(where=str(path), got="no such file", expected="a network")
     if path.suffix in GRAPHS:
         found = read_graphml(path)
     elif path.suffix in LABS:

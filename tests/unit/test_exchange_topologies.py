@@ -311,3 +311,9 @@ def test_rates_are_divided_so_that_others_carry_them(tmp_path: Path) -> None:
     export_mininet(spec, tmp_path / "net.py", size_scale=4000)
     network = json.loads((tmp_path / "net.py").read_text().split('"""')[3])
     assert max(port["rate_bps"] for cable in network["cables"] for port in cable) == 100_000_000
+
+
+@pytest.mark.parametrize("name", ["none.graphml", "none.clab.yml"])
+def test_a_file_that_is_not_there_is_said(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f"{name}: got no such file, expected a network"):
+        import_topology(tmp_path / name, Given())
