@@ -145,7 +145,7 @@ class ShardRun:
             job.watch = watch
             job.player = self._player(fabric, job)
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
-            teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls)
+            teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
             job.on_stall = teller.tell
             capture = self._capture(fabric)
             frames = fabric.tunnel_frames()

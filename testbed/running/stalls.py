@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from testbed.diagnosis import diagnose, read_stalled
 from testbed.diagnosis.words import verdict_line
 from testbed.errors import TestbedError
+from testbed.results.shards import Shard
 
 LEAST_TIMES = 5.0  # longer than is usual: steps of a healthy run differ by less
 SURE = 0.8  # of a verdict after which nobody looks again
@@ -95,13 +96,14 @@ class StallWatch:
 class StallTeller:
     """Has dumps judged beside what goes on, and says what they tell, once that is sure, or differs from before.
 
-    flight: the folder of the run's dumps. watch: is settled once a verdict is sure.
+    flight: the folder of the run's dumps. watch: is settled once a verdict is sure. shard: what of the run goes on.
     """
 
-    def __init__(self, flight: Path, say: Callable[[str], None], watch: StallWatch) -> None:
+    def __init__(self, flight: Path, say: Callable[[str], None], watch: StallWatch, shard: Shard) -> None:
         self._flight = flight
         self._say = say
         self._watch = watch
+        self._shard = shard
         self._said = ""
         self._thread: threading.Thread | None = None
 
@@ -127,4 +129,6 @@ class StallTeller:
             self._watch.settled = bool(verdicts) and verdicts[0].certainty >= SURE
         if said != self._said:
             self._said = said
-            self._say(f"{stall.words}: {said}")
+            trial = stall.trial + self._shard.first_trial if stall.trial >= 0 else stall.trial
+            own = replace(stall, variant=self._shard.variant or stall.variant, trial=trial)
+            self._say(f"{own.words}: {said}")

@@ -8,6 +8,7 @@ import pytest
 
 from testbed.diagnosis import read_evidence
 from testbed.flight import FLIGHT, STALLED
+from testbed.results.shards import Shard
 from testbed.running.stalls import LEAST_TIMES, Stall, StallTeller, StallWatch
 from tests.unit.flight_world import faulty
 
@@ -85,14 +86,13 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
         dump.write(flight / STALLED / f"rank-{dump.rank}.json")
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallTeller(flight, said.append, watch)
+    teller = StallTeller(flight, said.append, watch, Shard(3, "two buildings", 4, 2, 1))
     for lasted_s in (10.0, 15.0):
         teller.tell(Stall("ring", 1, lasted_s, 0.5))
         teller.end()
     (line,) = said  # the same is not said again
-    begins = (
-        f"step 1 of ring has lasted 10 s, 20 times what is usual: RANK_NOT_JOINED: rank {whose[0]}, since "
-    )
+    lasted = "step 5 of two buildings has lasted 10 s, 20 times what is usual"
+    begins = f"{lasted}: RANK_NOT_JOINED: rank {whose[0]}, since "
     assert line.startswith(begins)
     assert watch.settled
     (flight / "rank-0.json").write_text((flight / STALLED / "rank-0.json").read_text())
@@ -102,7 +102,7 @@ def test_who_it_is_is_said_from_what_ranks_do_meanwhile(tmp_path: Path) -> None:
 def test_without_dumps_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
     watch = StallWatch(1.0)
-    teller = StallTeller(tmp_path, said.append, watch)
+    teller = StallTeller(tmp_path, said.append, watch, Shard(0, None, 0, 3, 1))
     teller.tell(Stall("ring", -1, 10.0, 0.5))
     teller.end()
     assert said[0].startswith(
