@@ -72,6 +72,12 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
+        for what, key in (
+            ("layers by stage", "layers_per_stage"),
+            ("microbatches by replica", "microbatches_per_replica"),
+        ):
+            if entry.get(key):
+                console.print(f"{name}: {what} {', '.join(map(str, entry[key]))}.")
         if "searched" in entry:
             console.print(f"{name}: {_searched_words(entry['searched'])}.")
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from testbed.config.forms import DelayOrZero, Name, Queue, Rate, Ratio, whole
+from testbed.catalogue import accelerators
+from testbed.config.forms import DelayOrZero, Name, Queue, Rate, Ratio, choice, whole
 from testbed.config.model import Finding, Strict
 from testbed.config.wan import queue_size
 from testbed.directions import Direction
@@ -53,7 +54,8 @@ class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
     region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
-    it still comes in; the others have all of it first.
+    it still comes in; the others have all of it first. accelerator: what computes in its hosts, where it is not the
+    workload's.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Building:
     clos: Clos | None = None
     region: str = ""
     cut_through: tuple[str, ...] = ()
+    accelerator: str | None = None
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -171,6 +174,11 @@ class BuildingSpec(Strict):
     )
     region: Name | None = Field(
         default=None, description="Buildings near each other share one; all those without one do, too."
+    )
+    accelerator: Annotated[str | None, choice("an accelerator", tuple(accelerators()))] = Field(
+        default=None,
+        description="What computes in its hosts, in place of `workload.accelerator`. A `workload.flops_utilisation` of "
+        "one's own holds here in the same proportion.",
     )
 
     def checks(self) -> Iterator[Finding]:

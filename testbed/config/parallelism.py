@@ -37,7 +37,10 @@ DEGREES = (*DIMENSIONS, "expert_parallel")
 PLACEMENTS = tuple(placements())
 TOPOLOGY_AWARE = "topology_aware"
 BY_DISTANCE = "by_distance"
-MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE, BY_DISTANCE)
+BY_SPEED = "by_speed"
+EVEN = "even"
+MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
+WAYS_TO_SHARE = (EVEN, BY_SPEED)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
 
@@ -86,6 +89,14 @@ def _parse_classes(value: object) -> dict[str, int]:
     return classes
 
 
+def _parse_shares(value: object) -> str | tuple[int, ...]:
+    if value in WAYS_TO_SHARE:
+        return str(value)
+    if isinstance(value, (list, tuple)) and value and all(type(one) is int and one > 0 for one in value):
+        return tuple(value)
+    raise ValueError(f"{', '.join(WAYS_TO_SHARE)}, or a list of how many each has, such as [10, 6]")
+
+
 def _parse_collectives(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise ValueError("a mapping of dimensions to algorithms, such as {data_parallel_shard: far_first}")
@@ -106,6 +117,16 @@ _COLLECTIVES = Form(
     },
 )
 _DSCP = whole(0, MAX_DSCP)
+_SHARES = Form(
+    _parse_shares,
+    {
+        "anyOf": [
+            {"enum": list(WAYS_TO_SHARE)},
+            {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        ]
+    },
+    lambda value: value if isinstance(value, str) else list(value),
+)
 _CLASSES = Form(
     _parse_classes,
     {"type": "object", "propertyNames": {"enum": list(DEGREES)}, "additionalProperties": _DSCP.json_schema},
@@ -123,12 +144,19 @@ _MAPPING = Form(
 
 
 class StragglerSpec(Strict):
-    """A rank that computes slowly."""
+    """A rank that computes slowly, or a building all of whose ranks do."""
 
-    rank: CountOrZero = Field(description="Which rank.")
+    rank: CountOrZero | None = Field(default=None, description="Which rank.")
+    building: str | None = Field(default=None, description="In place of a rank: all ranks of that building.")
     slowdown: Annotated[float, number(1, 1000, 1.2)] = Field(
         description="By which factor its computing takes longer."
     )
+
+    def checks(self) -> Iterator[Finding]:
+        """It says one of both."""
+        if (self.rank is None) == (self.building is None):
+            found = "neither rank nor building" if self.rank is None else "a rank and a building"
+            yield Finding(("rank",), found, "one of both")
 
 
 class ParallelismSpec(Strict):
@@ -171,7 +199,8 @@ class ParallelismSpec(Strict):
         default="consecutive",
         description="Which rank is at each coordinate of the mesh: consecutive, scattered (each next rank in another "
         "building), topology_aware (pairs swap as long as that lets fewer bytes cross), by_distance (buildings in the "
-        "order of the shortest way through all of them, which stages of a pipeline then go), or a list of ranks.",
+        "order of the shortest way through all of them, which stages of a pipeline then go), by_speed (buildings with "
+        "the quickest accelerators first), or a list of ranks.",
     )
 
     collectives: Annotated[Mapping[str, str], _COLLECTIVES] = Field(
@@ -249,6 +278,17 @@ class ScheduleSpec(Strict):
         default=1,
         description="Stages per rank, for Interleaved1F1B and LoopedBFS; for optimal 2 to search with two alone.",
     )
+    layers_per_stage: Annotated[str | tuple[int, ...], _SHARES] = Field(
+        default=EVEN,
+        description="How many of the model's blocks each stage has: as many as the others, one more where they do not "
+        "divide (even); as its ranks are quick (by_speed: each next block to the stage that is done with it first), or "
+        "a list.",
+    )
+    microbatches_per_replica: Annotated[str | tuple[int, ...], _SHARES] = Field(
+        default=EVEN,
+        description="How many of all replicas' microbatches each replica has: `microbatches`; as its slowest rank is "
+        "quick (by_speed: each next one to the replica that is done with it first), or a list that adds up to as many.",
+    )
     memory: Annotated[float, number(0.001, 1000, 1.5)] = Field(
         default=1.0,
         description="What CrossUD, CrossUDSub, CrossWave and optimal may keep alive of activations, in multiples of "
@@ -281,7 +321,11 @@ class ScheduleSpec(Strict):
     )
 
     def checks(self) -> Iterator[Finding]:
-        """The file is there; send tokens are of messages that leave as soon as they may."""
+        """The file is there; send tokens are of messages that leave as soon as they may, of replicas that are alike."""
+        if self.microbatches_per_replica != EVEN:
+            for field, value in (("wan_send_tokens", self.wan_send_tokens), ("file", self.file)):
+                if value:
+                    yield Finding((field,), show(value), f"none with microbatches_per_replica {EVEN}")
         if self.wan_send_tokens and self.receives != "early":
             yield Finding(("wan_send_tokens",), "true", "receives: early")
         if self.file is not None and not Path(self.file).is_file():

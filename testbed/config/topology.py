@@ -143,7 +143,8 @@ class TopologySpec(Strict):
             )
             clos = spec.resolve_clos(self.mtu, scale)
             building = Building(name, index, hosts, clos, spec.region or "")
-            buildings.append(replace(building, cut_through=spec.cut_through(building)))
+            cut_through = spec.cut_through(building)
+            buildings.append(replace(building, cut_through=cut_through, accelerator=spec.accelerator))
             first += spec.hosts
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []

@@ -299,3 +299,13 @@ class WorkloadSpec(Strict):
         assert peak is not None
         assert self.flops_utilisation is not None
         return peak * self.flops_utilisation
+
+    def flops_of(self, accelerator: str | None) -> float:
+        """`flops` of a rank with that accelerator in place of its own; likewise."""
+        if accelerator is None:
+            return self.flops
+        assert self.flops_utilisation is not None
+        entry, own = accelerators()[accelerator], accelerators().get(self.accelerator or "")
+        usual = float(own["utilisation"]) if own else UTILISATION
+        reached = float(entry["utilisation"]) * self.flops_utilisation / usual
+        return float(entry["peak"][self.compute_dtype]) * reached

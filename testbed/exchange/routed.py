@@ -131,6 +131,8 @@ def lost(spec: TopologySpec) -> Iterator[str]:
         yield "tiers of switches inside buildings: one router stands for them"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
+    if any(building.accelerator for building in spec.buildings.values()):
+        yield "what computes in a building's hosts"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "switches that cut through: routers have all of a frame first"
     ways = [way for link in spec.resolve().wan for _, _, way in link.ways]

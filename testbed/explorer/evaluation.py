@@ -99,12 +99,13 @@ def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | I
     except Stuck as error:
         return Infeasible("workload.schedule", f"a step that {error}", "one that comes to its end")
     memory_bytes = _memory_bytes(job, timeline)
-    limit_bytes = memory_limit_bytes(scenario)
-    if memory_bytes is not None and limit_bytes is not None and memory_bytes > limit_bytes:
-        return Infeasible(MEMORY, f"{memory_bytes / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
+    limits_bytes = _memory_limits_bytes(scenario, job)
+    for own, limit_bytes in zip(memory_bytes, limits_bytes, strict=bool(memory_bytes)):
+        if limit_bytes is not None and own > limit_bytes:
+            return Infeasible(MEMORY, f"{own / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
     step_s = timeline.step_time_s
     tail_s = predict_tail_s(job, algorithm, step_s) if job.topology.lossy else step_s
-    return Evaluation(step_s, tail_s, job.wan_bytes(algorithm), memory_bytes)
+    return Evaluation(step_s, tail_s, job.wan_bytes(algorithm), max(memory_bytes, default=None))
 
 
 def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
@@ -162,26 +163,24 @@ def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     return None
 
 
-def memory_limit_bytes(scenario: Scenario) -> float | None:
-    """Of an accelerator, by the search or by what the accelerator has; None where neither says."""
+def _memory_limits_bytes(scenario: Scenario, job: Job) -> list[float | None]:
+    """Of each rank's accelerators, by the scenario's search or by what these have; None where neither says."""
     if scenario.explore is not None and scenario.explore.memory_bytes is not None:
-        return scenario.explore.memory_bytes
-    name = scenario.workload.accelerator
-    return None if name is None else float(accelerators()[name]["memory"])
+        return [scenario.explore.memory_bytes] * len(job.hosts)
+    named = [job.topology.building(host.building).accelerator for host in job.hosts]
+    own = [name or scenario.workload.accelerator for name in named]
+    return [None if name is None else float(accelerators()[name]["memory"]) for name in own]
 
 
-def _memory_bytes(job: Job, timeline: Timeline) -> float | None:
+def _memory_bytes(job: Job, timeline: Timeline) -> list[float]:
+    """By rank, of one of its accelerators; none where the scenario has no model to count."""
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
-        return None
+        return []
     peaks = peak_alive(training.plan, timeline.spans)
     positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
-    gradient_bytes = workload.itemsize
-    return max(
-        accelerator_bytes(
-            workload.model, training.mesh, training.schedule.owners, peaks, gradient_bytes, positions
-        )
-    )
+    owners, itemsize, layers = training.schedule.owners, workload.itemsize, training.layers
+    return accelerator_bytes(workload.model, training.mesh, owners, peaks, itemsize, positions, layers)
 
 
 def short(path: str) -> str:

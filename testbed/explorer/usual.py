@@ -8,7 +8,7 @@ from typing import Any
 
 from testbed.catalogue import placements
 from testbed.config import Scenario
-from testbed.config.parallelism import DIMENSIONS, ScheduleSpec
+from testbed.config.parallelism import BY_SPEED, DIMENSIONS, WAYS_TO_SHARE, ScheduleSpec
 from testbed.config.units import format_size
 from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
@@ -50,6 +50,11 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     if schedule.file is None:
         found[f"{S}name"] = _with(schedule.name, SCHEDULES)
         found[f"{S}chunks"] = _with(schedule.chunks, (1, 2, 4))
+    if any(building.accelerator for building in scenario.topology.resolve().buildings):
+        found[f"{P}mapping"] = [*found[f"{P}mapping"], BY_SPEED]
+        found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, WAYS_TO_SHARE)
+        if schedule.file is None:
+            found[f"{S}microbatches_per_replica"] = _with(schedule.microbatches_per_replica, WAYS_TO_SHARE)
     found[f"{S}prefetch"] = _with(schedule.prefetch, (0, 1, 2))
     found[f"{S}receives"] = ("early", "in_order")
     found[f"{S}wan_send_tokens"] = (False, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from testbed.config import Scenario
+from testbed.job.hardware import slowdowns_of
 from testbed.model.closed_form import sequences
 from testbed.workload.stages import layers_of
 
@@ -14,7 +15,7 @@ FLOPS = 2  # of a token and a parameter that works on it, each time (arXiv:2001.
 
 @dataclass(frozen=True)
 class StepWork:
-    """Of a step: tokens; seconds that computing alone takes, evenly spread over all accelerators.
+    """Of a step: tokens; seconds that computing alone takes, spread over all accelerators as quick as they are.
 
     utilisation: part of the accelerators' peak that computing reaches while it lasts.
     """
@@ -40,7 +41,12 @@ def step_work(scenario: Scenario) -> StepWork | None:
     blocks, before, after = layers_of(workload.model)
     active = sum(layer.active for layer in (*blocks, before, after))
     tokens = sequences(scenario) * workload.sequence_length
-    accelerators = scenario.ranks * workload.parallelism.accelerators_per_rank
     assert workload.flops_utilisation is not None
-    computing_s = PASSES * FLOPS * active * tokens / accelerators / workload.flops
+    topology = scenario.topology.resolve()
+    slowdowns = slowdowns_of(workload, topology, scenario.rank_hosts(topology))
+    ranks = sum(
+        1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks)
+    )  # of the workload's accelerator
+    flops = ranks * workload.parallelism.accelerators_per_rank * workload.flops
+    computing_s = PASSES * FLOPS * active * tokens / flops
     return StepWork(tokens, computing_s, workload.flops_utilisation)

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from testbed.config.faults import PEER
+from testbed.job.errors import wrong_workload
 from testbed.job.replication import Replication
-from testbed.job.training import Training, wrong_workload
+from testbed.job.training import Training
 from testbed.replicas import Policy, RingSettings
 from testbed.scale import Scale
 from testbed.virtual import clock_here

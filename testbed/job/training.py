@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, permutations
+from itertools import permutations
 from pathlib import Path
+from typing import NamedTuple
 
-from testbed.config import ConfigError, Host, Problem, Scenario, Topology
+from testbed.config import ConfigError, Host, ModelSpec, Scenario, Topology
 from testbed.config.parallelism import (
     BY_DISTANCE,
+    BY_SPEED,
+    EVEN,
     TOPOLOGY_AWARE,
     ParallelismSpec,
     ScheduleSpec,
     StageSpec,
-    StragglerSpec,
+)
+from testbed.job.errors import wrong_workload
+from testbed.job.hardware import (
+    microbatch_counts,
+    quickest_first,
+    slowdowns_of,
+    stage_slowdowns,
+    with_stragglers,
 )
 from testbed.job.resolving import modelled_cost
+from testbed.job.scheduling import owners_of, schedule_by_name, schedule_from_file
 from testbed.job.tuning import tuning_of
 from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
@@ -29,19 +40,9 @@ from testbed.workload.placing import least_crossing, shortest_way
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.planning import plan_job
-from testbed.workload.schedules import (
-    Costs,
-    Schedule,
-    ScheduleError,
-    Searched,
-    find_schedule,
-    make_schedule,
-    read_csv,
-    schedule_of,
-)
-from testbed.workload.stages import Part, Sizes, Stage, model_stages
+from testbed.workload.schedules import Schedule, Searched, find_schedule
+from testbed.workload.stages import Part, Sizes, Stage, layer_counts, model_stages
 
-ROUNDED = 1000  # of a forward pass: to what times are rounded for a search
 SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two there is more to find
 
 
@@ -49,6 +50,8 @@ SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two th
 class Training:
     """A training step as it will be carried out. network: of the ranks; cost: of software, per message and byte.
 
+    schedule: of the first replica, where they differ. layers: blocks of each stage; none of stages that are given.
+    microbatches: of each replica.
     algorithm: the first of the scenario's. memory_limit_bytes: of what a rank may keep alive; None for no limit.
     """
 
@@ -61,6 +64,17 @@ class Training:
     cost: tuple[float, float]
     algorithm: str
     memory_limit_bytes: float | None = None
+    layers: tuple[int, ...] = ()
+    microbatches: tuple[int, ...] = ()
+
+
+class _Planned(NamedTuple):
+    mesh: Mesh
+    schedule: Schedule
+    stages: list[Stage]
+    layers: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    plan: JobPlan
 
 
 def training_of(
@@ -76,31 +90,49 @@ def training_of(
     assert workload.parallelism is not None
     asked = workload.schedule or ScheduleSpec()
     network = network_of(topology, hosts, link_engine)
-    planner = _Planner(scenario, network, hosts, scale, itemsize)
-    mapping = _mapping(workload.parallelism.mapping, hosts, network)
+    hardware = slowdowns_of(workload, topology, hosts)
+    slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
+    planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
+    mapping = _mapping(workload.parallelism.mapping, hosts, network, hardware)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
-        mesh, *_, plan = planner.plan(())
+        first = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
-        pairs = plan_traffic(plan.using(scenario.algorithms[0]), itemsize)
-        mapping = least_crossing(pairs, buildings, mesh.mappings())
-    mesh, schedule, stages, plan = planner.plan(mapping)
-    cost = modelled_cost(scenario.transport, scale)
-    algorithm, limit_bytes = scenario.algorithms[0], asked.memory_limit_bytes
-    return Training(mesh, schedule, tuple(stages), plan, network, itemsize, cost, algorithm, limit_bytes)
+        pairs = plan_traffic(first.plan.using(scenario.algorithms[0]), itemsize)
+        mapping = least_crossing(pairs, buildings, first.mesh.mappings())
+    mesh, schedule, stages, layers, microbatches, plan = planner.plan(mapping)
+    return Training(
+        mesh,
+        schedule,
+        tuple(stages),
+        plan,
+        network,
+        itemsize,
+        modelled_cost(scenario.transport, scale),
+        scenario.algorithms[0],
+        asked.memory_limit_bytes,
+        layers,
+        microbatches,
+    )
 
 
 class _Planner:
-    """Plans a scenario's step, with one or another mapping of ranks."""
+    """Plans a scenario's step, with one or another mapping of ranks. slowdowns: of ranks, stragglers among them."""
 
     def __init__(
-        self, scenario: Scenario, network: Network, hosts: Sequence[Host], scale: Scale, itemsize: int
+        self,
+        scenario: Scenario,
+        network: Network,
+        hosts: Sequence[Host],
+        scale: Scale,
+        itemsize: int,
+        slowdowns: Mapping[int, float],
     ) -> None:
         self.scenario, self.network, self.hosts = scenario, network, hosts
-        self.scale, self.itemsize = scale, itemsize
+        self.scale, self.itemsize, self.slowdowns = scale, itemsize, slowdowns
         self.buildings = tuple(scenario.topology.resolve().building(host.building).index for host in hosts)
         self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
 
-    def plan(self, mapping: Sequence[int]) -> tuple[Mesh, Schedule, list[Stage], JobPlan]:
+    def plan(self, mapping: Sequence[int]) -> _Planned:
         """ConfigError for what does not fit."""
         workload = self.scenario.workload
         spec, asked = workload.parallelism, workload.schedule or ScheduleSpec()
@@ -108,14 +140,25 @@ class _Planner:
         mesh = _mesh(spec, len(self.hosts), mapping)
         ranks = mesh.outside[PIPELINE]
         if asked.file is not None:
-            schedule = _from_file(Path(asked.file), ranks, asked.microbatches)
-            stages = _stages(self.scenario, mesh, len(schedule.owners), self.itemsize)
+            schedule = schedule_from_file(Path(asked.file), ranks, asked.microbatches)
+            stages, layers = self._stages(mesh, self._slower(mesh, schedule.owners))
         elif find_schedule(asked.name).searched and asked.chunks == 1 and ranks > 1:
-            schedule, stages = self._searched(asked, mesh)
+            schedule, stages, layers = self._searched(asked, mesh)
         else:
             count = ranks * (find_schedule(asked.name).chunks or asked.chunks)
-            stages = _stages(self.scenario, mesh, count, self.itemsize)
-            schedule = _by_name(asked, mesh, stages, self.network, self.hosts, self.scale)
+            stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, count))
+            schedule = self._by_name(asked, mesh, stages)
+        counts = microbatch_counts(
+            asked.microbatches_per_replica, asked.microbatches, mesh, stages, schedule.owners, self.slowdowns
+        )
+        unlike = {}
+        if counts != (asked.microbatches,) * len(counts):
+            if find_schedule(asked.name).searched:
+                expected = f"{EVEN} with schedule {asked.name}"
+                raise wrong_workload("schedule.microbatches_per_replica", str(list(counts)), expected)
+            for own in sorted(set(counts)):
+                unlike[own] = self._by_name(asked.model_copy(update={"microbatches": own}), mesh, stages)
+            schedule = unlike[counts[0]]
         options = Options(
             self.itemsize,
             workload.bucket_cap_bytes,
@@ -125,35 +168,69 @@ class _Planner:
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
             routing_skew=spec.routing_skew,
             send_tokens=_send_tokens(self.network, self.hosts) if asked.wan_send_tokens else {},
-            slowdowns=_slowdowns(spec.stragglers, mesh.size),
+            slowdowns=self.slowdowns,
             jitter=spec.compute_jitter,
             seed=self.scenario.seed,
             dscps=spec.dscp,
             scale=self.scale,
         )
-        plan = plan_job(mesh, schedule, stages, options)
-        return mesh, schedule, stages, replace(plan, buildings=self.buildings, tuning=self.tuning)
+        plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
+        whole = replace(plan, buildings=self.buildings, tuning=self.tuning)
+        return _Planned(mesh, schedule, stages, layers, counts, whole)
 
-    def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage]]:
+    def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:
+        return stage_slowdowns(mesh, self.slowdowns, owners)
+
+    def _slower_by_name(self, asked: ScheduleSpec, mesh: Mesh, stages: int) -> list[float]:
+        """By which factor each stage takes longer. Whose stages they are is asked only where that matters."""
+        if not self.slowdowns:
+            return [1.0] * stages
+        return self._slower(mesh, owners_of(asked, mesh.outside[PIPELINE], stages))
+
+    def _stages(self, mesh: Mesh, slower: Sequence[float]) -> tuple[list[Stage], tuple[int, ...]]:
+        """And how many of the model's blocks each has. ConfigError."""
+        workload, count = self.scenario.workload, len(slower)
+        if workload.stage is not None:
+            return _given(workload.stage, mesh.outside[PIPELINE], count), ()
+        assert workload.model is not None
+        _check_experts(workload.model, mesh)
+        asked = (workload.schedule or ScheduleSpec()).layers_per_stage
+        speeds = [1 / own for own in slower] if asked == BY_SPEED and self.slowdowns else ()
+        try:
+            layers = layer_counts(workload.model, count, speeds, () if isinstance(asked, str) else asked)
+            sizes = Sizes.of(workload, self.itemsize)
+            return model_stages(workload.model, count, mesh, sizes, layers), layers
+        except ParallelismError as error:
+            raise wrong_workload("schedule", error.found, error.expected) from None
+
+    def _by_name(
+        self, asked: ScheduleSpec, mesh: Mesh, stages: Sequence[Stage], beat_s: float = math.inf
+    ) -> Schedule:
+        slower = self._slower_by_name(asked, mesh, len(stages))
+        return schedule_by_name(asked, mesh, stages, slower, self.network, self.hosts, self.scale, beat_s)
+
+    def _searched(self, asked: ScheduleSpec, mesh: Mesh) -> tuple[Schedule, list[Stage], tuple[int, ...]]:
         """The quicker of one stage per rank and, where there are layers enough, of two."""
-        found: list[tuple[Searched, Schedule, list[Stage]]] = []
+        found: list[tuple[Searched, Schedule, list[Stage], tuple[int, ...]]] = []
         beat_s = math.inf
         for chunks, share in SHARES.items():
+            ranks = mesh.outside[PIPELINE]
             try:
-                stages = _stages(self.scenario, mesh, chunks * mesh.outside[PIPELINE], self.itemsize)
+                stages, layers = self._stages(mesh, self._slower_by_name(asked, mesh, chunks * ranks))
             except ConfigError:
                 if chunks == 1:
                     raise
                 continue
             own = asked.model_copy(update={"chunks": chunks, "time_limit_s": share * asked.time_limit_s})
-            schedule = _by_name(own, mesh, stages, self.network, self.hosts, self.scale, beat_s)
+            schedule = self._by_name(own, mesh, stages, beat_s)
             assert schedule.searched is not None
-            found.append((schedule.searched, schedule, stages))
+            found.append((schedule.searched, schedule, stages, layers))
             beat_s = min(beat_s, schedule.searched.step_s)
-        best, schedule, stages = min(found, key=lambda one: one[0].step_s)
+        best, schedule, stages, layers = min(found, key=lambda one: one[0].step_s)
         bounds_s = {chunks: bound_s for one, *_ in found for chunks, bound_s in one.bounds_s.items()}
         known = sorted((entry for one, *_ in found for entry in one.known), key=lambda entry: entry[1])
-        return replace(schedule, searched=replace(best, bounds_s=bounds_s, known=tuple(known))), stages
+        searched = replace(best, bounds_s=bounds_s, known=tuple(known))
+        return replace(schedule, searched=searched), stages, layers
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:
@@ -164,22 +241,6 @@ def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int
         if direction[0] != direction[1]:
             found[here, there] = SendToken(direction, min(network.capacities[part] for part in path.parts))
     return found
-
-
-def wrong_workload(field: str, found: str, expected: str) -> ConfigError:
-    """Of a scenario's workload, where what it says together does not fit."""
-    return ConfigError([Problem("scenario", None, f"workload.{field}", found, expected)])
-
-
-def _slowdowns(stragglers: Sequence[StragglerSpec], ranks: int) -> dict[int, float]:
-    for position, straggler in enumerate(stragglers):
-        if straggler.rank >= ranks:
-            raise wrong_workload(
-                f"parallelism.stragglers.{position}.rank",
-                str(straggler.rank),
-                f"a rank from 0 to {ranks - 1}",
-            )
-    return {straggler.rank: straggler.slowdown for straggler in stragglers}
 
 
 def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
@@ -193,7 +254,9 @@ def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
     return mesh
 
 
-def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host], network: Network) -> Sequence[int]:
+def _mapping(
+    asked: str | tuple[int, ...], hosts: Sequence[Host], network: Network, slowdowns: Mapping[int, float]
+) -> Sequence[int]:
     buildings = [host.building for host in hosts]
     if asked == "scattered":
         index = [buildings[:number].count(building) for number, building in enumerate(buildings)]
@@ -206,108 +269,18 @@ def _mapping(asked: str | tuple[int, ...], hosts: Sequence[Host], network: Netwo
         }
         way = shortest_way(list(firsts), delays_s)
         return sorted(range(len(hosts)), key=lambda rank: (way.index(buildings[rank]), rank))
+    if asked == BY_SPEED:
+        return quickest_first(slowdowns, hosts)
     return () if isinstance(asked, str) else asked
 
 
-def _from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
-    try:
-        orders = read_csv(file.read_text())
-        if len(orders) != ranks:
-            raise ScheduleError(got=f"{len(orders)} lines", expected=f"{ranks}, one per rank of the pipeline")
-        return schedule_of(file.stem, orders, microbatches)
-    except ScheduleError as error:
-        raise wrong_workload("schedule.file", f"{file}: {error.found}", error.expected) from None
-    except OSError as error:
-        raise wrong_workload("schedule.file", f"{file}: {error.strerror}", "a schedule") from None
-
-
-def _by_name(
-    asked: ScheduleSpec,
-    mesh: Mesh,
-    stages: Sequence[Stage],
-    network: Network,
-    hosts: Sequence[Host],
-    scale: Scale,
-    beat_s: float = math.inf,
-) -> Schedule:
-    """As CrossPipe does, schedules that go by links go by those between buildings alone; a search goes by all."""
-    ranks, searched = mesh.outside[PIPELINE], find_schedule(asked.name).searched
-    coordinate = dict.fromkeys(mesh.order, 0)
-    line = [mesh.rank({**coordinate, PIPELINE: number}) for number in range(ranks)]
-    hops = [network.paths[here, there] for here, there in pairwise(line)]
-    size = scale.emulated_bytes(max(stage.activation for stage in stages))
-    busy_s = [size / min(network.capacities[part] for part in hop.parts) for hop in hops]
-    latency_s = [hop.latency_s(size) for hop in hops]
-    crossing = [hosts[a].building != hosts[b].building for a, b in pairwise(line)]
-    middle = stages[len(stages) // 2]
-    forward_s, input_s, weight_s = map(scale.emulated_s, _seconds(middle))
-    everywhere = Costs(forward_s, input_s, weight_s, tuple(latency_s), tuple(busy_s))
-    costs = replace(everywhere, latency_s=_where(crossing, latency_s), busy_s=_where(crossing, busy_s))
-    named = None
-    if searched:
-        each = [_seconds(stage) for stage in stages]
-        costs, named = _rounded(everywhere, each, scale), _rounded(costs, each, scale)
-    try:
-        return make_schedule(
-            asked.name,
-            ranks,
-            asked.microbatches,
-            costs,
-            asked.chunks,
-            asked.memory,
-            asked.time_limit_s,
-            beat_s,
-            named,
-        )
-    except ScheduleError as error:
-        raise wrong_workload("schedule", error.found, error.expected) from None
-
-
-def _where(crossing: Sequence[bool], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Nothing where a hop stays in its building."""
-    return tuple(one if crosses else 0.0 for one, crosses in zip(seconds, crossing, strict=True))
-
-
-def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: Scale) -> Costs:
-    """In real time and rounded, so that a search finds the same at every scale, and once is enough."""
-    unit_s = float(f"{scale.real_s(costs.forward_s):.6g}") / ROUNDED
-
-    def real(seconds: Sequence[float]) -> tuple[float, ...]:
-        return tuple(round(one / unit_s) * unit_s for one in seconds)
-
-    forward_s, input_s, weight_s = real(
-        [scale.real_s(one) for one in (costs.forward_s, costs.input_s, costs.weight_s)]
-    )
-    latency_s, busy_s = (
-        real([scale.real_s(one) for one in hops]) for hops in (costs.latency_s, costs.busy_s)
-    )
-    each = tuple((f, i, w) for f, i, w in map(real, stages))
-    return Costs(forward_s, input_s, weight_s, latency_s, busy_s, each)
-
-
-def _seconds(stage: Stage) -> tuple[float, float, float]:
-    return (
-        sum(part.forward_s for part in stage.parts),
-        sum(part.input_s for part in stage.parts),
-        sum(part.weight_s for part in stage.parts),
-    )
-
-
-def _stages(scenario: Scenario, mesh: Mesh, count: int, itemsize: int) -> list[Stage]:
-    workload = scenario.workload
-    if workload.stage is not None:
-        return _given(workload.stage, mesh.outside[PIPELINE], count)
-    assert workload.model is not None
-    experts, shared_by = dimensions(workload.model).experts, mesh.degrees[EXPERT]
+def _check_experts(model: str | ModelSpec, mesh: Mesh) -> None:
+    experts, shared_by = dimensions(model).experts, mesh.degrees[EXPERT]
     if shared_by > 1 and (not experts or experts % shared_by):
         expected = (
             f"a divisor of the model's experts ({experts})" if experts else "1, as the model has no experts"
         )
         raise wrong_workload("parallelism.expert_parallel_degree", str(shared_by), expected)
-    try:
-        return model_stages(workload.model, count, mesh, Sizes.of(workload, itemsize))
-    except ParallelismError as error:
-        raise wrong_workload("schedule", error.found, error.expected) from None
 
 
 def _given(spec: StageSpec, ranks: int, count: int) -> list[Stage]:

@@ -11,18 +11,17 @@ are all alike.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from typing import Any
 
 from testbed.catalogue import placements
-from testbed.collectives import AUTO, PlanRequest, algorithm_of, collective_of
-from testbed.collectives.plan import Plan, Round
+from testbed.collectives import AUTO, collective_of
 from testbed.config import Scenario
-from testbed.config.parallelism import DEGREES, ParallelismSpec, ScheduleSpec
+from testbed.config.parallelism import BY_SPEED, DEGREES, EVEN, ParallelismSpec, ScheduleSpec
+from testbed.job.hardware import slowdowns_of
+from testbed.model.paces import Pace, pace_of, pace_of_pairs
 from testbed.paths import Members, Network, network_of
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
@@ -38,12 +37,11 @@ from testbed.workload.parallelism import (
 )
 from testbed.workload.planning import groups_of
 from testbed.workload.schedules import find_schedule
-from testbed.workload.stages import Sizes, Stage, model_stages
+from testbed.workload.stages import Sizes, Stage, layer_counts, model_stages
 
 Changes = Mapping[str, Any]
 """Values of a scenario that differ, by path."""
 
-UNIT = 1 << 20  # bytes of the array by which links' shares are found
 # by kind of traffic: the collective, the dimension that says by which algorithm, what it is unless said
 _COLLECTIVES = {
     REPLICATE: ("all_reduce", REPLICATE, ""),
@@ -51,7 +49,7 @@ _COLLECTIVES = {
     TENSOR: ("all_reduce", TENSOR, "ring"),
     EXPERT: ("all_to_all", EXPERT, "direct"),
 }
-LARGE = 1 << 30  # bytes of the array for which `auto` chooses
+_OF_SCHEDULE = ("name", "microbatches", "chunks", "layers_per_stage", "microbatches_per_replica")
 PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
 COLLECTIVES = PARALLELISM + "collectives"
 
@@ -63,27 +61,8 @@ def looked_at(path: str) -> bool:
         known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
         return last in known or path.startswith(COLLECTIVES)
     if path.startswith(SCHEDULE):
-        return last in ("name", "microbatches", "chunks")
+        return last in _OF_SCHEDULE
     return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
-
-    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other.
-    """
-
-    latency_s: float = 0.0
-    byte_s: float = 0.0
-    way: tuple[float, float] = (0.0, 0.0)
-
-    def seconds(self, size_bytes: float) -> float:
-        """Of so many bytes, 0 of none."""
-        if not size_bytes:
-            return 0.0
-        latency_s, byte_s = self.way
-        return max(self.latency_s + size_bytes * self.byte_s, latency_s + size_bytes * byte_s)
 
 
 @dataclass(frozen=True)
@@ -136,9 +115,11 @@ class Screener:
                 PARALLELISM + name: getattr(workload.parallelism, name)
                 for name in ParallelismSpec.model_fields
             },
-            **{SCHEDULE + name: getattr(schedule, name) for name in ("name", "microbatches", "chunks")},
+            **{SCHEDULE + name: getattr(schedule, name) for name in _OF_SCHEDULE},
             "workload.local_batch_size": workload.local_batch_size,
         }
+        topology = scenario.topology.resolve()
+        self._slowdowns = slowdowns_of(workload, topology, scenario.rank_hosts(topology))
         self._networks: dict[str, Network] = {}
         self._shapes: dict[object, _Shape | None] = {}
         self._works: dict[object, _Work | None] = {}
@@ -160,7 +141,8 @@ class Screener:
         if microbatches * replicas * local != self._sequences:
             return None
         key = self._key(changes)
-        work = self._work(key, changes, chunks, local)
+        shared = value(SCHEDULE + "layers_per_stage"), value(SCHEDULE + "microbatches_per_replica")
+        work = self._work(key, changes, chunks, local, shared)
         if work is None:
             return None
         stages = value(f"{PARALLELISM}{PIPELINE}_degree")
@@ -207,13 +189,13 @@ class Screener:
         buildings = [host.building for host in hosts]
         algorithms = self._algorithms(changes)
         paces = {
-            kind: _pace(network, groups.get(kind, []), collective, algorithms[kind], buildings)
+            kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], buildings)
             for kind, (collective, *_) in _COLLECTIVES.items()
         }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
         lines = [pair for line in mesh.groups(PIPELINE) for pair in pairwise(line)]
-        paces[CONTEXT] = _of_pairs(network, rings)
-        paces[PIPELINE] = _of_pairs(network, lines)
+        paces[CONTEXT] = pace_of_pairs(network, rings)
+        paces[PIPELINE] = pace_of_pairs(network, lines)
         return _Shape(mesh, paces)
 
     def _algorithms(self, changes: Changes) -> dict[str, str]:
@@ -230,23 +212,46 @@ class Screener:
                 found[kind] = found[kind] if found[kind] == AUTO else otherwise
         return found
 
-    def _work(self, key: object, changes: Changes, chunks: int, local: int) -> _Work | None:
-        whole = (key, chunks, local)
+    def _work(
+        self, key: object, changes: Changes, chunks: int, local: int, shared: tuple[Any, Any]
+    ) -> _Work | None:
+        whole = (key, chunks, local, str(shared))
         if whole not in self._works:
             shape = self._shape(key, changes)
-            self._works[whole] = None if shape is None else self._make_work(shape, chunks, local)
+            self._works[whole] = None if shape is None else self._make_work(shape, chunks, local, shared)
         return self._works[whole]
 
-    def _make_work(self, shape: _Shape, chunks: int, local: int) -> _Work | None:
+    def _make_work(self, shape: _Shape, chunks: int, local: int, shared: tuple[Any, Any]) -> _Work | None:
+        """shared: how layers and microbatches are shared out."""
         workload, mesh = self._scenario.workload, shape.mesh
         assert workload.model is not None
         sizes = replace(Sizes.of(workload, workload.itemsize), microbatch_size=local)
+        layers, microbatches = shared
+        slower = _slower(mesh, self._slowdowns, microbatches != EVEN) * chunks  # stages as if they went round
+        speeds = [1 / factor for factor in slower] if layers == BY_SPEED and self._slowdowns else ()
         try:
-            stages = model_stages(workload.model, mesh.outside[PIPELINE] * chunks, mesh, sizes)
+            given = () if isinstance(layers, str) else layers
+            counts = layer_counts(workload.model, len(slower), speeds, given)
+            stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None
-        works = [_stage_work(stage, shape) for stage in stages]
+        works = [_stage_work(stage, shape, factor) for stage, factor in zip(stages, slower, strict=True)]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
+
+
+def _slower(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
+    """By pipeline position, how much longer its slowest ranks take; where microbatches are shared out by replicas'
+    speed, on average over these."""
+    slowest: dict[tuple[int, int], float] = {}
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        own = coordinate[REPLICATE], coordinate[PIPELINE]
+        slowest[own] = max(slowest.get(own, 0.0), slowdowns.get(rank, 1.0))
+    replicas = range(mesh.outside[REPLICATE])
+    found = []
+    for position in range(mesh.outside[PIPELINE]):
+        each = [slowest[replica, position] for replica in replicas]
+        found.append(len(each) / sum(1 / one for one in each) if shared else max(each))
+    return found
 
 
 def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
@@ -254,103 +259,28 @@ def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
     return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
-def _pace(
-    network: Network, groups: Sequence[Members], collective: str, algorithm: str, buildings: Sequence[str]
-) -> Pace:
-    """Of a kind of collective; buildings: of all ranks. Bytes share what they meet, blocks wait on their way."""
-    loads: dict[tuple[int, int], float] = {}
-    latency_s, way = 0.0, (0.0, 0.0)
-    for members in groups:
-        of_members = tuple(buildings[member] for member in members)
-        pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
-        loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
-        # a block does not cross between buildings in every round
-        ways = [(0.0, 0.0)] * len(members)
-        for sends in pattern.rounds:
-            before = ways.copy()
-            for here, there, size in sends:
-                path = network.paths[members[here], members[there]]
-                own_s, (waited_s, busy_s) = path.latency_s(size), before[here]
-                latency_s = max(latency_s, own_s)
-                slowest = min(network.capacities[part] for part in path.parts)
-                ways[there] = max(ways[there], (waited_s + own_s, busy_s + size / slowest / UNIT))
-        way = max(way, *ways)
-    return Pace(latency_s, _busy_s(network, loads) / UNIT, way)
+def _stage_work(stage: Stage, shape: _Shape, slower: float) -> _Work:
+    """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring.
 
-
-@dataclass(frozen=True)
-class _Pattern:
-    """Of a collective on an array of `UNIT` bytes: bytes by pair of members; round by round, what is sent at once."""
-
-    loads: Mapping[tuple[int, int], float]
-    rounds: Sequence[Sequence[tuple[int, int, int]]]
-
-
-@cache
-def _pattern(collective: str, algorithm: str, buildings: tuple[int, ...]) -> _Pattern:
-    """buildings: of the members."""
-    size = len(buildings)
-    known = collective_of(collective)
-    numel = known.part(UNIT, size)
-    if algorithm == AUTO:
-        algorithm = known.automatic(LARGE, buildings)
-    made = algorithm_of(known, algorithm)
-    blocks = known.blocks(size)
-    loads: Counter[tuple[int, int]] = Counter()
-    at_once: dict[tuple[int, int], set[tuple[int, int, int]]] = {}  # channels and strands go on side by side
-    for own in range(size):
-        plan = made(PlanRequest(own, buildings))
-        bounds = plan.bounds(numel * blocks)
-        for index, step in _rounds(plan):
-            for peer, runs in step.sends:
-                count = sum(bounds[end] - bounds[start] for start, end in runs)
-                loads[own, peer] += count
-                at_once.setdefault(index, set()).add((own, peer, count))
-    return _Pattern(loads, [sorted(at_once[index]) for index in sorted(at_once)])
-
-
-def _rounds(plan: Plan) -> Iterator[tuple[tuple[int, int], Round]]:
-    """Each with (stage, its number there)."""
-    for stages in plan.channels:
-        for stage, strands in enumerate(stages):
-            for strand in strands:
-                for number, step in enumerate(strand):
-                    yield (stage, number), step
-
-
-def _of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:
-    """Of messages between these ranks, all at once."""
-    loads = dict.fromkeys(pairs, UNIT)
-    latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
-    return Pace(latency_s, _busy_s(network, loads) / UNIT)
-
-
-def _busy_s(network: Network, loads: Mapping[tuple[int, int], float]) -> float:
-    """What the busiest part of the network takes for so many bytes by pair of ranks."""
-    through: dict[str, float] = {}
-    for ends, size_bytes in loads.items():
-        for part in network.paths[ends].parts:
-            through[part] = through.get(part, 0.0) + size_bytes
-    return max((size / network.capacities[part] for part, size in through.items()), default=0.0)
-
-
-def _stage_work(stage: Stage, shape: _Shape) -> _Work:
-    """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring."""
+    slower: by which factor computing takes longer.
+    """
     paces, pipelined = shape.paces, shape.mesh.outside[PIPELINE] > 1
     forward_s = input_s = weight_s = 0.0
     gathered_s = gathering_s = reduced_s = 0.0
     reduced = 0.0
     for part in stage.parts:
+        own_s = slower * part.forward_s
+        own_input_s = slower * part.input_s
         within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * paces[CONTEXT].seconds(part.context)
         gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered)
         gathered_s += gather_s
         gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
-        hidden_s = 0.0 if pipelined else max(0.0, gather_s - part.forward_s)
-        forward_s += part.forward_s + within_s + max(0.0, ring_s - part.forward_s) + hidden_s
-        input_s += part.input_s + within_s + max(0.0, 2 * ring_s - part.input_s) + hidden_s
-        weight_s += part.weight_s
+        hidden_s = 0.0 if pipelined else max(0.0, gather_s - own_s)
+        forward_s += own_s + within_s + max(0.0, ring_s - own_s) + hidden_s
+        input_s += own_input_s + within_s + max(0.0, 2 * ring_s - own_input_s) + hidden_s
+        weight_s += slower * part.weight_s
         if paces[FSDP].byte_s:
             reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
         reduced += part.reduced + part.expert_reduced

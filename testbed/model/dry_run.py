@@ -8,9 +8,10 @@ from weakref import WeakKeyDictionary
 
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
+from testbed.job.errors import wrong_workload
 from testbed.job.resolving import modelled_cost
 from testbed.job.resolving_faults import rank_faults_of
-from testbed.job.training import Training, wrong_workload
+from testbed.job.training import Training
 from testbed.job.workload import Workload, workload_of
 from testbed.job.workloads import WORKLOADS, is_added, source_of
 from testbed.model.memory import peak_alive

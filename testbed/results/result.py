@@ -171,6 +171,12 @@ class Training(ResultModel):
     microbatches: int | None = None
     stages: int | None = None
     mesh: dict[str, int] = Field(default={}, description="Ranks of each dimension that has several.")
+    layers_per_stage: tuple[int, ...] = Field(
+        default=(), description="Blocks of the model by stage, where stages have unlike ones."
+    )
+    microbatches_per_replica: tuple[int, ...] = Field(
+        default=(), description="By replica, where they have unlike ones."
+    )
     not_emulated: tuple[str, ...] = Field(
         default=(), description="Dimensions within a rank, whose traffic no network carries."
     )

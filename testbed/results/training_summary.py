@@ -73,9 +73,15 @@ def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
         "mesh": {name: count for name, count in training.mesh.outside.items() if count > 1},
+        "layers_per_stage": _unlike(training.layers),
+        "microbatches_per_replica": _unlike(training.microbatches),
         "not_emulated": training.mesh.within_ranks,
         "peak_activation_bytes": [round(peak) for peak in peak_alive(training.plan, spans)],
     }
+
+
+def _unlike(counts: Sequence[int]) -> list[int]:
+    return list(counts) if len(set(counts)) > 1 else []
 
 
 def _searched(found: Searched) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,14 +33,30 @@ if TYPE_CHECKING:
     from testbed.config.workload import ExchangeSpec
 
 
-def plan_data_parallel(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:
+def plan_data_parallel(
+    workload: WorkloadSpec,
+    buildings: Sequence[int],
+    scale: Scale = UNSCALED,
+    slowdowns: Mapping[int, float] = MappingProxyType({}),
+) -> JobPlan:
     """What ranks in these buildings do in a step of training the workload's model, a replica each.
 
-    `scale` divides element counts, of which at least one stays, and stretches computing.
+    `scale` divides element counts, of which at least one stays, and stretches computing. slowdowns: by which factor a
+    rank's computing takes longer.
     """
     together = _Together(len(buildings))
     _train(together, workload, scale)
-    return together.plan(buildings, [together.operations] * len(buildings))
+    ranks = [_slower(together.operations, slowdowns.get(rank, 1.0)) for rank in range(len(buildings))]
+    return together.plan(buildings, ranks)
+
+
+def _slower(operations: RankPlan, factor: float) -> RankPlan:
+    if factor == 1.0:
+        return operations
+    return tuple(
+        replace(own, duration_s=own.duration_s * factor) if isinstance(own, Computing) else own
+        for own in operations
+    )
 
 
 def plan_collectives(workload: WorkloadSpec, buildings: Sequence[int], scale: Scale = UNSCALED) -> JobPlan:

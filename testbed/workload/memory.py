@@ -27,12 +27,15 @@ def accelerator_bytes(
     peaks: Sequence[float],
     gradient_bytes: int,
     positions: Sequence[int],
+    counts: Sequence[int] = (),
 ) -> list[float]:
     """Of one of each rank's accelerators. owners: of each stage, positions: of each rank, in the pipeline.
 
+    counts: of each stage's blocks, where they are not shared out evenly.
+
     peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
     """
-    layers = split_layers(model, len(owners))
+    layers = split_layers(model, len(owners), counts)
     own: dict[int, list[Layer]] = {}
     for stage, owner in enumerate(owners):
         own.setdefault(owner, []).extend(layers[stage])

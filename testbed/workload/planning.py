@@ -20,8 +20,14 @@ from testbed.workload.stages import Stage
 TOKEN = "send_token"  # the kind of what passes it on
 
 
-def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: Options) -> JobPlan:
-    """The plan of every rank of the mesh."""
+def plan_job(
+    mesh: Mesh,
+    schedule: Schedule,
+    stages: Sequence[Stage],
+    options: Options,
+    of_replicas: Sequence[Schedule] = (),
+) -> JobPlan:
+    """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ."""
     groups: list[tuple[str, tuple[int, ...]]] = []
     of_rank: list[dict[str, Group]] = [{} for _ in range(mesh.size)]
     for name, members in groups_of(mesh):
@@ -33,7 +39,8 @@ def plan_job(mesh: Mesh, schedule: Schedule, stages: Sequence[Stage], options: O
     plans = []
     for rank, coordinate in enumerate(mesh.coordinates()):
         alike = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
-        planner = _RankPlanner(rank, coordinate[PIPELINE], alike, of_rank[rank], schedule, stages, options)
+        own = of_replicas[coordinate[REPLICATE]] if of_replicas else schedule
+        planner = _RankPlanner(rank, coordinate[PIPELINE], alike, of_rank[rank], own, stages, options)
         plans.append(planner.run())
     return JobPlan(
         tuple(plans),

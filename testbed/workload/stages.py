@@ -96,24 +96,49 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
     )
 
 
-def split_layers(model: str | ModelSpec, stages: int) -> list[tuple[Layer, ...]]:
-    """Blocks shared out evenly, embeddings to the first stage, the output layer to the last. ParallelismError.
+def layer_counts(
+    model: str | ModelSpec, stages: int, speeds: Sequence[float] = (), counts: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """How many blocks each stage has: evenly, as quick as stages are where `speeds` says it, or as `counts` has them.
 
-    Where stages do not divide blocks, each next block goes to the stage that computes least so far, of equal ones to
-    the last, which keeps the fewest microbatches alive: so the slowest is as quick as can be.
+    Embeddings are the first stage's, the output layer the last one's. Where stages do not divide blocks, or differ in
+    speed, each next block goes to the stage that is done with it first, of equal ones to the last, which keeps the
+    fewest microbatches alive: so the slowest is as quick as can be. ParallelismError where there are too few blocks, or
+    counts do not add up to them.
     """
     blocks, before, after = layers_of(model)
     if len(blocks) < stages:
         raise ParallelismError(
             got=f"{len(blocks)} layers on {stages} stages", expected="at least one layer for each stage"
         )
-    counts = [len(blocks) // stages] * stages
-    if len(blocks) % stages:
-        counts = [1] * stages
-        beyond = [before.active, *[0.0] * (stages - 2), after.active]
-        for _ in range(len(blocks) - stages):
-            work = [count * blocks[0].active + more for count, more in zip(counts, beyond, strict=True)]
-            counts[min(range(stages), key=lambda stage: (work[stage], -stage))] += 1
+    if counts:
+        if len(counts) != stages or sum(counts) != len(blocks):
+            found = f"{len(counts)} stages with {sum(counts)} layers"
+            raise ParallelismError(got=found, expected=f"{stages} with the model's {len(blocks)}")
+        return tuple(counts)
+    if not speeds and len(blocks) % stages == 0:
+        return (len(blocks) // stages,) * stages
+    if stages == 1:
+        return (len(blocks),)
+    own = [1] * stages
+    beyond = [before.active, *[0.0] * (stages - 2), after.active]
+    block, paces = blocks[0].active, speeds or [1.0] * stages
+
+    def done(stage: int) -> float:
+        return ((own[stage] + 1) * block + beyond[stage]) / paces[stage]
+
+    for _ in range(len(blocks) - stages):
+        own[min(range(stages), key=lambda stage: (done(stage), -stage))] += 1
+    return tuple(own)
+
+
+def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()) -> list[tuple[Layer, ...]]:
+    """Blocks shared out (`layer_counts`), embeddings to the first stage, the output layer to the last.
+
+    ParallelismError where there are too few.
+    """
+    blocks, before, after = layers_of(model)
+    counts = counts or layer_counts(model, stages)
     ends = list(accumulate(counts))
     parts = [tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)]
     parts[0] = (before, *parts[0])
@@ -152,8 +177,10 @@ class Sizes:
         )
 
 
-def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) -> list[Stage]:
-    """All stages of a model. ParallelismError where layers, heads or sequence do not divide.
+def model_stages(
+    model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes, counts: Sequence[int] = ()
+) -> list[Stage]:
+    """All stages of a model, each with so many blocks (`split_layers`). ParallelismError where something does not fit.
 
     What several accelerators of one rank share goes over the network once; what each has of its own is added up.
     """
@@ -192,5 +219,5 @@ def model_stages(model: str | ModelSpec, stages: int, mesh: Mesh, sizes: Sizes) 
 
     return [
         Stage(tuple(map(part, layers)), VALUE_BYTES * values, kept * sum(layer.block for layer in layers))
-        for layers in split_layers(model, stages)
+        for layers in split_layers(model, stages, counts)
     ]

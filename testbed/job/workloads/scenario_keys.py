@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from testbed.config.workload import COLLECTIVES, DATA_PARALLEL, PARALLEL
+from testbed.job.hardware import slowdowns_of
 from testbed.job.training import Training, training_of
 from testbed.job.workloads.base import WORKLOADS, JobRequest
 from testbed.workload import plan_collectives, plan_data_parallel
@@ -12,7 +13,9 @@ from testbed.workload.plan import JobPlan
 @WORKLOADS.register(DATA_PARALLEL)
 def data_parallel(request: JobRequest) -> JobPlan:
     """Each rank trains a replica of `model`, whose gradients are reduced bucket by bucket."""
-    return plan_data_parallel(request.scenario.workload, request.building_indices, request.scale)
+    workload = request.scenario.workload
+    slowdowns = slowdowns_of(workload, request.topology, request.hosts)
+    return plan_data_parallel(workload, request.building_indices, request.scale, slowdowns)
 
 
 @WORKLOADS.register(COLLECTIVES)

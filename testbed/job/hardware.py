@@ -1,0 +1,99 @@
+"""What computes in each rank: its building's accelerator or the workload's, and how much slower than others it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from testbed.config import Host, Topology
+from testbed.config.parallelism import EVEN, StragglerSpec
+from testbed.config.workload import WorkloadSpec
+from testbed.job.errors import wrong_workload
+from testbed.workload.parallelism import PIPELINE, REPLICATE, Mesh
+from testbed.workload.stages import Stage
+
+
+def slowdowns_of(workload: WorkloadSpec, topology: Topology, hosts: Sequence[Host]) -> Mapping[int, float]:
+    """By rank, by which factor computing takes longer than on what the workload names; those that differ from it.
+
+    hosts: of all ranks. A factor is below 1 for what is quicker.
+    """
+    if workload.accelerator is None and workload.peak_flops is None:
+        return {}
+    named = {building.name: building.accelerator for building in topology.buildings}
+    factors = {
+        name: workload.flops / workload.flops_of(own) for name, own in named.items() if own is not None
+    }
+    return {
+        rank: factors[host.building]
+        for rank, host in enumerate(hosts)
+        if factors.get(host.building, 1.0) != 1.0
+    }
+
+
+def with_stragglers(
+    slowdowns: Mapping[int, float], stragglers: Sequence[StragglerSpec], hosts: Sequence[Host]
+) -> dict[int, float]:
+    """Each straggler slower by its factor once more. ConfigError where there is no such rank or building of one."""
+    found = dict(slowdowns)
+    buildings = list(dict.fromkeys(host.building for host in hosts))
+    for position, straggler in enumerate(stragglers):
+        field = f"parallelism.stragglers.{position}"
+        if straggler.building is not None and straggler.building not in buildings:
+            expected = f"a building with ranks: {', '.join(buildings)}"
+            raise wrong_workload(f"{field}.building", straggler.building, expected)
+        if straggler.rank is not None and straggler.rank >= len(hosts):
+            raise wrong_workload(f"{field}.rank", str(straggler.rank), f"a rank from 0 to {len(hosts) - 1}")
+        for rank, host in enumerate(hosts):
+            if straggler.rank == rank or straggler.building == host.building:
+                found[rank] = found.get(rank, 1.0) * straggler.slowdown
+    return found
+
+
+def quickest_first(slowdowns: Mapping[int, float], hosts: Sequence[Host]) -> list[int]:
+    """Ranks of the buildings with the quickest accelerators first; of equal ones in their order."""
+    return sorted(range(len(hosts)), key=lambda rank: slowdowns.get(rank, 1.0))
+
+
+def stage_slowdowns(mesh: Mesh, slowdowns: Mapping[int, float], owners: Sequence[int]) -> list[float]:
+    """By stage, the factor of the slowest of its ranks. owners: each stage's position in the pipeline."""
+    slowest = [0.0] * mesh.outside[PIPELINE]
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        own = coordinate[PIPELINE]
+        slowest[own] = max(slowest[own], slowdowns.get(rank, 1.0))
+    return [slowest[owner] for owner in owners]
+
+
+def microbatch_counts(
+    asked: str | Sequence[int],
+    microbatches: int,
+    mesh: Mesh,
+    stages: Sequence[Stage],
+    owners: Sequence[int],
+    slowdowns: Mapping[int, float],
+) -> tuple[int, ...]:
+    """By replica, how many of all its replicas' microbatches: `even`, `by_speed`, or as they are given. ConfigError.
+
+    By speed each next one goes to the replica that is done with it first, each at the pace of its slowest rank.
+    """
+    replicas = mesh.outside[REPLICATE]
+    total = replicas * microbatches
+    if asked == EVEN:
+        return (microbatches,) * replicas
+    if not isinstance(asked, str):
+        if len(asked) != replicas or sum(asked) != total:
+            found = f"{len(asked)} replicas with {sum(asked)} microbatches"
+            expected = f"{replicas} with {total}, {microbatches} each on average"
+            raise wrong_workload("schedule.microbatches_per_replica", found, expected)
+        return tuple(asked)
+    busy_s = [0.0] * mesh.outside[PIPELINE]
+    for stage, owner in zip(stages, owners, strict=True):
+        busy_s[owner] += sum(part.forward_s + part.input_s + part.weight_s for part in stage.parts)
+    turn_s = [0.0] * replicas
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        own_s = busy_s[coordinate[PIPELINE]] * slowdowns.get(rank, 1.0)
+        turn_s[coordinate[REPLICATE]] = max(turn_s[coordinate[REPLICATE]], own_s)
+    counts = [1] * replicas
+    for _ in range(total - replicas):
+        quickest = min(range(replicas), key=lambda own: ((counts[own] + 1) * turn_s[own], own))
+        counts[quickest] += 1
+    return tuple(counts)
