@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from testbed.catalogue import accelerators
 from testbed.config import Host, Topology
 from testbed.config.parallelism import EVEN, StragglerSpec
 from testbed.config.workload import WorkloadSpec
 from testbed.job.errors import wrong_workload
+from testbed.scale import Scale
 from testbed.workload.parallelism import PIPELINE, REPLICATE, Mesh
 from testbed.workload.stages import Stage
+from testbed.workload.within import Tiers, WithinRank, within_rank
 
 
 def slowdowns_of(workload: WorkloadSpec, topology: Topology, hosts: Sequence[Host]) -> Mapping[int, float]:
@@ -97,3 +100,30 @@ def microbatch_counts(
         quickest = min(range(replicas), key=lambda own: ((counts[own] + 1) * turn_s[own], own))
         counts[quickest] += 1
     return tuple(counts)
+
+
+def within_of(workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh) -> WithinRank | None:
+    """What ranks' accelerators take to send each other; None where nothing is asked for. ConfigError.
+
+    Of what the workload names, by the slowest card of all hosts, which a rank's accelerators share.
+    """
+    assert workload.parallelism is not None
+    asked = workload.parallelism.within_rank
+    if asked is None:
+        return None
+    entry = accelerators().get(workload.accelerator or "", {})
+    scale_up, rate_bps = asked.scale_up, asked.scale_up_rate_bps
+    if not entry and (scale_up is None or rate_bps is None):
+        missing = "scale_up" if scale_up is None else "scale_up_rate"
+        expected = "it, or an accelerator that has it"
+        raise wrong_workload(f"parallelism.within_rank.{missing}", "nothing", expected)
+    nic_bps = min(scale.real_bps(host.nic.rate_bps) for host in hosts)
+    tiers = Tiers(
+        scale_up or int(entry["scale_up"]),
+        float(entry["scale_up_bandwidth"]) if rate_bps is None else rate_bps / 8,
+        nic_bps / 8 / mesh.per_rank,
+        asked.scale_up_latency_s,
+        asked.scale_out_latency_s,
+        asked.launch_s,
+    )
+    return within_rank(mesh, tiers)

@@ -26,6 +26,7 @@ from testbed.job.hardware import (
     slowdowns_of,
     stage_slowdowns,
     with_stragglers,
+    within_of,
 )
 from testbed.job.resolving import modelled_cost
 from testbed.job.scheduling import owners_of, schedule_by_name, schedule_from_file
@@ -173,6 +174,7 @@ class _Planner:
             seed=self.scenario.seed,
             dscps=spec.dscp,
             scale=self.scale,
+            within=within_of(workload, self.hosts, self.scale, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
         whole = replace(plan, buildings=self.buildings, tuning=self.tuning)

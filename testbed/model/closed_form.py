@@ -20,9 +20,10 @@ from testbed.catalogue import placements
 from testbed.collectives import AUTO, collective_of
 from testbed.config import Scenario
 from testbed.config.parallelism import BY_SPEED, DEGREES, EVEN, ParallelismSpec, ScheduleSpec
-from testbed.job.hardware import slowdowns_of
+from testbed.job.hardware import slowdowns_of, within_of
 from testbed.model.paces import Pace, pace_of, pace_of_pairs
 from testbed.paths import Members, Network, network_of
+from testbed.scale import Scale
 from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -38,6 +39,7 @@ from testbed.workload.parallelism import (
 from testbed.workload.planning import groups_of
 from testbed.workload.schedules import find_schedule
 from testbed.workload.stages import Sizes, Stage, layer_counts, model_stages
+from testbed.workload.within import WithinRank
 
 Changes = Mapping[str, Any]
 """Values of a scenario that differ, by path."""
@@ -119,7 +121,8 @@ class Screener:
             "workload.local_batch_size": workload.local_batch_size,
         }
         topology = scenario.topology.resolve()
-        self._slowdowns = slowdowns_of(workload, topology, scenario.rank_hosts(topology))
+        self._hosts = scenario.rank_hosts(topology)
+        self._slowdowns = slowdowns_of(workload, topology, self._hosts)
         self._networks: dict[str, Network] = {}
         self._shapes: dict[object, _Shape | None] = {}
         self._works: dict[object, _Work | None] = {}
@@ -235,7 +238,10 @@ class Screener:
             stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None
-        works = [_stage_work(stage, shape, factor) for stage, factor in zip(stages, slower, strict=True)]
+        within = within_of(workload, self._hosts, Scale(), mesh)
+        works = [
+            _stage_work(stage, shape, factor, within) for stage, factor in zip(stages, slower, strict=True)
+        ]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
@@ -259,7 +265,7 @@ def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:
     return json.dumps({path: value for path, value in changes.items() if path.startswith(beginnings)})
 
 
-def _stage_work(stage: Stage, shape: _Shape, slower: float) -> _Work:
+def _stage_work(stage: Stage, shape: _Shape, slower: float, within: WithinRank | None) -> _Work:
     """Two partial sums and two exchanges of tokens per layer and direction, keys and values round the ring.
 
     slower: by which factor computing takes longer.
@@ -272,9 +278,16 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float) -> _Work:
         own_s = slower * part.forward_s
         own_input_s = slower * part.input_s
         within_s = 2 * paces[TENSOR].seconds(part.tensor) + 2 * paces[EXPERT].seconds(part.expert)
+        inner_gather_s = inner_reduce_s = 0.0
+        if within is not None:
+            inner = part.inner
+            within_s += within.blocking_s(inner.tensor, inner.expert)
+            inner_gather_s = within.around(SHARD, "all_gather", inner.gathered).alone_s
+            inner_reduce_s = within.around(SHARD, "reduce_scatter", inner.reduced).alone_s
+            inner_reduce_s += within.around(REPLICATE, "all_reduce", inner.reduced / within.shards).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * paces[CONTEXT].seconds(part.context)
-        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered)
+        gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s
         gathered_s += gather_s
         gathering_s += paces[FSDP].byte_s * (part.gathered + part.expert_gathered)
         hidden_s = 0.0 if pipelined else max(0.0, gather_s - own_s)
@@ -283,6 +296,7 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float) -> _Work:
         weight_s += slower * part.weight_s
         if paces[FSDP].byte_s:
             reduced_s += paces[FSDP].seconds(part.reduced + part.expert_reduced)
+        reduced_s += inner_reduce_s
         reduced += part.reduced + part.expert_reduced
     shards = shape.mesh.outside[SHARD] * shape.mesh.outside[CONTEXT]
     end_s = reduced_s + paces[REPLICATE].seconds(reduced / shards)

@@ -10,7 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Message, Pause, waits
+from testbed.workload.plan import (
+    COMPUTE,
+    Computing,
+    GroupCollective,
+    Inside,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+    waits,
+)
 
 Spans = Sequence[Sequence[tuple[float, float]]]
 """[rank][index in its plan]: when it began and ended, in seconds from the step's start."""
@@ -70,9 +80,11 @@ class Moves:
         return min(since_s, end_s), end_s
 
     def tier(self, rank: int, index: int) -> str:
-        """Whether it goes between buildings."""
+        """Whether it goes between buildings, within one, or within its rank."""
         operation = self.plan.ranks[rank][index]
         others = [rank]
+        if isinstance(operation, Inside):
+            return "rank"
         if isinstance(operation, Message):
             others = [operation.peer]
         elif isinstance(operation, GroupCollective):
@@ -99,8 +111,7 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
             bubble_s += _book(exposed, moves, rank, needed, free_s, begun_s)
             compute_s += max(0.0, end_s - max(begun_s, free_s))
             free_s = max(free_s, end_s)
-        timed = (Computing, Pause)
-        tail = [index for index, operation in enumerate(operations) if not isinstance(operation, timed)]
+        tail = [index for index, operation in enumerate(operations) if _moves(operation)]
         bubble_s += _book(exposed, moves, rank, tail, free_s, step_time_s)
     return Split(
         step_time_s,
@@ -108,6 +119,10 @@ def split_step(plan: JobPlan, spans: Spans, buildings: Sequence[int]) -> Split:
         bubble_s / ranks,
         {key: seconds / ranks for key, seconds in sorted(exposed.items())},
     )
+
+
+def _moves(operation: Operation) -> bool:
+    return isinstance(operation, Inside) or not isinstance(operation, Computing | Pause)
 
 
 def _book(

@@ -29,11 +29,10 @@ from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
 from testbed.results.records import JsonObject, LinkKey
+from testbed.results.training_summary import WHERE
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
-
-TIERS = {"wan": "between buildings", "building": "inside buildings"}
 
 
 def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
@@ -126,7 +125,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
             continue
         rows = [{"what": "computing", "seconds": training["measured"]["compute_s"]}]
         rows += [
-            {"what": f"{entry['kind']}, {TIERS[entry['tier']]}", "seconds": entry["seconds"]}
+            {"what": f"{entry['kind']}, {WHERE[entry['tier']]}", "seconds": entry["seconds"]}
             for entry in training["measured"]["exposed"]
         ]
         rows.append({"what": "waiting for others (bubble)", "seconds": training["measured"]["bubble_s"]})
@@ -137,7 +136,7 @@ def _trainings(data: RunData) -> list[JsonObject]:
                 "schedule": None,  # of steps with `parallelism` alone
                 **training,
                 "rows": [{**row, "share": row["seconds"] / total_s} for row in rows],
-                "tiers": [{"where": TIERS[tier], **sent} for tier, sent in training["bytes"].items()],
+                "tiers": [{"where": WHERE[tier], **sent} for tier, sent in training["bytes"].items()],
                 "peak_bytes": max(training.get("peak_activation_bytes", ()), default=0),
             }
         )

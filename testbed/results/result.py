@@ -134,10 +134,10 @@ class Control(ResultModel):
 
 
 class Exposed(ResultModel):
-    """Communication that ranks waited for: by kind of parallelism, and inside or between buildings; mean seconds."""
+    """Communication that ranks waited for, mean seconds: by kind, and within ranks, inside or between buildings."""
 
     kind: str
-    tier: Literal["building", "wan"]
+    tier: Literal["rank", "building", "wan"]
     seconds: float
 
 

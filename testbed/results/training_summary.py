@@ -18,6 +18,9 @@ from testbed.scale import Scale
 from testbed.workload.plan import JobPlan
 from testbed.workload.schedules import Searched
 
+WHERE = {"wan": "between buildings", "building": "inside buildings", "rank": "within ranks"}
+"""What ranks waited for, by its tier, in words."""
+
 
 def spans_of(
     samples: Sequence[Mapping[str, Any]], step: StepResult, plan: JobPlan
@@ -151,7 +154,7 @@ def limited_words(split: Mapping[str, Any], waiting: str = "pipeline bubbles") -
     """One sentence on what a step spends its time on, the most first; waiting: what its bubble is called."""
     parts = {waiting: split["bubble_s"], "computing": split["compute_s"]}
     for entry in split["exposed"]:
-        where = "between buildings" if entry["tier"] == "wan" else "inside buildings"
+        where = WHERE[entry["tier"]]
         parts[f"{entry['kind']} {where}"] = entry["seconds"]
     total_s = sum(parts.values())
     shares = [(seconds / total_s, name) for name, seconds in parts.items() if seconds >= 0.01 * total_s]

@@ -19,9 +19,10 @@ from typing import NamedTuple
 from testbed.collectives import collective_of
 from testbed.scale import UNSCALED, Scale
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Message, Operation
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.stages import Part
+from testbed.workload.within import NOTHING, Around, WithinRank
 
 EXPERT_SHARD = "expert_shard"
 FSDP = "fsdp"
@@ -53,7 +54,7 @@ class Options:
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     send_tokens: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
-    what dimensions send.
+    what dimensions send. within: what a rank's accelerators take to send each other; nothing where None.
     """
 
     itemsize: int
@@ -69,6 +70,7 @@ class Options:
     seed: int = 0
     dscps: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = UNSCALED
+    within: WithinRank | None = None
 
 
 class LayerPlanner:
@@ -89,7 +91,7 @@ class LayerPlanner:
         self.gate: list[int] = []  # what the next computing waits for
         self.computed: list[int] = []  # computing so far, in its order
         self._gathered: dict[tuple[int, int], int] = {}
-        self._bucket, self._bucket_after = 0.0, 0
+        self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._last = self._last_microbatches()
 
     def layer(self, action: Action, number: int, part: Part) -> None:
@@ -108,8 +110,25 @@ class LayerPlanner:
             self.compute(name, action.kind, after_s)
             self._route(name, action, number, part, returns=True)
             self._tensor(f"{name} feed-forward", part.tensor)
+        self.inner_traffic(name, action, [part])
         if self.gives_weights(action):
             self.reduce(action, number, part)
+
+    def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
+        """What the next computing waits for of what the rank's accelerators send each other, of all these layers."""
+        within = self.options.within
+        if within is None or action.kind is Kind.BACKWARD_WEIGHT:
+            return
+        seconds = sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
+        kind = TENSOR if TENSOR in within.members else EXPERT
+        after = tuple({*self.gate, self.computed[-1]})
+        index = self._inside(f"{name} within", kind, after, seconds / action.parts)
+        if index is not None:
+            self.gate = [index]
+
+    def has_inside(self, kind: str) -> bool:
+        """Whether ranks have traffic of that kind inside that takes time."""
+        return self.options.within is not None and kind in self.options.within.members
 
     def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
         """Tokens to their experts, or back. Returns how much this rank's experts have to do, even shares being 1."""
@@ -155,16 +174,17 @@ class LayerPlanner:
 
     def _gather(self, action: Action, number: int, part: Part) -> None:
         """A layer's parameters, if they are not there: needed anew for each microbatch where there is no pipeline."""
-        if FSDP not in self.groups or action.kind is Kind.BACKWARD_WEIGHT:
+        sharded = FSDP in self.groups or self.has_inside(SHARD)
+        if not sharded or action.kind is Kind.BACKWARD_WEIGHT:
             return
         key = (action.stage, number)
         if self.pipelined and key in self._gathered:
             return
         ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
         for group, size, _ in self._shares(part):
-            index = self._start(
-                f"{action} layer {number} parameters", group, "all_gather", size, tuple(ahead)
-            )
+            inner = part.inner.gathered if group == FSDP else 0.0
+            name = f"{action} layer {number} parameters"
+            index = self._start(name, group, "all_gather", size, tuple(ahead), inner=inner)
             if index is not None:
                 self.gate.append(index)
                 self._gathered[key] = index
@@ -175,13 +195,13 @@ class LayerPlanner:
         left, last = 0.0, computed
         for group, _, size in self._shares(part):
             name = f"{action} layer {number} gradients"
-            index = self._start(name, group, "reduce_scatter", size, (computed,))
-            if index is None:
-                left += size
-            else:
-                left, last = left + size / len(self.groups[group].members), index
-        if REPLICATE in self.groups:
+            inner = part.inner.reduced if group == FSDP else 0.0
+            index = self._start(name, group, "reduce_scatter", size, (computed,), inner=inner)
+            left += size / (len(self.groups[group].members) if group in self.groups else 1)
+            last = last if index is None else index
+        if REPLICATE in self.groups or self.has_inside(REPLICATE):
             self._bucket += left
+            self._inner_bucket += part.inner.reduced
             self._bucket_after = last
             if self._bucket >= self.options.bucket_cap:
                 self.close_bucket()
@@ -197,8 +217,10 @@ class LayerPlanner:
     def close_bucket(self) -> None:
         """Have replicas reduce what gradients there are."""
         if self._bucket:
-            self._start("gradients", REPLICATE, "all_reduce", self._bucket, (self._bucket_after,))
-            self._bucket = 0.0
+            inner = self._inner_bucket / (self.options.within.shards if self.options.within else 1)
+            after = (self._bucket_after,)
+            self._start("gradients", REPLICATE, "all_reduce", self._bucket, after, inner=inner)
+            self._bucket = self._inner_bucket = 0.0
 
     def gives_weights(self, action: Action) -> bool:
         """Whether this action ends the gradients of its stage's weights."""
@@ -247,21 +269,40 @@ class LayerPlanner:
         after: tuple[int, ...],
         counts: tuple[int, ...] = (),
         returns: bool = False,
+        inner: float = 0.0,
     ) -> int | None:
-        """None where the rank is in no such group, or there is nothing to send."""
+        """None where the rank is in no such group, or there is nothing to send. inner: bytes of an accelerator's array,
+        where the rank's share it, too."""
+        around = self._around(SHARD if group == FSDP else group, collective, inner)
         if group not in self.groups or not size:
-            return None
+            return self._inside(f"{name} within", group, after, around.alone_s)
+        if (before := self._inside(f"{name} within", group, after, around.before_s)) is not None:
+            after = (before,)
         own = self.groups[group]
         parts = collective_of(collective).parts(len(own.members))
         numel = (max(counts) if counts else self.numel(size / parts)) * parts
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
         algorithm = self.options.algorithms.get(kind, usual)
-        return self.add(
+        index = self.add(
             GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
         )
+        within = self._inside(f"{name} within", group, (index,), around.after_s)
+        return index if within is None else within
+
+    def _around(self, kind: str, collective: str, inner: float) -> Around:
+        within = self.options.within
+        return NOTHING if within is None else within.around(kind, collective, inner)
+
+    def _inside(self, name: str, group: str, after: tuple[int, ...], seconds: float) -> int | None:
+        """Traffic within the rank, on a stream of its kind's own; None of none. seconds: real."""
+        if not seconds:
+            return None
+        kind = SHARD if group == FSDP else group
+        duration_s = self.options.scale.emulated_s(seconds)
+        return self.add(Inside(name, f"within {kind}", kind, after, duration_s))
 
     def numel(self, size_bytes: float) -> int:
         """Elements that travel for so many real bytes."""

@@ -52,6 +52,11 @@ class Pause(Operation):
 
 
 @dataclass(frozen=True)
+class Inside(Pause):
+    """What a rank's accelerators send each other, which no network carries."""
+
+
+@dataclass(frozen=True)
 class Message(Operation):
     """One end of a message of `numel` elements; `sends`: which one. tag: tells messages of a pair apart."""
 
@@ -106,6 +111,7 @@ RankPlan = tuple[Operation, ...]
 _TYPES: dict[str, type[Operation]] = {
     "compute": Computing,
     "pause": Pause,
+    "inside": Inside,
     "message": Message,
     "collective": GroupCollective,
 }

@@ -145,6 +145,7 @@ class _RankPlanner(LayerPlanner):
         if self._whole(action):
             seconds = sum(computing_s(part, action.kind) for part in stage.parts) / action.parts
             self.compute(str(action), action.kind, seconds)
+            self.inner_traffic(str(action), action, stage.parts)
             if self.gives_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
                     self.reduce(action, number, part)
@@ -221,9 +222,12 @@ class _RankPlanner(LayerPlanner):
     def _whole(self, action: Action) -> bool:
         """Whether nothing happens between the layers of an action."""
         within = {TENSOR, CONTEXT, EXPERT, FSDP} & set(self.groups)
+        if self.has_inside(SHARD):
+            within.add(FSDP)
         if action.kind is Kind.BACKWARD_WEIGHT:
             within = set()
-        return action.parts > 1 or not (within or (self.groups and self.gives_weights(action)))
+        shared = bool(self.groups) or self.has_inside(REPLICATE)
+        return action.parts > 1 or not (within or (shared and self.gives_weights(action)))
 
 
 def _source_stage(action: Action, stages: int) -> int | None:

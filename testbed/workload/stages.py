@@ -38,13 +38,26 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class InnerSizes:
+    """Bytes of the arrays of one accelerator that those of a rank share, each as large as it is once it is whole.
+
+    tensor: a partial sum; gathered, reduced: sharded parameters, gradients; expert: tokens on their way to all experts.
+    """
+
+    tensor: float = 0.0
+    gathered: float = 0.0
+    reduced: float = 0.0
+    expert: float = 0.0
+
+
+@dataclass(frozen=True)
 class Part:
     """A layer on one rank, for one microbatch: seconds of computing, and bytes that a whole rank has of each kind.
 
     gathered: of parameters that are sharded, once they are together; reduced: of their gradients. expert_gathered,
     expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
     context: of one rank's keys and values. expert: of tokens on their way to all experts together. routed: part of the
-    computing that experts do once tokens are there.
+    computing that experts do once tokens are there. inner: of what goes on within a rank.
     """
 
     forward_s: float
@@ -58,6 +71,7 @@ class Part:
     context: float = 0.0
     expert: float = 0.0
     routed: float = 0.0
+    inner: InnerSizes = InnerSizes()
 
 
 @dataclass(frozen=True)
@@ -194,6 +208,17 @@ def model_stages(
     sharded = outside[SHARD] * outside[CONTEXT] > 1
     expert_ranks = max(1, expert // inside[SHARD])
 
+    def inner(layer: Layer) -> InnerSizes:
+        own_parameters = (layer.parameters - layer.experts + layer.experts / expert) / tensor
+        return InnerSizes(
+            tensor=VALUE_BYTES * tokens * sizes.dim if layer.block else 0.0,
+            gathered=VALUE_BYTES * own_parameters if degrees[SHARD] * context > 1 else 0.0,
+            reduced=sizes.gradient_bytes * own_parameters,
+            expert=VALUE_BYTES * tokens * sizes.dim / tensor * sizes.experts_per_token
+            if layer.experts
+            else 0.0,
+        )
+
     def part(layer: Layer) -> Part:
         forward_s = 2 * layer.active * tokens / tensor / sizes.flops
         dense = (layer.parameters - layer.experts) / outside[TENSOR]
@@ -215,6 +240,7 @@ def model_stages(
             if layer.experts and expert_ranks > 1
             else 0.0,
             routed=layer.active_experts / layer.active if layer.experts else 0.0,
+            inner=inner(layer),
         )
 
     return [

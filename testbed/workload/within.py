@@ -1,0 +1,128 @@
+"""What a rank's accelerators take to send each other what no network carries: NCCL's own model of a ring. Real figures.
+
+A collective takes its launch, a hop's latency for each step of the ring, those between domains that links of their own
+join (scale-up) being longer, and its bytes at the pace of the slowest link (NVIDIA/nccl, src/graph/tuning.cc,
+`ncclTopoTuneModel`). A ring through a domain goes in and out by each of its members' cards, a share of the array each.
+An all-to-all is one step, of what stays in the domain and what leaves it at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from testbed.workload.parallelism import CONTEXT, EXPERT, SHARD, TENSOR, Mesh
+
+
+@dataclass(frozen=True)
+class Tiers:
+    """Accelerators of a domain, bytes/s of each to others in it and out of it, one way; seconds of hops, a launch."""
+
+    scale_up: int
+    up_rate: float
+    out_rate: float
+    up_latency_s: float
+    out_latency_s: float
+    launch_s: float
+
+
+@dataclass(frozen=True)
+class Members:
+    """Of a group within a rank: how many, and how many of those share a domain."""
+
+    count: int
+    together: int
+
+    @property
+    def domains(self) -> int:
+        """Over how many domains they are spread."""
+        return self.count // self.together
+
+
+@dataclass(frozen=True)
+class Around:
+    """Seconds within a rank before and after what a collective does over the network; alone_s: where it has no more."""
+
+    before_s: float = 0.0
+    after_s: float = 0.0
+    alone_s: float = 0.0
+
+
+NOTHING = Around()
+
+
+@dataclass(frozen=True)
+class WithinRank:
+    """Says what collectives take within a rank.
+
+    members: by kind of traffic; none of kinds that no rank has inside. shards: of how many accelerators, in all ranks,
+    each has its part of what is sharded.
+    """
+
+    tiers: Tiers
+    members: Mapping[str, Members]
+    shards: int
+
+    def around(self, kind: str, collective: str, size: float) -> Around:
+        """size: bytes of the array of one accelerator, as large as it is where it is whole.
+
+        Over the network goes what ranks have together: an all-reduce is a reduce-scatter before, an all-gather after.
+        """
+        own = self.members.get(kind)
+        if own is None or not size:
+            return NOTHING
+        if collective.startswith("all_to_all"):
+            turn_s = self._exchange_s(own, size)
+            return Around(before_s=turn_s, alone_s=turn_s)
+        turn_s = self._ring_s(own, size)
+        if collective == "all_gather":
+            return Around(after_s=turn_s, alone_s=turn_s)
+        if collective == "reduce_scatter":
+            return Around(before_s=turn_s, alone_s=turn_s)
+        return Around(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
+
+    def blocking_s(self, tensor: float, expert: float) -> float:
+        """Of a layer in one direction, what its computing waits for: two partial sums, tokens to experts and back.
+
+        tensor, expert: bytes of one accelerator's arrays.
+        """
+        sums_s = self.around(TENSOR, "all_reduce", tensor).alone_s
+        return 2 * (sums_s + self.around(EXPERT, "all_to_all", expert).alone_s)
+
+    def _ring_s(self, own: Members, size: float) -> float:
+        tiers = self.tiers
+        outer = own.domains - 1
+        rates = [tiers.up_rate] if own.together > 1 else []
+        rates += [own.together * tiers.out_rate] if outer else []
+        hops_s = (own.count - 1 - outer) * tiers.up_latency_s + outer * tiers.out_latency_s
+        return tiers.launch_s + hops_s + size * (own.count - 1) / own.count / min(rates)
+
+    def _exchange_s(self, own: Members, size: float) -> float:
+        tiers = self.tiers
+        inner = size * (own.together - 1) / own.count / tiers.up_rate
+        outer = size * (own.count - own.together) / own.count / tiers.out_rate
+        hop_s = tiers.out_latency_s if own.domains > 1 else tiers.up_latency_s
+        return tiers.launch_s + hop_s + max(inner, outer)
+
+
+def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
+    """Of a mesh: a dimension's members are as far apart as those inside of it take. A sequence's share data, too."""
+    found: dict[str, Members] = {}
+    stride = 1
+    for name in reversed(mesh.order):
+        inside = mesh.inside[name]
+        if name == SHARD and (experts := math.gcd(mesh.degrees[EXPERT], inside)) > 1:
+            found[EXPERT] = _members(experts, stride, tiers)
+        if inside > 1:
+            found[name] = _members(inside, stride, tiers)
+        stride *= inside
+    if (context := found.get(CONTEXT)) is not None:
+        shard = found.get(SHARD, Members(1, 1))
+        found[SHARD] = Members(context.count * shard.count, context.together * shard.together)
+    return WithinRank(tiers, found, mesh.degrees[SHARD] * mesh.degrees[CONTEXT])
+
+
+def _members(count: int, stride: int, tiers: Tiers) -> Members:
+    """Of neighbours that are `stride` accelerators apart; as many in each domain."""
+    return Members(count, math.gcd(count, max(1, tiers.scale_up // stride)))

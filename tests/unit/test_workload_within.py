@@ -1,0 +1,193 @@
+"""What a rank's accelerators take to send each other: NCCL's formula, and where it stands in a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.job.job import job_of
+from testbed.model.dry_run import dry_run
+from testbed.scale import Scale
+from testbed.workload.parallelism import CONTEXT, DIMENSIONS, EXPERT, REPLICATE, SHARD, TENSOR, make_mesh
+from testbed.workload.plan import Inside
+from testbed.workload.within import Around, Members, Tiers, within_rank
+
+UP, OUT = 450e9, 50e9
+TIERS = Tiers(8, UP, OUT, 3.4e-6, 9.6e-6, 8.4e-6)
+
+
+def degrees(**own: int) -> dict[str, int]:
+    return {**dict.fromkeys((*DIMENSIONS, EXPERT), 1), **own}
+
+
+def test_a_ring_in_one_domain_is_at_the_pace_of_its_links() -> None:
+    own = within_rank(make_mesh(degrees(**{TENSOR: 8}), 1, 8), TIERS)
+    assert own.members == {TENSOR: Members(8, 8)}
+    size = 134_217_728
+    turn_s = 8.4e-6 + 7 * 3.4e-6 + size * 7 / 8 / UP
+    assert own.around(TENSOR, "all_gather", size) == Around(0.0, turn_s, turn_s)
+    assert own.around(TENSOR, "reduce_scatter", size) == Around(turn_s, 0.0, turn_s)
+    # NCCL: 2 (n - 1) steps, one launch
+    whole_s = 8.4e-6 + 14 * 3.4e-6 + 2 * size * 7 / 8 / UP
+    assert own.around(TENSOR, "all_reduce", size).alone_s == pytest.approx(whole_s)
+
+
+def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() -> None:
+    mesh = make_mesh(degrees(**{REPLICATE: 32, TENSOR: 4}), 1, 128)
+    own = within_rank(mesh, TIERS)
+    # replicas are four accelerators apart: two in a domain of eight, sixteen domains
+    assert own.members[REPLICATE] == Members(32, 2)
+    size = 1e9
+    turn_s = 8.4e-6 + 16 * 3.4e-6 + 15 * 9.6e-6 + size * 31 / 32 / (2 * OUT)
+    assert own.around(REPLICATE, "all_gather", size).after_s == pytest.approx(turn_s)
+    apart = within_rank(make_mesh(degrees(**{REPLICATE: 32, TENSOR: 8}), 1, 256), TIERS)
+    assert apart.members[REPLICATE] == Members(32, 1)
+
+
+def test_an_exchange_leaves_and_stays_at_the_same_time() -> None:
+    own = within_rank(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
+    size = 1e8
+    expected_s = 8.4e-6 + 9.6e-6 + max(size * 7 / 16 / UP, size * 8 / 16 / OUT)
+    assert own.around(EXPERT, "all_to_all", size).alone_s == pytest.approx(expected_s)
+
+
+def test_who_shares_a_sequence_shares_data() -> None:
+    own = within_rank(make_mesh(degrees(**{SHARD: 4, CONTEXT: 2}), 1, 8), TIERS)
+    assert own.members[SHARD] == Members(8, 8)
+    assert own.shards == 8
+
+
+def test_nothing_of_what_is_not_inside() -> None:
+    own = within_rank(make_mesh(degrees(**{SHARD: 4, TENSOR: 8}), 4, 8), TIERS)
+    assert own.around(SHARD, "all_gather", 1e9).alone_s == 0.0
+    assert own.around(TENSOR, "all_reduce", 0.0).alone_s == 0.0
+
+
+# ---- in a plan
+
+
+def scenario(
+    parallelism: dict[str, Any], within: dict[str, Any] | None, hosts: int = 2, **workload: Any
+) -> Scenario:
+    document: dict[str, Any] = {
+        "name": "inside",
+        "topology": {
+            "name": "pair",
+            "buildings": {name: {"hosts": hosts, "nic": {"rate": "3.2 Tbit/s"}} for name in ("east", "west")},
+            "wan": [{"a": "east", "b": "west", "rate": "3.2 Tbit/s", "delay": "1 ms"}],
+        },
+        "workload": {
+            "model": "llama3-8b",
+            "accelerator": "h100",
+            "sequence_length": 4096,
+            "parallelism": {
+                **parallelism,
+                **({} if within is None else {"within_rank": within}),
+            },
+            "schedule": {"microbatches": 4},
+        },
+    }
+    document["workload"] = {
+        key: value for key, value in (document["workload"] | workload).items() if value is not None
+    }
+    return load_scenario(document)
+
+
+def inside_s(own: Scenario) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for op in job_of(own, Scale()).workload.plan.ranks[0]:
+        if isinstance(op, Inside):
+            found[op.kind] = found.get(op.kind, 0.0) + op.duration_s
+    return found
+
+
+def test_by_default_nothing_within_a_rank_takes_time() -> None:
+    own = {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    assert inside_s(scenario(own, None)) == {}
+
+
+def test_partial_sums_of_each_layer_and_direction_take_their_time() -> None:
+    own = {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    size = 2 * 4096 * 4096
+    sum_s = 8.4e-6 + 14 * 3.4e-6 + 2 * size * 7 / 8 / UP
+    found = inside_s(scenario(own, {}))
+    # two sums per block, forward and backward, of 32 blocks and 4 microbatches
+    assert found == {TENSOR: pytest.approx(4 * 32 * 2 * 2 * sum_s)}
+
+
+def test_links_of_ones_own_are_taken() -> None:
+    own = {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    quick = inside_s(scenario(own, {}))[TENSOR]
+    slow = inside_s(scenario(own, {"scale_up_rate": "360 Gbit/s", "launch": "0.001 us"}))[TENSOR]
+    assert slow > 5 * quick
+
+
+def test_shards_within_a_rank_are_gathered_and_scattered_there_and_over_the_network() -> None:
+    own = {"data_parallel_shard_degree": 32, "accelerators_per_rank": 8}
+    found = inside_s(scenario(own, {}))
+    parameters = 8_030_261_248
+    # forward and backward of 4 microbatches, and gradients once, all but launches and hops
+    moved = (2 * 4 * 2 + 4) * parameters * 7 / 8 / UP
+    assert found.keys() == {SHARD}
+    assert found[SHARD] == pytest.approx(moved, rel=0.1)
+    assert found[SHARD] > moved
+
+
+def test_replicas_within_a_rank_add_up_before_and_after_the_network() -> None:
+    own = {"data_parallel_replicate_degree": 32, "accelerators_per_rank": 8}
+    found = inside_s(scenario(own, {}))
+    assert found.keys() == {REPLICATE}
+    assert found[REPLICATE] == pytest.approx(2 * 4 * 8_030_261_248 * 7 / 8 / UP, rel=0.1)
+
+
+def test_a_rank_that_is_all_there_is_needs_no_network() -> None:
+    own = {"data_parallel_replicate_degree": 2, "pipeline_parallel_degree": 2, "accelerators_per_rank": 1}
+    assert inside_s(scenario(own, {})) == {}
+    alone = {"pipeline_parallel_degree": 4, "data_parallel_shard_degree": 8, "accelerators_per_rank": 8}
+    found = inside_s(scenario({**alone, "placement": "crosspipe"}, {}))
+    # with a pipeline parameters are gathered once
+    assert found[SHARD] == pytest.approx((2 + 4) * 8_030_261_248 / 4 * 7 / 8 / UP, rel=0.5)
+
+
+def test_links_that_nobody_says_are_asked_for() -> None:
+    own = {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    with pytest.raises(
+        ConfigError, match=r"within_rank\.scale_up: got nothing, expected it, or an accelerator"
+    ):
+        inside_s(scenario(own, {}, accelerator=None, peak_flops="400 Tflop/s"))
+
+
+def test_a_pipeline_takes_longer_by_what_each_turn_waits_for() -> None:
+    own = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    free = job_of(scenario(own, None, hosts=1), Scale()).workload
+    full = job_of(scenario(own, {}, hosts=1), Scale()).workload
+    assert free.training is not None
+    assert full.training is not None
+    longer_s = dry_run(full.training).step_time_s - dry_run(free.training).step_time_s
+    # four microbatches through two stages: five turns, of which a rank does four
+    assert longer_s == pytest.approx(inside_s(scenario(own, {}, hosts=1))[TENSOR] * 5 / 4, rel=0.02)
+
+
+def test_the_formula_and_the_emulated_inside_agree() -> None:
+    degrees_of = {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 8}
+    own = {**degrees_of, "accelerators_per_rank": 8}
+    by_formula = job_of(scenario(own, {"launch": "0.001 us"}, hosts=1), Scale()).workload
+    nodes = {"hosts": 8, "nic": {"rate": "3.6 Tbit/s"}}  # as quick as the accelerators' own links
+    emulated = load_scenario(
+        {
+            **scenario(degrees_of, None, hosts=8).to_data(),
+            "topology": {
+                "name": "pair",
+                "buildings": {"east": nodes, "west": nodes},
+                "wan": [{"a": "east", "b": "west", "rate": "3.2 Tbit/s", "delay": "1 ms"}],
+            },
+            "transport": {"software_cost": {"per_message": "1.7 us", "per_gigabyte": "0.001 us"}},
+        }
+    )
+    each = job_of(emulated, Scale()).workload
+    assert by_formula.training is not None
+    assert each.training is not None
+    took_s = [dry_run(own.training).step_time_s for own in (by_formula, each)]  # type: ignore[arg-type]
+    assert took_s[0] == pytest.approx(took_s[1], rel=0.05)
