@@ -17,7 +17,7 @@ from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.report.figures import size_text, time_text
-from testbed.report.terminal import print_not_emulated
+from testbed.report.terminal import print_not_emulated, print_training_steps
 from testbed.results.training_summary import limited_words, prediction
 from testbed.scale import Scale
 
@@ -80,6 +80,7 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
                 console.print(f"{name}: {what} {', '.join(map(str, entry[key]))}.")
         if "searched" in entry:
             console.print(f"{name}: {_searched_words(entry['searched'])}.")
+    print_training_steps((entry.get("training_steps", 1) for entry in found.values()), console)
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
 
 

@@ -19,6 +19,7 @@ from testbed.config import load_scenario
 from testbed.experiments import predicting
 from testbed.report.answer import short_queue_words
 from testbed.report.figures import size_text, time_text
+from testbed.report.terminal import print_training_steps
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -43,7 +44,8 @@ def predict(
     """
     began_s = time.perf_counter()
     with searching(Console(stderr=True, highlight=False)):
-        predicted = predicting.predict(load_scenario(scenario, overrides or []), clock)
+        loaded = load_scenario(scenario, overrides or [])
+        predicted = predicting.predict(loaded, clock)
     found = predicted.variants
     took_s = time.perf_counter() - began_s
     if as_json:
@@ -59,6 +61,8 @@ def predict(
         step_s = entry.step_time_s
         table.add_row(name, time_text(step_s), f"{first_s / step_s:.2f}x", size_text(entry.wan_bytes))
     console.print(table)
+    variants = map(loaded.variant, loaded.variant_names)
+    print_training_steps((variant.workload.training_steps_of_step for variant in variants), console)
     for what in dict.fromkeys(what for entry in found.values() for what in entry.unmodelled):
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"

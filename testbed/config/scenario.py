@@ -301,7 +301,8 @@ class Scenario(Strict):
         return (*self.events, *drawn_events(self.failures, topology, hosts, self.seed))
 
     def _variant_findings(self) -> Iterator[Finding]:
-        """Each variant is a scenario of its own, with one algorithm."""
+        """Each variant is a scenario of its own, with one algorithm, and as many training steps as the others."""
+        counts: dict[int, str] = {}
         for name, changes in (self.variants or {}).items():
             where = ("variants", name)
             fixed = [path for path in changes if path.split(".")[0] in FIXED_IN_VARIANTS]
@@ -322,6 +323,11 @@ class Scenario(Strict):
                     ("variants",), shown, "one algorithm; name the others in variants, as algorithms: [ring]"
                 )
                 return
+            counts.setdefault(variant.workload.training_steps_of_step, name)
+        if len(counts) > 1:
+            shown = ", ".join(f"{count} in {name}" for count, name in counts.items())
+            expected = "as many in all variants: workload.training_steps"
+            yield Finding(("variants",), f"training steps of a step: {shown}", expected)
 
     def _explore_findings(self) -> Iterator[Finding]:
         """There is a training step to search for, alone, and what differs may differ."""
@@ -329,6 +335,8 @@ class Scenario(Strict):
             yield Finding(("explore",), "a search and variants", "one of the two")
         if self.workload.parallelism is None:
             yield Finding(("explore",), "a search without workload.parallelism", "a step that has it")
+        if self.workload.outer or self.workload.training_steps:
+            yield Finding(("explore",), "a search with workload.outer or training_steps", "a step by itself")
         assert self.explore is not None
         for path in self.explore.space:
             if path.split(".")[0] in FIXED_IN_VARIANTS:

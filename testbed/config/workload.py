@@ -12,6 +12,7 @@ from testbed.config.algorithms import COLLECTIVE, expected_algorithm
 from testbed.config.forms import (
     OPTIONS,
     Count,
+    CountOrNone,
     CountOrZero,
     Dscp,
     Duration,
@@ -25,6 +26,7 @@ from testbed.config.forms import (
 )
 from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
+from testbed.config.outer import REDUCED_BITS, OuterSpec
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.errors import did_you_mean
 from testbed.plugins import OWN_FILE
@@ -36,6 +38,7 @@ UTILISATION = 0.4
 ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
 TRACE, CHAKRA = "trace", "chakra"
+REPLICATE = "data_parallel_replicate"
 DESCRIBED_BY = {
     TRACE: ("trace",),
     CHAKRA: ("chakra",),
@@ -44,6 +47,12 @@ DESCRIBED_BY = {
     COLLECTIVES: ("collectives", "exchange"),
 }
 """Names of workloads that go by keys of their own; the first with one of its keys there is what a file describes."""
+
+OF_OUR_OWN = (
+    *("model", "parallelism", "schedule", "stage", "outer", "training_steps"),
+    *("collectives", "exchange", "compute_s"),
+)
+"""Keys of what a plan or a trace says by itself."""
 
 
 class ModelSpec(Strict):
@@ -161,6 +170,15 @@ class WorkloadSpec(Strict):
     stage: StageSpec | None = Field(
         default=None, description="What a pipeline's stage takes, in place of a model, with `parallelism`."
     )
+    outer: OuterSpec | None = Field(
+        default=None,
+        description="What replicas of `parallelism` exchange once in some steps, in place of gradients in every step.",
+    )
+    training_steps: CountOrNone = Field(
+        default=None,
+        description="Training steps in a row that a step of the scenario is, with `parallelism`; default: with `outer` "
+        "from one exchange to the next, otherwise 1. Variants have equally many, so that their times compare.",
+    )
     collectives: tuple[CollectiveSpec, ...] | None = Field(
         default=None, description="What is done in place of training a model."
     )
@@ -245,14 +263,38 @@ class WorkloadSpec(Strict):
             expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
-            for key in ("schedule", "stage"):
+            for key in ("schedule", "stage", "outer", "training_steps"):
                 if getattr(self, key) is not None:
                     yield Finding((key,), f"{key} without parallelism", "it with parallelism")
         elif (self.model is None) == (self.stage is None):
             yield Finding(("parallelism",), "parallelism", "it with a model, or with a stage")
+        else:
+            yield from self._rows()
         for position, entry in enumerate(self.collectives or ()):
             if (wanted := expected_algorithm(entry.algorithm, [entry.collective])) is not None:
                 yield Finding(("collectives", position, "algorithm"), show(entry.algorithm), wanted)
+
+    def _rows(self) -> Iterator[Finding]:
+        """Steps in a row end where exchanges do, and replicas have something to exchange."""
+        parallelism, outer, steps = self.parallelism, self.outer, self.training_steps
+        assert parallelism is not None
+        if parallelism.faults is not None:
+            for key in ("outer", "training_steps"):
+                if getattr(self, key) is not None:
+                    yield Finding((key,), f"{key} beside parallelism.faults", "one of both")
+        if outer is None:
+            return
+        if steps is not None and steps % outer.period:
+            expected = f"a multiple of {outer.period}, training steps from one exchange to the next"
+            yield Finding(("training_steps",), str(steps), expected)
+        if parallelism.data_parallel_replicate_degree == 1:
+            yield Finding(
+                ("outer",), "outer without replicas", "data_parallel_replicate_degree of at least 2"
+            )
+        if outer.bits < REDUCED_BITS and REPLICATE in parallelism.collectives:
+            found = f"{outer.bits} with collectives.{REPLICATE}: {parallelism.collectives[REPLICATE]}"
+            expected = "the collective left out, as so few bits are gathered and not reduced; or 16 or 32"
+            yield Finding(("outer", "bits"), found, expected)
 
     def _other_keys(self) -> Finding:
         """A workload is named whose keys are not there."""
@@ -266,8 +308,7 @@ class WorkloadSpec(Strict):
         """A plan, or a trace, says all that ranks do."""
         if self.plan in DESCRIBED_BY and self.plan != self.kind_described:
             yield self._other_keys()
-        keys = ("model", "parallelism", "schedule", "stage", "collectives", "exchange", "compute_s", *more)
-        for key in keys:
+        for key in (*OF_OUR_OWN, *more):
             if getattr(self, key) is not None:
                 name = key.removesuffix("_s")
                 yield Finding((name,), f"{name} beside {what}", "one of both")
@@ -284,6 +325,11 @@ class WorkloadSpec(Strict):
         """By the keys that are there, `plan` aside; None where they describe none."""
         there = (name for name, keys in DESCRIBED_BY.items() if any(getattr(self, key) for key in keys))
         return next(there, None)
+
+    @property
+    def training_steps_of_step(self) -> int:
+        """Training steps in a row that a step is."""
+        return self.training_steps or (self.outer.period if self.outer else 1)
 
     @property
     def itemsize(self) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from testbed.config import ConfigError, Host, ModelSpec, Scenario, Topology
+from testbed.config.outer import OuterSpec
 from testbed.config.parallelism import (
     BY_DISTANCE,
     BY_SPEED,
@@ -36,7 +37,8 @@ from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
-from testbed.workload.parallelism import EXPERT, PIPELINE, Mesh, ParallelismError, make_mesh
+from testbed.workload.outer import Outer
+from testbed.workload.parallelism import EXPERT, PIPELINE, REPLICATE, Mesh, ParallelismError, make_mesh
 from testbed.workload.placing import least_crossing, shortest_way
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
@@ -53,7 +55,8 @@ class Training:
 
     schedule: of the first replica, where they differ. layers: blocks of each stage; none of stages that are given.
     microbatches: of each replica.
-    algorithm: the first of the scenario's. memory_limit_bytes: of what a rank may keep alive; None for no limit.
+    algorithm: the first of the scenario's. training_steps: in a row, that a step of the plan is. memory_limit_bytes: of
+    what a rank may keep alive; None for no limit.
     """
 
     mesh: Mesh
@@ -64,6 +67,7 @@ class Training:
     itemsize: int
     cost: tuple[float, float]
     algorithm: str
+    training_steps: int = 1
     memory_limit_bytes: float | None = None
     layers: tuple[int, ...] = ()
     microbatches: tuple[int, ...] = ()
@@ -110,6 +114,7 @@ def training_of(
         itemsize,
         modelled_cost(scenario.transport, scale),
         scenario.algorithms[0],
+        workload.training_steps_of_step,
         asked.memory_limit_bytes,
         layers,
         microbatches,
@@ -175,6 +180,8 @@ class _Planner:
             dscps=spec.dscp,
             scale=self.scale,
             within=within_of(workload, self.hosts, self.scale, mesh),
+            training_steps=workload.training_steps_of_step,
+            outer=_outer(workload.outer, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
         whole = replace(plan, buildings=self.buildings, tuning=self.tuning)
@@ -243,6 +250,15 @@ def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int
         if direction[0] != direction[1]:
             found[here, there] = SendToken(direction, min(network.capacities[part] for part in path.parts))
     return found
+
+
+def _outer(spec: OuterSpec | None, mesh: Mesh) -> Outer | None:
+    if spec is None:
+        return None
+    if mesh.outside[REPLICATE] == 1:
+        found = f"replicas in one rank of {mesh.per_rank} accelerators"
+        raise wrong_workload("outer", found, "replicas of ranks of their own")
+    return Outer(spec.period, spec.parts, spec.overlap, spec.bits)
 
 
 def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:

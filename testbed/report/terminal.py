@@ -36,6 +36,7 @@ def print_summary(result: Result, console: Console) -> None:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
     trainings = [variant.training for variant in variants if variant.training is not None]
+    print_training_steps((training.training_steps for training in trainings), console)
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)
     if words := predicted_words(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
@@ -81,6 +82,13 @@ def _calibrated(run_dir: Path) -> str:
     except OSError:
         made = None
     return f" By {calibration_words(made)}." if made else ""
+
+
+def print_training_steps(counts: Iterable[int], console: Console) -> None:
+    """Prints of how many training steps figures are, where that is not one."""
+    for count in dict.fromkeys(counts):
+        if count > 1:
+            console.print(f"All figures are of {count} training steps in a row.")
 
 
 def print_not_emulated(dimensions: Iterable[str], console: Console) -> None:

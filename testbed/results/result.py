@@ -170,6 +170,7 @@ class Training(ResultModel):
     schedule: str | None = None
     microbatches: int | None = None
     stages: int | None = None
+    training_steps: int = Field(default=1, description="In a row, that a step is.")
     mesh: dict[str, int] = Field(default={}, description="Ranks of each dimension that has several.")
     layers_per_stage: tuple[int, ...] = Field(
         default=(), description="Blocks of the model by stage, where stages have unlike ones."

@@ -75,6 +75,7 @@ def _scheduled(training: Training | None, spans: Spans) -> dict[str, Any]:
         **({} if searched is None else {"searched": _searched(searched)}),
         "microbatches": training.schedule.microbatches,
         "stages": len(training.stages),
+        "training_steps": training.training_steps,
         "mesh": {name: count for name, count in training.mesh.outside.items() if count > 1},
         "layers_per_stage": _unlike(training.layers),
         "microbatches_per_replica": _unlike(training.microbatches),

@@ -5,7 +5,7 @@ values round a ring, as often as there are other ranks; backward with their grad
 arXiv:2310.01889). expert_parallel: tokens to their experts and back, each an all-to-all. data_parallel_shard:
 parameters of a layer gathered some layers ahead, gradients reduce-scattered after the last microbatch (FSDP,
 arXiv:2304.11277); with a pipeline they stay gathered for the whole step, as in torchtitan. data_parallel_replicate:
-gradients, or this rank's shard of them, all-reduced in buckets.
+gradients, or this rank's shard of them, all-reduced in buckets; or, once in some steps, what weights have changed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from testbed.collectives import collective_of
+from testbed.collectives import AUTO, collective_of
 from testbed.scale import UNSCALED, Scale
+from testbed.workload.outer import WHOLE_BITS, Outer
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation
 from testbed.workload.schedules import Action, Kind
@@ -55,6 +56,7 @@ class Options:
     send_tokens: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
     what dimensions send. within: what a rank's accelerators take to send each other; nothing where None.
+    training_steps: in a row. outer: of replicas, in place of gradients in every step.
     """
 
     itemsize: int
@@ -71,6 +73,8 @@ class Options:
     dscps: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = UNSCALED
     within: WithinRank | None = None
+    training_steps: int = 1
+    outer: Outer | None = None
 
 
 class LayerPlanner:
@@ -92,6 +96,7 @@ class LayerPlanner:
         self.computed: list[int] = []  # computing so far, in its order
         self._gathered: dict[tuple[int, int], int] = {}
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
+        self._own_bytes = 0.0  # of gradients of what replicas have alike
         self._last = self._last_microbatches()
 
     def layer(self, action: Action, number: int, part: Part) -> None:
@@ -199,7 +204,9 @@ class LayerPlanner:
             index = self._start(name, group, "reduce_scatter", size, (computed,), inner=inner)
             left += size / (len(self.groups[group].members) if group in self.groups else 1)
             last = last if index is None else index
-        if REPLICATE in self.groups or self.has_inside(REPLICATE):
+        self._own_bytes += left
+        replicated = REPLICATE in self.groups or self.has_inside(REPLICATE)
+        if replicated and self.options.outer is None:
             self._bucket += left
             self._inner_bucket += part.inner.reduced
             self._bucket_after = last
@@ -221,6 +228,20 @@ class LayerPlanner:
             after = (self._bucket_after,)
             self._start("gradients", REPLICATE, "all_reduce", self._bucket, after, inner=inner)
             self._bucket = self._inner_bucket = 0.0
+
+    def exchange(self) -> GroupCollective | None:
+        """What replicas do when it is a part's turn; None where they reduce gradients. Of a step that is planned."""
+        outer, group = self.options.outer, self.groups.get(REPLICATE)
+        if outer is None or group is None:
+            return None
+        whole_bytes = self._own_bytes * WHOLE_BITS / 8 / self.options.itemsize
+        collective, size = outer.exchanged(whole_bytes, len(group.members))
+        parts = collective_of(collective).parts(len(group.members))
+        numel = self.numel(size / parts) * parts
+        algorithm = self.options.algorithms.get(REPLICATE, "" if outer.added_up else AUTO)
+        return GroupCollective(
+            "outer gradients", REPLICATE, REPLICATE, (), group.number, collective, numel, algorithm
+        )
 
     def gives_weights(self, action: Action) -> bool:
         """Whether this action ends the gradients of its stage's weights."""

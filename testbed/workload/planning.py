@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from testbed.workload.layers import EXPERT_SHARD, FSDP, Group, LayerPlanner, Options, computing_s
+from testbed.workload.outer import in_a_row
 from testbed.workload.parallelism import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR, Mesh
-from testbed.workload.plan import Computing, JobPlan, Message, Operation, Pause
+from testbed.workload.plan import Computing, JobPlan, Message, Pause, RankPlan
 from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage
 
@@ -36,14 +37,16 @@ def plan_job(
         groups.append((name, members))
     lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
-    plans = []
+    plans: list[RankPlan] = []
+    exchanges = []
     for rank, coordinate in enumerate(mesh.coordinates()):
         alike = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
         own = of_replicas[coordinate[REPLICATE]] if of_replicas else schedule
         planner = _RankPlanner(rank, coordinate[PIPELINE], alike, of_rank[rank], own, stages, options)
         plans.append(planner.run())
+        exchanges.append(planner.exchange())
     return JobPlan(
-        tuple(plans),
+        tuple(in_a_row(plans, options.training_steps, options.outer, exchanges)),
         tuple(groups),
         not options.early_receives,
         options.jitter,
@@ -89,7 +92,7 @@ class _RankPlanner(LayerPlanner):
         self.to_send = Counter(self._next_rank(action) for action in self.order)
         self.sent: Counter[int] = Counter()
 
-    def run(self) -> tuple[Operation, ...]:
+    def run(self) -> RankPlan:
         if self.options.early_receives:
             self._post_all()
         for action in self.order:

@@ -10,11 +10,10 @@ from collections.abc import Iterable
 
 from testbed.config.units import parse_size
 from testbed.job.workloads.base import WORKLOADS
+from testbed.workload.outer import WHOLE_BITS, Outer
 from testbed.workload.plan import JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.plans.checking import PlanProblem
-
-WHOLE_BITS = 32
 
 
 @WORKLOADS.register("local_sgd")
@@ -38,20 +37,24 @@ def local_sgd(
         inner_algorithm: Of all-reduces inside buildings; that of all ranks goes by the variant's.
         outer_parts: The exchange is cut in so many, which begin at even distances (Streaming DiLoCo, arXiv:2501.18512).
         outer_overlap: Inner steps that go on while a part is exchanged; 0: the next one waits for it.
-        outer_bits: Of a number in the exchange, of 32. What is cut short cannot be added up on its way: each rank sends
-            its share of a building's to those in its place elsewhere, and inside what has come is gathered.
+        outer_bits: Of a number in the exchange, of 32. But for 32 and 16 they cannot be added up on their way: each
+            rank sends its share of a building's to those in its place elsewhere, and inside what has come is gathered.
     """
     every = _check(inner_steps, outer_parts, outer_overlap, outer_bits)
+    outer = Outer(every, outer_parts, outer_overlap, outer_bits)
     builder = PlanBuilder(request)
     buildings = list(request.by_building().values())
     inner = [builder.group("building", ranks) for ranks in buildings if len(ranks) > 1]
     whole_bytes = parse_size(parameters) if isinstance(parameters, str) else parameters
-    outer = _Outer(builder, buildings, inner, whole_bytes / outer_parts, outer_bits)
+    exchanges = _Exchanges(builder, buildings, inner, whole_bytes, outer)
     last: list[Mark] = []
+    turns = {turn.begins: turn for turn in outer.turns(inner_steps)}
     due: dict[int, dict[int, Mark]] = {}  # by the inner step that waits for it, by rank
-    for number in range(inner_steps):
-        if outer_overlap and number % every == 0:
-            due[number + outer_overlap] = outer.exchange(number // every, last)
+    for number in range(inner_steps + 1):
+        if number in turns:
+            due[turns[number].due] = exchanges.begin(turns[number].part, last)
+        if number == inner_steps:
+            break
         came = due.pop(number, {})
         computed = [
             builder.compute(
@@ -75,8 +78,6 @@ def local_sgd(
                 algorithm=inner_algorithm,
             )
         last = [reduced.get(one.rank, one) for one in computed]
-        if not outer_overlap and (number + 1) % every == 0:
-            due[number + 1] = outer.exchange(number // every, last)
     return builder.plan()
 
 
@@ -95,33 +96,35 @@ def _check(inner_steps: int, parts: int, overlap: int, bits: int) -> int:
     return every
 
 
-class _Outer:
-    """Exchanges between buildings. size_bytes: of a part."""
+class _Exchanges:
+    """Of parts, between buildings. whole_bytes: of all of them in 32 bits."""
 
     def __init__(
         self,
         builder: PlanBuilder,
         buildings: list[list[int]],
         inner: list[int],
-        size_bytes: float,
-        bits: int,
+        whole_bytes: float,
+        outer: Outer,
     ) -> None:
         self._builder, self._inner = builder, inner
-        self._size_bytes = size_bytes * bits / WHOLE_BITS
         self._buildings = len(buildings)
+        self._collective, self._size_bytes = outer.exchanged(whole_bytes, self._buildings)
         self._everybody: int | None = None
         self._across: list[int] = []
         if self._buildings == 1:
             return
-        if bits == WHOLE_BITS:
+        if outer.added_up:
             self._everybody = builder.group("all")
             return
         if len({len(ranks) for ranks in buildings}) > 1:
-            got = f"{bits} with buildings of {', '.join(str(len(ranks)) for ranks in buildings)} ranks"
-            raise PlanProblem(where="outer_bits", got=got, expected="as many ranks in every building, or 32")
+            got = f"{outer.bits} with buildings of {', '.join(str(len(ranks)) for ranks in buildings)} ranks"
+            raise PlanProblem(
+                where="outer_bits", got=got, expected="as many ranks in every building, or 32, or 16"
+            )
         self._across = [builder.group("across", ranks) for ranks in zip(*buildings, strict=True)]
 
-    def exchange(self, part: int, after: Iterable[Mark]) -> dict[int, Mark]:
+    def begin(self, part: int, after: Iterable[Mark]) -> dict[int, Mark]:
         """Of a part of the weights' differences; each rank's end of it."""
         marks, name = list(after), f"outer gradients {part}"
         if self._buildings == 1:
@@ -129,18 +132,17 @@ class _Outer:
         builder = self._builder
         if self._everybody is not None:
             return builder.collective(
-                self._everybody, "all_reduce", self._size_bytes, name=name, after=marks, kind="outer"
+                self._everybody, self._collective, self._size_bytes, name=name, after=marks, kind="outer"
             )
         come: dict[int, Mark] = {}
         for group in self._across:
             members = builder.members(group)
             own = [one for one in marks if one.rank in members]
-            share = self._size_bytes * self._buildings / len(self._across)
-            come |= builder.collective(group, "all_gather", share, name=name, after=own, kind="outer")
+            share = self._size_bytes / len(self._across)
+            come |= builder.collective(group, self._collective, share, name=name, after=own, kind="outer")
         for group in self._inner:
             own = [come[rank] for rank in builder.members(group)]
-            whole = self._size_bytes * self._buildings
             come |= builder.collective(
-                group, "all_gather", whole, name=f"{name}, inside", after=own, kind="outer"
+                group, "all_gather", self._size_bytes, name=f"{name}, inside", after=own, kind="outer"
             )
         return come
