@@ -346,6 +346,11 @@ class ScheduleSpec(Strict):
     prefetch: CountOrZero = Field(
         default=1, description="How many layers ahead sharded parameters are gathered."
     )
+    prefetch_first: Flag = Field(
+        default=False,
+        description="Whether, of what sharded ranks have to send in backward, a next layer's parameters go before a "
+        "layer's gradients, as with FSDP2; otherwise after them.",
+    )
 
     wan_send_tokens: Flag = Field(
         default=False,

@@ -35,6 +35,7 @@ MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
 COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
+ATTENTION_SCORES = ("left_out", "causal", "full", "recomputed")
 ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
 TRACE, CHAKRA = "trace", "chakra"
@@ -209,6 +210,13 @@ class WorkloadSpec(Strict):
         description="Cap of the first bucket, smaller so that communication starts early.",
     )
     sequence_length: Count = Field(default=8192, description="Tokens in one sequence.")
+    attention_scores: Annotated[str, choice("a way to count", ATTENTION_SCORES)] = Field(
+        default="left_out",
+        description="Whether computing has attention's scores beside 6 operations per parameter and token: full, "
+        "another 12 L s d per token of a model of L layers and width d in sequences of s (PaLM, arXiv:2204.02311, "
+        "appendix B); causal, half of these, as kernels have it that skip what the mask hides; recomputed, 14 L s d, "
+        "as PyTorch counts, and so `testbed capture`, where backward finds the scores once more; left_out, none.",
+    )
     local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
     accelerator: Annotated[str | None, choice("an accelerator", ACCELERATORS)] = Field(
         default=None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.config import Scenario
 from testbed.job.hardware import slowdowns_of
 from testbed.model.closed_form import sequences
-from testbed.workload.stages import layers_of
+from testbed.workload.stages import layers_of, scores_of
 
 PASSES = 3  # over the parameters: forward, gradients of inputs, of weights
 FLOPS = 2  # of a token and a parameter that works on it, each time (arXiv:2001.08361, section 2.1)
@@ -39,7 +39,8 @@ def step_work(scenario: Scenario) -> StepWork | None:
     if workload.model is None or workload.parallelism is None:
         return None
     blocks, before, after = layers_of(workload.model)
-    active = sum(layer.active for layer in (*blocks, before, after))
+    scores = scores_of(workload).parameters * len(blocks)
+    active = sum(layer.active for layer in (*blocks, before, after)) + scores
     tokens = sequences(scenario) * workload.sequence_length
     assert workload.flops_utilisation is not None
     topology = scenario.topology.resolve()

@@ -169,6 +169,7 @@ class _Planner:
             self.itemsize,
             workload.bucket_cap_bytes,
             prefetch=asked.prefetch,
+            prefetch_first=asked.prefetch_first,
             algorithms=spec.collectives,
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
@@ -206,8 +207,8 @@ class _Planner:
         asked = (workload.schedule or ScheduleSpec()).layers_per_stage
         speeds = [1 / own for own in slower] if asked == BY_SPEED and self.slowdowns else ()
         try:
-            layers = layer_counts(workload.model, count, speeds, () if isinstance(asked, str) else asked)
-            sizes = Sizes.of(workload, self.itemsize)
+            sizes, given = Sizes.of(workload, self.itemsize), () if isinstance(asked, str) else asked
+            layers = layer_counts(workload.model, count, speeds, given, sizes.scores)
             return model_stages(workload.model, count, mesh, sizes, layers), layers
         except ParallelismError as error:
             raise wrong_workload("schedule", error.found, error.expected) from None

@@ -234,7 +234,7 @@ class Screener:
         speeds = [1 / factor for factor in slower] if layers == BY_SPEED and self._slowdowns else ()
         try:
             given = () if isinstance(layers, str) else layers
-            counts = layer_counts(workload.model, len(slower), speeds, given)
+            counts = layer_counts(workload.model, len(slower), speeds, given, sizes.scores)
             stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None

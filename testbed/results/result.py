@@ -175,9 +175,7 @@ class Training(ResultModel):
     layers_per_stage: tuple[int, ...] = Field(
         default=(), description="Blocks of the model by stage, where stages have unlike ones."
     )
-    microbatches_per_replica: tuple[int, ...] = Field(
-        default=(), description="By replica, where they have unlike ones."
-    )
+    microbatches_per_replica: tuple[int, ...] = Field(default=(), description="By replica, where unlike.")
     not_emulated: tuple[str, ...] = Field(
         default=(), description="Dimensions within a rank, whose traffic no network carries."
     )

@@ -16,7 +16,7 @@ import numpy as np
 from testbed.collectives import AUTO, collective_of
 from testbed.scale import UNSCALED, Scale
 from testbed.workload.buckets import gradient_buckets
-from testbed.workload.models import parameters
+from testbed.workload.models import Parameter, parameters
 from testbed.workload.plan import (
     COMPUTE,
     EVERYBODY,
@@ -27,6 +27,7 @@ from testbed.workload.plan import (
     Operation,
     RankPlan,
 )
+from testbed.workload.stages import block_of, layers_of, scores_of
 
 if TYPE_CHECKING:
     from testbed.config import WorkloadSpec
@@ -176,19 +177,31 @@ def _train(together: _Together, workload: WorkloadSpec, scale: Scale) -> None:
 
     Computing takes 6 floating-point operations per token and parameter that works on it, 2 forward and 4 backward, at
     `workload.flops` (Kaplan et al. 2020, "Scaling Laws for Neural Language Models", section 2.1, arXiv:2001.08361;
-    attention scores, which grow with the sequence, are left out there and here). Backward time is shared out by the
-    matrix products behind each bucket's gradients: those of embeddings and norms come at next to no cost.
+    attention scores, which grow with the sequence, are left out there, and here unless `workload.attention_scores`
+    counts them: a block's beside its parameters). Backward time is shared out by the matrix products behind each
+    bucket's gradients: those of embeddings and norms come at next to no cost.
     """
     assert workload.model is not None
     model = parameters(workload.model)
     tokens = workload.sequence_length * workload.local_batch_size
-    forward_s = scale.emulated_s(2 * sum(parameter.active for parameter in model) * tokens / workload.flops)
+    scores, (blocks, *_) = scores_of(workload), layers_of(workload.model)
+    products = sum(parameter.active for parameter in model)
+    forward_s, backward_s = (
+        scale.emulated_s(2 * (passes * products + count * len(blocks)) * tokens / workload.flops)
+        for passes, count in zip((1, 2), scores, strict=True)
+    )
     itemsize = np.dtype(workload.gradient_dtype).itemsize
     buckets = gradient_buckets(model, itemsize, workload.bucket_cap_bytes, workload.first_bucket_cap_bytes)
-    work = [sum(p.active for p in bucket.parameters if p.matmul) for bucket in buckets]
+
+    def worked(parameter: Parameter) -> float:
+        number = block_of(parameter)
+        beside = 0.0 if number is None else scores.backward / 2 / blocks[number].active
+        return parameter.active * (1 + beside)
+
+    work = [sum(worked(p) for p in bucket.parameters if p.matmul) for bucket in buckets]
     together.compute("forward", forward_s)
     for index, bucket in enumerate(buckets):
-        together.compute(f"backward {index}", 2 * forward_s * work[index] / sum(work))
+        together.compute(f"backward {index}", backward_s * work[index] / sum(work))
         together.collective(bucket.name, max(1, round(scale.emulated_bytes(bucket.numel))))
 
 

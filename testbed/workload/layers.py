@@ -48,9 +48,10 @@ class Group(NamedTuple):
 class Options:
     """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
 
-    prefetch: how many layers ahead parameters are gathered. algorithms: of dimensions' collectives, where not the usual
-    ones; replicas' is the variant's. early_receives: if receives are posted as early as their senders' order has them,
-    and messages leave at once; else a receive is posted when its action is next, and its message leaves then.
+    prefetch: how many layers ahead parameters are gathered; prefetch_first: and before a layer's gradients.
+    algorithms: of dimensions' collectives, where not the usual ones; replicas' is the variant's. early_receives: if
+    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
+    when its action is next, and its message leaves then.
     sequence_parallel: tensor ranks share out the sequence.
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     send_tokens: pairs of ranks between which replicas send one after the other.
@@ -62,6 +63,7 @@ class Options:
     itemsize: int
     bucket_cap: float
     prefetch: int = 1
+    prefetch_first: bool = False
     algorithms: Mapping[str, str] = field(default_factory=dict)
     early_receives: bool = True
     sequence_parallel: bool = False
@@ -94,7 +96,7 @@ class LayerPlanner:
         self.plan: list[Operation] = []
         self.gate: list[int] = []  # what the next computing waits for
         self.computed: list[int] = []  # computing so far, in its order
-        self._gathered: dict[tuple[int, int], int] = {}
+        self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._own_bytes = 0.0  # of gradients of what replicas have alike
         self._last = self._last_microbatches()
@@ -108,7 +110,8 @@ class LayerPlanner:
             self.compute(name, action.kind, seconds)
         else:
             # attention, then what comes after it
-            after_s = seconds * (part.routed or 0.5)
+            scores_s = part.scores_s if action.kind is Kind.FORWARD else part.scores_input_s
+            after_s = (seconds - scores_s) * (part.routed or 0.5)
             self._attention(name, action.kind, seconds - after_s, part)
             self._tensor(f"{name} attention", part.tensor)
             after_s *= self._route(name, action, number, part)
@@ -178,21 +181,32 @@ class LayerPlanner:
         self.compute(f"{name} {size - 1}", kind, seconds / size)
 
     def _gather(self, action: Action, number: int, part: Part) -> None:
-        """A layer's parameters, if they are not there: needed anew for each microbatch where there is no pipeline."""
+        """Have the next computing wait for a layer's parameters; needed anew by each microbatch without a pipeline."""
+        key = (action.stage, number)
+        if key not in self._gathering:
+            self._begin_gather(action, number, part, self.options.prefetch)
+        self.gate += self._gathering.pop(key, ())
+        if self.pipelined:
+            self._gathering[key] = []  # there for the whole step
+
+    def gather_ahead(self, action: Action, coming: Sequence[tuple[int, Part]]) -> None:
+        """Begin to gather the layers that an action comes to next, so that they go before gradients of this one."""
+        for ahead, (number, part) in enumerate(coming[: self.options.prefetch], start=1):
+            if (action.stage, number) not in self._gathering:
+                self._begin_gather(action, number, part, self.options.prefetch - ahead)
+
+    def _begin_gather(self, action: Action, number: int, part: Part, prefetch: int) -> None:
+        """After all computing but the last `prefetch` parts of it."""
         sharded = FSDP in self.groups or self.has_inside(SHARD)
         if not sharded or action.kind is Kind.BACKWARD_WEIGHT:
             return
-        key = (action.stage, number)
-        if self.pipelined and key in self._gathered:
-            return
-        ahead = self.computed[-1 - self.options.prefetch : -self.options.prefetch or None]
+        after = tuple(self.computed[-1 - prefetch : -prefetch or None])
+        name = f"{action} layer {number} parameters"
+        begun = []
         for group, size, _ in self._shares(part):
             inner = part.inner.gathered if group == FSDP else 0.0
-            name = f"{action} layer {number} parameters"
-            index = self._start(name, group, "all_gather", size, tuple(ahead), inner=inner)
-            if index is not None:
-                self.gate.append(index)
-                self._gathered[key] = index
+            begun.append(self._start(name, group, "all_gather", size, after, inner=inner))
+        self._gathering[action.stage, number] = [index for index in begun if index is not None]
 
     def reduce(self, action: Action, number: int, part: Part) -> None:
         """A layer's gradients, which are whole now."""

@@ -92,6 +92,14 @@ def key_value_dim(model: str | ModelSpec) -> int:
     return 2 * spec.dim // spec.n_heads * spec.n_kv_heads
 
 
+def score_products(model: str | ModelSpec) -> int:
+    """Multiplications of a token with one key and its value, of all heads of a layer together."""
+    spec = dimensions(model)
+    if isinstance(spec, Architecture) and spec.kv_rank:
+        return spec.n_heads * (spec.head_dim + spec.rope_dim + spec.value_dim)
+    return 2 * spec.dim
+
+
 def experts_per_token(model: str | ModelSpec) -> int:
     """Routed experts that work on a token, 0 where there are none."""
     return dimensions(model).experts_per_token

@@ -156,8 +156,11 @@ class _RankPlanner(LayerPlanner):
             for number, part in enumerate(stage.parts):
                 self.layer(action, number, part)
         else:
-            for number in reversed(range(len(stage.parts))):
-                self.layer(action, number, stage.parts[number])
+            layers = list(enumerate(stage.parts))[::-1]
+            for place, (number, part) in enumerate(layers):
+                if self.options.prefetch_first:
+                    self.gather_ahead(action, layers[place + 1 :])
+                self.layer(action, number, part)
         self._account(action, first, stage.kept)
         target, peer = next_stage(action, len(self.stages)), self._next_rank(action)
         if target is not None and peer not in (None, self.rank):

@@ -1,8 +1,12 @@
 """What a pipeline stage computes and sends, from a model's parameters and the degrees of parallelism. Real figures.
 
 Computing takes 2 floating-point operations per token and parameter that works on it forward, as many for the gradients
-of its input and of its weights (arXiv:2001.08361, section 2.1; attention scores are left out). Values that travel have
-two bytes (bf16), gradients those of `gradient_bytes`.
+of its input and of its weights (arXiv:2001.08361, section 2.1). Attention's scores are left out there, and here unless
+they are asked for: products of each token's queries with all keys, and of what comes of these with all values, are then
+2 operations each forward and 4 for the gradients of their inputs; 12 L s d per token in L layers of width d with
+sequences of s (PaLM's appendix B, arXiv:2204.02311; as much by Megatron-LM's appendix, arXiv:2104.04473), half of that
+where kernels skip what a causal mask hides, 14 where they find the scores once more for backward and that counts
+(FlashAttention; PyTorch's FLOP counter). Values that travel have two bytes (bf16), gradients those of `gradient_bytes`.
 """
 
 from __future__ import annotations
@@ -11,15 +15,24 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from testbed.workload.models import Parameter, dimensions, experts_per_token, key_value_dim, parameters
+from testbed.workload.models import (
+    Parameter,
+    dimensions,
+    experts_per_token,
+    key_value_dim,
+    parameters,
+    score_products,
+)
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR, Mesh, ParallelismError
 
 if TYPE_CHECKING:
     from testbed.config import ModelSpec, WorkloadSpec
 
 VALUE_BYTES = 2
+SCORES = {"left_out": (0.0, 0.0), "causal": (0.5, 1.0), "full": (1.0, 2.0), "recomputed": (1.0, 2.5)}
+"""Forward and backward, in what two products of all pairs of tokens take."""
 _LAYER = re.compile(r"(?:layers|h)\.(\d+)\.")
 
 
@@ -57,7 +70,8 @@ class Part:
     gathered: of parameters that are sharded, once they are together; reduced: of their gradients. expert_gathered,
     expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
     context: of one rank's keys and values. expert: of tokens on their way to all experts together. routed: part of the
-    computing that experts do once tokens are there. inner: of what goes on within a rank.
+    computing, attention's scores aside, that experts do once tokens are there. scores_s, scores_input_s: of forward_s
+    and input_s what is those scores. inner: of what goes on within a rank.
     """
 
     forward_s: float
@@ -71,6 +85,8 @@ class Part:
     context: float = 0.0
     expert: float = 0.0
     routed: float = 0.0
+    scores_s: float = 0.0
+    scores_input_s: float = 0.0
     inner: InnerSizes = InnerSizes()
 
 
@@ -92,12 +108,18 @@ def layers_of(model: str | ModelSpec) -> tuple[list[Layer], Layer, Layer]:
     before: list[Parameter] = []
     after: list[Parameter] = []
     for parameter in parameters(model):
-        found = _LAYER.match(parameter.name)
-        if found:
-            blocks.setdefault(int(found[1]), []).append(parameter)
+        number = block_of(parameter)
+        if number is not None:
+            blocks.setdefault(number, []).append(parameter)
         else:
             (after if blocks else before).append(parameter)
     return [_layer(blocks[number]) for number in sorted(blocks)], _layer(before, False), _layer(after, False)
+
+
+def block_of(parameter: Parameter) -> int | None:
+    """The number of its block; None for what stands before and after all of them."""
+    found = _LAYER.match(parameter.name)
+    return int(found[1]) if found else None
 
 
 def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
@@ -110,8 +132,35 @@ def _layer(own: Sequence[Parameter], block: bool = True) -> Layer:
     )
 
 
+class Scores(NamedTuple):
+    """Multiplications of attention's scores per token and block, as far as they count."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    @property
+    def parameters(self) -> float:
+        """How many parameters at work would take as many, which have one forward and two backward."""
+        return (self.forward + self.backward) / 3
+
+
+NO_SCORES = Scores()
+
+
+def scores_of(workload: WorkloadSpec) -> Scores:
+    """Of a workload's model, in its sequences."""
+    assert workload.model is not None
+    products = workload.sequence_length * score_products(workload.model)
+    forward, backward = SCORES[workload.attention_scores]
+    return Scores(forward * products, backward * products)
+
+
 def layer_counts(
-    model: str | ModelSpec, stages: int, speeds: Sequence[float] = (), counts: Sequence[int] = ()
+    model: str | ModelSpec,
+    stages: int,
+    speeds: Sequence[float] = (),
+    counts: Sequence[int] = (),
+    scores: Scores = NO_SCORES,
 ) -> tuple[int, ...]:
     """How many blocks each stage has: evenly, as quick as stages are where `speeds` says it, or as `counts` has them.
 
@@ -136,7 +185,7 @@ def layer_counts(
         return (len(blocks),)
     own = [1] * stages
     beyond = [before.active, *[0.0] * (stages - 2), after.active]
-    block, paces = blocks[0].active, speeds or [1.0] * stages
+    block, paces = blocks[0].active + scores.parameters, speeds or [1.0] * stages
 
     def done(stage: int) -> float:
         return ((own[stage] + 1) * block + beyond[stage]) / paces[stage]
@@ -165,7 +214,7 @@ class Sizes:
     """What a model is trained on.
 
     Width, width of keys and values together, experts per token; tokens of a sequence, sequences of a microbatch;
-    flop/s of one accelerator; bytes of a gradient.
+    flop/s of one accelerator; bytes of a gradient; attention's scores.
     """
 
     dim: int
@@ -175,6 +224,7 @@ class Sizes:
     microbatch_size: int
     flops: float
     gradient_bytes: int
+    scores: Scores = NO_SCORES
 
     @classmethod
     def of(cls, workload: WorkloadSpec, gradient_bytes: int) -> Sizes:
@@ -188,6 +238,7 @@ class Sizes:
             workload.local_batch_size,
             workload.flops,
             gradient_bytes,
+            scores_of(workload),
         )
 
 
@@ -220,14 +271,16 @@ def model_stages(
         )
 
     def part(layer: Layer) -> Part:
-        forward_s = 2 * layer.active * tokens / tensor / sizes.flops
+        dense_s = 2 * layer.active * tokens / tensor / sizes.flops
+        scores = sizes.scores if layer.block else NO_SCORES
+        scores_s, scores_input_s = (2 * count * tokens / tensor / sizes.flops for count in scores)
         dense = (layer.parameters - layer.experts) / outside[TENSOR]
         routed = layer.experts / outside[TENSOR] / expert_ranks
         gathers = VALUE_BYTES if sharded else 0
         return Part(
-            forward_s,
-            forward_s,
-            forward_s,
+            dense_s + scores_s,
+            dense_s + scores_input_s,
+            dense_s,
             gathered=gathers * dense,
             reduced=sizes.gradient_bytes * dense,
             expert_gathered=gathers * routed,
@@ -240,10 +293,12 @@ def model_stages(
             if layer.experts and expert_ranks > 1
             else 0.0,
             routed=layer.active_experts / layer.active if layer.experts else 0.0,
+            scores_s=scores_s,
+            scores_input_s=scores_input_s,
             inner=inner(layer),
         )
 
     return [
         Stage(tuple(map(part, layers)), VALUE_BYTES * values, kept * sum(layer.block for layer in layers))
-        for layers in split_layers(model, stages, counts)
+        for layers in split_layers(model, stages, counts or layer_counts(model, stages, scores=sizes.scores))
     ]
