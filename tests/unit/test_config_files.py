@@ -152,6 +152,7 @@ def test_the_expanded_form_shows_defaults_and_units(tmp_path: Path) -> None:
         "bucket_cap": "25 MiB",
         "first_bucket_cap": "1 MiB",
         "sequence_length": 8192,
+        "attention_scores": "left_out",
         "local_batch_size": 1,
         "compute_dtype": "bf16",
         "peak_flops": "1 Tflop/s",
