@@ -130,10 +130,25 @@ def test_a_step_begins_when_the_one_before_is_over_and_what_is_due_is_there() ->
     assert len({one.tag for one in rows if isinstance(one, Message)}) == 3
 
 
-def test_steps_in_a_row_take_as_long_as_by_themselves(tmp_path: Path) -> None:
-    for parallelism in (HSDP, {"pipeline_parallel_degree": 4, "data_parallel_shard_degree": 2}):
-        once_s = step_s(tmp_path, parallelism)
-        assert step_s(tmp_path, parallelism, training_steps=3) == pytest.approx(3 * once_s, rel=1e-6)
+STAGES = {"data_parallel_replicate_degree": 2, "pipeline_parallel_degree": 4}
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "schedule"),
+    [
+        (HSDP, {}),
+        ({"pipeline_parallel_degree": 4, "data_parallel_shard_degree": 2}, {}),
+        ({"tensor_parallel_degree": 4, "context_parallel_degree": 2}, {}),
+        (STAGES, {"receives": "in_order"}),
+        (STAGES, {"wan_send_tokens": True}),
+        ({"pipeline_parallel_degree": 2, "data_parallel_shard_degree": 4}, {"name": "ZBVZeroBubble"}),
+    ],
+)
+def test_steps_in_a_row_take_as_long_as_by_themselves(
+    tmp_path: Path, parallelism: dict[str, Any], schedule: dict[str, Any]
+) -> None:
+    once_s = step_s(tmp_path, parallelism, schedule=schedule)
+    assert step_s(tmp_path, parallelism, schedule=schedule, training_steps=3) == pytest.approx(3 * once_s)
 
 
 STAGE = {"forward": "20 ms", "backward_input": "40 ms", "backward_weight": "40 ms", "activation": "1 MB"}
