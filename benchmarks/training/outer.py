@@ -35,6 +35,7 @@ INNER_STEPS, PARTS, LATE_STEPS, LOOK_STEPS = 12, 4, 2, 6
 OUTER_RATE, STREAMED_RATE, MOMENTUM, KEPT = 0.7, 0.4, 0.9, 0.5
 CHUNK = 256  # elements with one scale
 PROBE_BYTES = 4_000_000
+SEEDS_APART = 1000  # more than there are ranks, so that no two draw the same text
 
 
 class Model(nn.Module):  # type: ignore[misc]
@@ -69,13 +70,13 @@ def loss_of(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 class Text:
     """Rows of bytes: random ones to train on, other for every rank, and held-out ones, the same for all."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, seed: int) -> None:
         words = "\n".join(text for _, text in sorted(pydoc_data.topics.topics.items()))
         text = torch.frombuffer(bytearray(words.encode()), dtype=torch.uint8).long()
         cut = len(text) * 9 // 10
         self._train, held = text[:cut], text[cut:]
         self.held_out = held[: HELD_OUT * 4 * (LENGTH + 1)].view(-1, LENGTH + 1)[::4]
-        self._random = torch.Generator().manual_seed(1 + rank)
+        self._random = torch.Generator().manual_seed(1 + rank + SEEDS_APART * seed)
 
     def rows(self) -> torch.Tensor:
         """A batch."""
@@ -230,10 +231,10 @@ METHODS: dict[str, Callable[[Model], Replica]] = {
 }
 
 
-def train(method: str, steps: int) -> dict[str, Any]:
-    """The same text and first weights for every method and network."""
-    torch.manual_seed(0)
-    text, model = Text(dist.get_rank()), Model()
+def train(method: str, steps: int, seed: int) -> dict[str, Any]:
+    """The same text and first weights for every method and network; others for another seed."""
+    torch.manual_seed(seed)
+    text, model = Text(dist.get_rank(), seed), Model()
     with FlopCounterMode(display=False) as counted:
         loss_of(model, text.rows()).backward()
     roofline = Roofline(counted.get_total_flops() / STEP_S, math.inf)
@@ -282,7 +283,7 @@ def alike(replica: Replica) -> dict[str, Any]:
 
 
 def probe() -> dict[str, float]:
-    """The network by itself: the round trip of a small message, the rate of a large one each way at once."""
+    """The network between ranks 0 and 1 by itself: a small message's round trip, a large one each way at once."""
     rank, small, large = dist.get_rank(), torch.zeros(1), torch.zeros(PROBE_BYTES, dtype=torch.uint8)
     here: dict[str, float] = {}
     for name, tensor in (
@@ -294,6 +295,8 @@ def probe() -> dict[str, float]:
         dist.barrier()
         began_s = time.monotonic()
         came = torch.zeros_like(tensor)
+        if rank > 1:
+            continue
         if name == "large_s":
             works = [dist.irecv(came, 1 - rank), dist.isend(tensor, 1 - rank)]
             for work in works:
@@ -313,11 +316,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", action="append", choices=METHODS)
     parser.add_argument("--steps", type=int, default=96)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of first weights and of the text that ranks draw"
+    )
     options = parser.parse_args()
     dist.init_process_group("testbed")
     say({"probe": probe()})
     for method in options.method or METHODS:
-        say(train(method, options.steps))
+        say(train(method, options.steps, options.seed))
     dist.destroy_process_group()
 
 
