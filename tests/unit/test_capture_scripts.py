@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from testbed.capture.capturing import Captured, CaptureError, RanksDoNotMatch, Request, capture
-from testbed.config.workload import ModelSpec
+from testbed.config.workload import ModelSpec, WorkloadSpec
 from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
+from testbed.workload.parallelism import DIMENSIONS, EXPERT, make_mesh
+from testbed.workload.stages import Sizes, model_stages
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scenarios" / "captured"
@@ -60,11 +62,27 @@ def matmul_flops(tokens: int) -> float:
     return 3 * 2 * matrices * tokens + (1 + 2.5) * attention
 
 
+def our_flops() -> float:
+    """Of one sequence, by our own workload of the model."""
+    workload = WorkloadSpec.model_validate(
+        {
+            "model": TINY,
+            "peak_flops": "1 Tflop/s",
+            "sequence_length": TOKENS,
+            "attention_scores": "recomputed",
+        }
+    )
+    mesh = make_mesh(dict.fromkeys((*DIMENSIONS, EXPERT), 1), 1, 1)
+    (stage,) = model_stages(TINY, 1, mesh, Sizes.of(workload, 4))
+    return workload.flops * sum(part.forward_s + part.input_s + part.weight_s for part in stage.parts)
+
+
 def test_ddp_reduces_every_gradient_once_and_waits_when_backward_ends() -> None:
     found = captured("train_ddp.py", ranks=4)
     trace = found.trace
     assert totals(trace) == {("world", "all_reduce"): 4 * PARAMETERS}
     assert flops(trace) == pytest.approx(matmul_flops(TOKENS))
+    assert flops(trace) == pytest.approx(our_flops())
     buckets = gradient_buckets(parameters(TINY), 4, 25 * 1024**2, 1024**2)
     sizes = [node.numel for node in trace.ranks[0] if isinstance(node, Collective)]
     assert sizes == [bucket.numel for bucket in buckets], "as our own workload of the model has them"
