@@ -39,6 +39,7 @@ from testbed.collectives.registry import (
 )
 from testbed.collectives.scopes import Revoked
 from testbed.collectives.tuning import TuningTable
+from testbed.collectives.windows import Window
 from testbed.collectives.work import CollectiveTimeout, Work
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "RowsAlgorithm",
     "Transfer",
     "TuningTable",
+    "Window",
     "Work",
     "algorithm_of",
     "automatic",

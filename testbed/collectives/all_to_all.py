@@ -12,10 +12,10 @@ from testbed.collectives.data import Array, PairBlocks
 from testbed.collectives.definitions import ALL_TO_ALL, ALL_TO_ALL_V
 from testbed.collectives.engine import Position, Steps
 from testbed.collectives.exchanging import relays_blocks
-from testbed.collectives.messages import Members
 from testbed.collectives.operations import check_array, padded, shares, split_bounds
 from testbed.collectives.recording import About
 from testbed.collectives.registry import AUTO, Algorithm, RowsAlgorithm, algorithm_of, rows_algorithm_of
+from testbed.collectives.windows import Windowed
 from testbed.collectives.work import Work
 from testbed.transport import TransportError
 
@@ -23,7 +23,7 @@ LARGE_BYTES = 1 << 40
 LARGEST_COUNT = 1 << 36
 
 
-class AllToAll(Members):
+class AllToAll(Windowed):
     """What every rank has for every other one."""
 
     def all_to_all_single(

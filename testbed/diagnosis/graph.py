@@ -22,9 +22,13 @@ Node = tuple[int, int]
 """A rank's operation: rank, and place among the entries of its dump."""
 
 JOINED, PASSED, ABSENT, UNKNOWN = "joined", "passed", "absent", "unknown"
+RECEIVES = ("irecv", "wait_signal")
+"""Ends of messages from one rank to one that wait for the other end."""
+
 SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "barrier")
 """Collectives in which all ranks' arrays are of one size, by the beginning of their names."""
 
+_OTHER_END = {"isend": "irecv", "irecv": "isend", "signal": "wait_signal", "wait_signal": "signal"}
 # as transports word it; what a timer of the own kernel ended is no news from the peer
 _LOST = re.compile(r"lost peer (\d+)")
 _TIMED_OUT = re.compile(r"not done within ([0-9.e+-]+) s")
@@ -93,8 +97,9 @@ class Graph:
             return self.words((entry.group, entry.sequence))
         if entry.peer is None:
             return entry.name
-        way = "from" if entry.name == "irecv" else "to"
-        return f"{entry.name} {way} rank {entry.peer}, tag {entry.tag}"
+        way = "from" if entry.name in RECEIVES else "to"
+        which = "tag" if entry.name in ("isend", "irecv") else "window"
+        return f"{entry.name} {way} rank {entry.peer}, {which} {entry.tag}"
 
     def standing(self, rank: int, key: Key) -> str:
         """What a rank has to do with an operation: JOINED, PASSED (and kept no more), ABSENT, UNKNOWN."""
@@ -168,12 +173,12 @@ class Graph:
         rank, place = node
         entry = self.entry(node)
         assert entry.peer is not None
-        other = "irecv" if entry.name == "isend" else "isend"
+        other = _OTHER_END.get(entry.name, "")
         theirs = self._messages.get((entry.peer, other, rank, entry.group, entry.tag), [])
         own = self.dumps[entry.peer].entries
         if opened := [at for at in theirs if own[at].state != COMPLETED]:
             return entry.peer, opened[0]
-        if entry.name == "isend":
+        if entry.name not in RECEIVES:
             return None
         mine = self._messages.get((rank, entry.name, entry.peer, entry.group, entry.tag), [])
         over = [self.entry((rank, at)).ended_s for at in mine if at < place]

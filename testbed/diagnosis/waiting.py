@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from testbed.diagnosis.graph import ABSENT, JOINED, UNKNOWN, Graph, Key, Node, heard_of
+from testbed.diagnosis.graph import ABSENT, JOINED, RECEIVES, UNKNOWN, Graph, Key, Node, heard_of
 from testbed.diagnosis.limits import SAME_STALL_SHARE
 from testbed.diagnosis.programs import harmless
 from testbed.flight import FAILED, SCHEDULED, Entry, PeerTraffic, RankDump
@@ -206,7 +206,7 @@ class _Follower:
         theirs = self.graph.entry(there)
         if theirs.started_s is None and not theirs.peers and theirs.state == SCHEDULED:
             return [there]
-        sender, target = (peer, node[0]) if entry.name == "irecv" else (node[0], peer)
+        sender, target = (peer, node[0]) if entry.name in RECEIVES else (node[0], peer)
         if peer in self.gone:
             return [Cause(GONE, (peer,), key)]
         if peer in self.still:

@@ -5,30 +5,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import re
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from testbed.testing import puts
+from testbed.testing.threads import Program, Runner, finish, in_threads, linger, raises
 from testbed.transport import (
     MAX_TAG,
     MeshSettings,
     PeerLost,
-    Request,
     Transport,
     TransportError,
     TransportKind,
     TransportTimeout,
     wait_all,
 )
-
-Program = Callable[[Transport], Any]
-Runner = Callable[[int, Program], "list[Any]"]
-"""Runs a program on each of so many ranks, a thread each; what they returned."""
 
 Mesh = Callable[[int], AbstractContextManager[Callable[[int], Transport]]]
 """For so many ranks, as long as a `with` block lasts: what makes the transport of each."""
@@ -39,6 +34,8 @@ def check_transport(transport: Mesh | TransportKind, *, sends_wait: bool = False
 
     transport: a kind of transport with its options, which is tried over loopback; or what makes transports for so many
     ranks. sends_wait: whether sends are done only when the peer has asked for them, as with `rendezvous`.
+
+    Puts and signals are tried where the transport, or what is under it, takes them.
 
     Example:
         check_transport(Mine(wait_s=0.01))
@@ -62,6 +59,9 @@ def transport_checks(sends_wait: bool = False) -> dict[str, Callable[[Runner], N
             check_waiting_in_vain_names_rank_and_peer,
             check_bad_peers_tags_and_buffers_are_refused,
             check_after_close_everything_fails_and_nothing_hangs,
+            puts.check_puts_go_into_windows_and_signals_come_behind_them,
+            puts.check_puts_and_messages_go_side_by_side,
+            puts.check_a_put_out_of_bounds_loses_its_sender,
         )
     }
     for early, length in itertools.product((True, False), (4, 100_000)):
@@ -102,66 +102,6 @@ def runner(mesh: Mesh) -> Runner:
             return in_threads(size, make, program)
 
     return run
-
-
-def in_threads(size: int, make: Callable[[int], Transport], program: Program) -> list[Any]:
-    """What a program returns on each rank, a thread each, with the transport that `make` gives it, closed at the end.
-
-    The first error of any is raised; AssertionError where a rank hangs.
-    """
-    results: list[Any] = [None] * size
-    errors: list[BaseException] = []
-
-    def act(rank: int) -> None:
-        try:
-            transport = make(rank)
-            try:
-                results[rank] = program(transport)
-            finally:
-                transport.close()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=act, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    if errors:
-        raise errors[0]
-    assert not any(thread.is_alive() for thread in threads), "a rank hangs"
-    return results
-
-
-class raises:
-    """A block that raises an error of this class, whose words match; `value` is the error."""
-
-    def __init__(self, kind: type[Exception], match: str = "") -> None:
-        self.kind, self.match = kind, match
-        self.value: Exception
-
-    def __enter__(self) -> raises:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        assert error is not None, f"no {self.kind.__name__} was raised"
-        if not isinstance(error, self.kind):
-            return False
-        assert re.search(self.match, str(error)), f"got {str(error)!r}, expected {self.match!r}"
-        self.value = error
-        return True
-
-
-def finish(transport: Transport, *requests: Request) -> None:
-    """Wait for all, ten seconds at most."""
-    wait_all(transport, requests, 10)
-
-
-def linger(transport: Transport, seconds: float) -> None:
-    """Make progress, with nothing to wait for."""
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s:
-        transport.progress(0.01)
 
 
 # ---- the checks

@@ -11,6 +11,7 @@ from testbed.transport.base import (
     aborted_words,
 )
 from testbed.transport.mailbox import Mailbox, Staged, wrong_length
+from testbed.transport.onesided import Exposed, is_put
 from testbed.transport.stream import Stream
 from testbed.transport.wire import GOODBYE_TAG, HEADER, HEADER_BYTES, NOTE_TAG
 
@@ -20,8 +21,11 @@ class Connection(Stream):
 
     header_bytes = HEADER_BYTES
 
-    def __init__(self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters) -> None:
+    def __init__(
+        self, rank: int, peer: int, max_staged_bytes: int, counters: PeerCounters, exposed: Exposed
+    ) -> None:
         super().__init__(rank, peer)
+        self.exposed = exposed
         self.counters = counters
         self._max_staged_bytes = max_staged_bytes
         self._mailbox = Mailbox()
@@ -85,12 +89,9 @@ class Connection(Stream):
         if tag == GOODBYE_TAG:
             return self._begin_farewell(length)
         if tag == NOTE_TAG:
-            if length > MOST_NOTE_BYTES:
-                self.fail(f"its note announces {length} bytes")
-                return False
-            self._told = bytearray(length)
-            self._target = memoryview(self._told)
-            return True
+            return self._begin_note(length)
+        if is_put(tag):
+            return self._begin_put(tag, length)
         request = self._mailbox.take_posted(tag)
         if request is not None and len(request.view) == length:
             into = request
@@ -109,6 +110,23 @@ class Connection(Stream):
             return False
         self._into = into
         self._target = into.view
+        return True
+
+    def _begin_note(self, length: int) -> bool:
+        if length > MOST_NOTE_BYTES:
+            self.fail(f"its note announces {length} bytes")
+            return False
+        self._told = bytearray(length)
+        self._target = memoryview(self._told)
+        return True
+
+    def _begin_put(self, tag: int, length: int) -> bool:
+        """It goes straight into a window of this rank's."""
+        placed = self.exposed.place(self.peer, tag, length)
+        if isinstance(placed, str):
+            self.fail(placed)
+            return False
+        self._into, self._target = placed, placed.view
         return True
 
     def _begin_farewell(self, length: int) -> bool:

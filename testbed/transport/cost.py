@@ -21,6 +21,7 @@ from testbed.transport.base import (
     check_traffic_class,
 )
 from testbed.transport.layers import Wrapper
+from testbed.transport.onesided import OneSided
 
 
 class CostedTransport(Wrapper):
@@ -32,6 +33,8 @@ class CostedTransport(Wrapper):
         self._per_byte_s = per_byte_s
         self._busy_until_s = 0.0
         self._lost: dict[int, TransportError] = {}
+        if isinstance(inner, OneSided):
+            self.exposed = inner.exposed
         self._forgotten: Counter[int] = Counter()  # how many times each peer was
         # what comes next when its time has come: times only grow, for the rank does one thing after another
         self._due: deque[tuple[float, Callable[[], None]]] = deque()

@@ -23,6 +23,7 @@ from testbed.transport.base import (
 )
 from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.mailbox import Mailbox, wrong_length
+from testbed.transport.onesided import Exposed, is_one_sided, is_put
 
 _CLOSED = -1  # instead of a tag: the sender has closed, for the reason that follows
 _BELL = -2  # nothing came: somebody wants `progress` to return
@@ -56,6 +57,7 @@ class MemoryTransport:
         self._mailboxes: defaultdict[tuple[int, TrafficClass], Mailbox] = defaultdict(Mailbox)
         self._lost: dict[int, PeerLost] = {}
         self._closed = False
+        self.exposed = Exposed()
         self._arrived: deque[tuple[int, int, TrafficClass, bytes]] = (
             deque()
         )  # other ranks' threads append here
@@ -80,6 +82,8 @@ class MemoryTransport:
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
         request = self._request("recv", peer, tag, view, traffic)
+        if is_put(tag):
+            raise address_error(self.rank, self.size, peer, tag)
         check_writable(view)
         mailbox = self._mailboxes[peer, traffic]
         staged = mailbox.take_staged(tag)
@@ -109,13 +113,19 @@ class MemoryTransport:
             if tag == _CLOSED:
                 self._lose(peer, aborted_words(payload) if payload else "it closed its end", not payload)
                 continue
-            counters = self.counters[peer]
-            counters.messages_received += 1
-            counters.bytes_received += len(payload)
-            mailbox = self._mailboxes[peer, traffic]
-            request = mailbox.take_posted(tag)
-            if request is not None:
+            if is_put(tag):
+                request = self.exposed.place(peer, tag, len(payload))
+                if isinstance(request, str):
+                    self._lose(peer, request)
+                    continue
+                self._count(peer, payload)
                 self._hand_over(request, memoryview(payload))
+                continue
+            self._count(peer, payload)
+            mailbox = self._mailboxes[peer, traffic]
+            posted = mailbox.take_posted(tag)
+            if posted is not None:
+                self._hand_over(posted, memoryview(payload))
             else:
                 mailbox.stage(tag, len(payload)).view[:] = payload
 
@@ -143,7 +153,7 @@ class MemoryTransport:
     def _request(
         self, kind: Literal["send", "recv"], peer: int, tag: int, view: memoryview, traffic: TrafficClass
     ) -> Request:
-        if peer not in self.counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
+        if peer not in self.counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG or is_one_sided(tag)):
             raise address_error(self.rank, self.size, peer, tag)
         check_traffic_class(traffic)
         return Request(kind, peer, tag, view)
@@ -152,6 +162,11 @@ class MemoryTransport:
         with self._news:
             self._arrived.append((sender, tag, traffic, payload))
             self._news.notify()
+
+    def _count(self, peer: int, payload: bytes) -> None:
+        counters = self.counters[peer]
+        counters.messages_received += 1
+        counters.bytes_received += len(payload)
 
     def _hand_over(self, request: Request, payload: memoryview) -> None:
         if len(payload) != len(request.view):

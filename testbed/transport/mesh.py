@@ -30,6 +30,7 @@ from testbed.transport.base import (
 from testbed.transport.connecting import Connecting, StreamKey
 from testbed.transport.failures import OnNote, OnPeerLost
 from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
+from testbed.transport.onesided import Exposed, is_one_sided, is_put
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
@@ -69,6 +70,7 @@ class Mesh:
         self.now_s = time.monotonic()
         self.settings = settings
         self.stall_detector: StallDetector | None = None
+        self.exposed = Exposed()
         self._counters = {peer: PeerCounters() for peer in range(self.size) if peer != rank}
         self._streams: dict[StreamKey, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
@@ -120,6 +122,8 @@ class Mesh:
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
         """See Transport."""
+        if is_put(tag):
+            raise address_error(self.rank, self.size, peer, tag)
         check_writable(view)
         request = Request("recv", peer, tag, view)
         self._connections_to(peer, tag, traffic).receive(request)
@@ -335,5 +339,5 @@ class Mesh:
         return stream
 
     def _check_address(self, peer: int, tag: int) -> None:
-        if peer not in self._counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG):
+        if peer not in self._counters or not (0 <= tag <= MAX_TAG or tag == CONTROL_TAG or is_one_sided(tag)):
             raise address_error(self.rank, self.size, peer, tag)

@@ -7,6 +7,7 @@ from collections import deque
 from testbed.transport.base import PeerCounters, Request, TransportError
 from testbed.transport.channels import FAST, FRAME, LAST, Channel, Incoming, Outgoing, StripeSettings
 from testbed.transport.mailbox import Mailbox, Staged, wrong_length
+from testbed.transport.onesided import Exposed, is_one_sided, is_put
 
 SEQUENCE_MASK = (1 << 24) - 1
 _MESSAGE_MASK = (1 << 32) - 1
@@ -18,12 +19,19 @@ class Pair:
     """All channels with one peer, for one class of traffic. Sends and receives are accepted at any time."""
 
     def __init__(
-        self, rank: int, peer: int, settings: StripeSettings, max_staged_bytes: int, counters: PeerCounters
+        self,
+        rank: int,
+        peer: int,
+        settings: StripeSettings,
+        max_staged_bytes: int,
+        counters: PeerCounters,
+        exposed: Exposed,
     ) -> None:
         self.rank = rank
         self.peer = peer
         self.settings = settings
         self.counters = counters
+        self.exposed = exposed
         self.lost: TransportError | None = None
         self.channels: dict[int, Channel] = {}
         self._max_staged_bytes = max_staged_bytes
@@ -40,6 +48,7 @@ class Pair:
         self._expected = 0  # the lowest sequence number that has not come
         self._early: set[int] = set()  # higher ones that have
         self._notices: deque[tuple[int, Incoming]] = deque()
+        self._one_sided: deque[Incoming] = deque()  # puts and signals, in the order in which they were sent
 
     @property
     def connected(self) -> bool:
@@ -152,12 +161,19 @@ class Pair:
         if ahead >= _MOST_AHEAD:
             self.fail(f"it sent message {number} when {self._next_match} was next")
             return None
-        matched = ahead == 0 and tag in self._mailbox.posted
+        put = self.exposed.place(self.peer, tag, total) if is_put(tag) else None
+        if isinstance(put, str):
+            self.fail(put)
+            return None
+        posted = not is_one_sided(tag) and tag in self._mailbox.posted  # signals may have to wait for puts
+        matched = put is not None or (ahead == 0 and posted)
         # small ones may come before large ones that were sent first: those behind must not wait for them
         most = self._max_staged_bytes * (2 if fast else 1)
         if not matched and not self._mailbox.has_room(total, most):
             return None
         into = self._messages[number] = Incoming(number, tag, total, staged=not matched)
+        if put is not None:
+            into.request, into.view = put, put.view
         if into.staged:
             self._mailbox.reserve(total)
         if ahead == 0:
@@ -171,13 +187,30 @@ class Pair:
             self._next_match = (self._next_match + 1) & _MESSAGE_MASK
             if into.ended:
                 del self._messages[into.number]
-            request = self._mailbox.take_posted(into.tag)
-            if request is None:
-                self._mailbox.keep(into.tag, into)
-                continue
-            if into.staged:
-                self._mailbox.release(into.total)
-            self._give(into, request)
+            if is_one_sided(into.tag):
+                self._one_sided.append(into)
+                self._tell_one_sided()
+            else:
+                self._match_receive(into)
+
+    def _match_receive(self, into: Incoming) -> None:
+        request = self._mailbox.take_posted(into.tag)
+        if request is None:
+            self._mailbox.keep(into.tag, into)
+            return
+        if into.staged:
+            self._mailbox.release(into.total)
+        self._give(into, request)
+
+    def _tell_one_sided(self) -> None:
+        """Puts are over, and signals found, in their order, when they have come and all before them have."""
+        waiting = self._one_sided
+        while waiting and waiting[0].ended:
+            into = waiting.popleft()
+            if into.request is not None:
+                into.request.complete()
+            else:
+                self._match_receive(into)
 
     def _give(self, into: Incoming, request: Request) -> None:
         """A message, come entirely, in part or not at all yet, goes to this receive."""
@@ -255,7 +288,9 @@ class Pair:
             into.number - self._next_match
         ) & _MESSAGE_MASK >= _MOST_AHEAD:  # matched, or else to be matched still
             self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
-        if into.request is not None:
+        if is_one_sided(into.tag):
+            self._tell_one_sided()
+        elif into.request is not None:
             into.request.complete()
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
@@ -286,6 +321,7 @@ class Pair:
                 else:
                     self._mailbox.discard(into)
         self._messages.clear()
+        self._one_sided.clear()
         self._mailbox.fail(reason)
         self._waiting.clear()
         unsent, self._unsent = self._unsent, {}

@@ -56,7 +56,9 @@ class StripedTransport(Mesh):
         pair = self._pairs.get((peer, key.traffic))
         if pair is None:
             counters, staged = self._counters[peer], self.settings.max_staged_bytes
-            pair = self._pairs[peer, key.traffic] = Pair(self.rank, peer, settings, staged, counters)
+            pair = self._pairs[peer, key.traffic] = Pair(
+                self.rank, peer, settings, staged, counters, self.exposed
+            )
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
 

@@ -56,7 +56,7 @@ class TcpTransport(Mesh):
     def _make_stream(self, peer: int, key: ConnectionKey) -> Connection:
         if key.channel or key.channels:
             raise ValueError(f"channel: got {key.channel} of {key.channels}, expected none")
-        made = Connection(self.rank, peer, self.settings.max_staged_bytes, self._counters[peer])
+        made = Connection(self.rank, peer, self.settings.max_staged_bytes, self._counters[peer], self.exposed)
         self._connections.setdefault(key.traffic, {})[peer] = made
         return made
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from testbed.testing.transports import in_threads
+from testbed.testing.threads import in_threads
 from testbed.transport import (
     CostedTransport,
     MemoryNetwork,

@@ -13,7 +13,7 @@ from testbed.job.wiring import THIS_NAMESPACE, RankEndpoint, join
 from testbed.plugins import PluginError
 from testbed.scale import Scale
 from testbed.testing import check_transport
-from testbed.testing.transports import in_threads
+from testbed.testing.threads import in_threads
 from testbed.transport import Transport, wait_all
 from testbed.transport.kinds import transport_kind
 from testbed.transport.observing import Unobserved

@@ -9,7 +9,7 @@ import pytest
 from testbed.replicas import Policy, RingSettings
 from testbed.replicas.policy import CatchUpMode, Mode
 from testbed.replicas.ring import chunks_of
-from testbed.testing.transports import in_threads
+from testbed.testing.threads import in_threads
 from testbed.transport import BEST_EFFORT, MemoryNetwork, Request, TrafficClass, Transport
 from tests.unit.replica_jobs import NUMEL, Job, Mortal, Outcome, Processes, in_threads_with_a_kill, steps_of
 

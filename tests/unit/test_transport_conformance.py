@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testbed.testing import check_transport, transport_checks
-from testbed.testing.transports import in_threads
+from testbed.testing.threads import in_threads
 from testbed.transport import TRANSPORTS, CostedTransport, MemoryNetwork, PeerCounters, PeerLost, Transport
 from tests.unit.ranks import (
     in_memory,

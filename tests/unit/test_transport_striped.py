@@ -28,6 +28,7 @@ from testbed.transport import (
     wait_all,
 )
 from testbed.transport.channels import FRAME, Channel
+from testbed.transport.onesided import Exposed
 from testbed.transport.pairs import Pair
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
@@ -47,7 +48,7 @@ class Ends:
 
     def __init__(self, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
-        self.pairs = [Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters()) for rank in range(2)]
+        self.pairs = [Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed()) for rank in range(2)]
         self.masks: list[dict[int, int]] = [{}, {}]
         for number in range(settings.connections):
             for rank, sock in enumerate(socket.socketpair()):
