@@ -1,4 +1,4 @@
-"""Published models, accelerators, placements and baselines, as the data files in `data/` say."""
+"""Published models, accelerators, placements, baselines and presets, as the data files in `data/` say."""
 
 from __future__ import annotations
 
@@ -35,6 +35,12 @@ def placements() -> Mapping[str, Entry]:
 def baselines() -> Mapping[str, Entry]:
     """By name: source, changes of a scenario by path."""
     return _read("baselines")
+
+
+@cache
+def presets() -> Mapping[str, Entry]:
+    """By name: source, and by path of a scenario's values what each is (value), whence (source), where (needs)."""
+    return _read("presets")
 
 
 def _read(name: str) -> Mapping[str, Entry]:

@@ -30,11 +30,13 @@ from testbed.cli.virtual import (
     out,
 )
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
-from testbed.config import TransportSpec
+from testbed.config import PRESETS
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.job.tuning import tuning_of
 from testbed.plugins import registry, short
 from testbed.running.bench_request import (
+    USUAL_KIND,
+    USUAL_PROTOCOL,
     algorithms_named,
     check_words,
     collective_named,
@@ -42,6 +44,7 @@ from testbed.running.bench_request import (
     guest_bytes,
     guest_for,
     sizes_between,
+    transport_asked,
     tuned,
     wants_guest,
     write_rows,
@@ -84,8 +87,12 @@ def bench(
     ranks: Annotated[
         int | None, typer.Option(min=2, help="How many [default: one per host; 4 on loopback].")
     ] = None,
-    transport: Annotated[str, typer.Option(help=", ".join(registry("transports")))] = "tcp",
-    protocol: Annotated[str, typer.Option(help=", ".join(registry("protocols")))] = "eager",
+    transport: Annotated[str, typer.Option(help=", ".join(registry("transports")))] = USUAL_KIND,
+    protocol: Annotated[str, typer.Option(help=", ".join(registry("protocols")))] = USUAL_PROTOCOL,
+    preset: Annotated[
+        str | None,
+        typer.Option(help=f"Transport, protocol and what they cost in one: {', '.join(PRESETS)}."),
+    ] = None,
     congestion_control: Annotated[
         str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
     ] = None,
@@ -112,6 +119,7 @@ def bench(
     """
     collective = collective_named(collective)
     check_words(dtype, op, transport, protocol, clock)
+    spec = transport_asked(transport, protocol, preset)
     algorithms = algorithms_named(collective, algorithm, tune is not None)
     sizes = sizes_between(least, most, factor)
     if wants_guest(clock):
@@ -125,7 +133,7 @@ def bench(
         op,
         iterations,
         warmup,
-        transport=TransportSpec(kind=transport, protocol=protocol),
+        transport=spec,
         congestion_control=congestion_control_for(congestion_control, topology),
         tuning=tuning_of(tuning, "command line", "--tuning"),
         seed=seed,
@@ -137,7 +145,7 @@ def bench(
     where = topology.name if topology else "loopback"
     scale = "" if run.scale.is_one else f"; {run.scale}"
     print(
-        f"# {collective}: {count} ranks, {where}, {transport}, {iterations} iterations after {warmup}{scale}"
+        f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
     for line in HEADINGS:
         print(_line(line))

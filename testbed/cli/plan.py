@@ -14,7 +14,9 @@ from rich.table import Table
 
 from testbed.cli.bars import searching
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import load_scenario
+from testbed.config import Scenario, load_scenario
+from testbed.config.model import look
+from testbed.config.presets import preset_changes
 from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated, print_training_steps
@@ -48,10 +50,10 @@ def plan(
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        _print(found)
+        _print(found, loaded)
 
 
-def _print(found: dict[str, dict[str, Any]]) -> None:
+def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("variant", overflow="fold")
@@ -81,7 +83,22 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
         if "searched" in entry:
             console.print(f"{name}: {_searched_words(entry['searched'])}.")
     print_training_steps((entry.get("training_steps", 1) for entry in found.values()), console)
+    for name in found:
+        if words := _preset_words(scenario.variant(name) if scenario.variants else scenario):
+            console.print(f"{name}: {words}.", soft_wrap=True)
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
+
+
+def _preset_words(variant: Scenario) -> str:
+    """What its preset comes to, as far as it is not said otherwise; empty without one."""
+    if variant.preset is None:
+        return ""
+    data = variant.to_data()
+    values = {path: look(data, *path.split(".")) for path, _ in preset_changes(variant.preset, data)}
+    said = [
+        f"{path} {', '.join(value) if isinstance(value, list) else value}" for path, value in values.items()
+    ]
+    return f"preset {variant.preset}: {'; '.join(said)}"
 
 
 def _searched_words(found: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ def predict(
 
     The model knows paths under the policy, fair shares, latency, what losses do to connections, the software's cost
     per message, and what each collective sends. It knows nothing of full queues, and says where some are short; nor of
-    events, background traffic, protocols.
+    events, background traffic, protocols of one's own.
     """
     began_s = time.perf_counter()
     with searching(Console(stderr=True, highlight=False)):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from testbed.collectives.scopes import Scope, Scopes
 from testbed.flight import COMPLETED, FAILED, Record, Recorder
-from testbed.transport import Aborted, PeerLost, Request, Transport, TransportError
+from testbed.transport import Aborted, OperationCosts, PeerLost, Request, Transport, TransportError
 
 
 class Waitable(Protocol):
@@ -218,12 +218,15 @@ class Engine:
     """The tasks of one transport. `failure`: that the rank gives up altogether, or that its transport has.
 
     ended: how many operations have, so that who waits for many need not look at each whenever a frame comes.
-    recorder: writes down what they do.
+    recorder: writes down what they do. costs: what operations take beside their messages; None: nothing.
     """
 
-    def __init__(self, transport: Transport, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, transport: Transport, recorder: Recorder | None = None, costs: OperationCosts | None = None
+    ) -> None:
         self.transport = transport
         self.recorder = recorder
+        self.costs = costs
         self.ready: deque[Task] = deque()
         self.failure: TransportError | None = None
         self.ended = 0

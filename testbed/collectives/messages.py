@@ -213,7 +213,7 @@ class Members:
         words = f"{name} #{self._sequence}"
         record = self._begin_record(name, self._sequence, about)
         position.record = record
-        work = self._work(words, steps(numbers, position), timeout_s, position, result, record)
+        work = self._work(words, steps(numbers, position), timeout_s, about.array, position, result, record)
         if not async_op:
             work.wait()
         return work
@@ -235,7 +235,7 @@ class Members:
             request = begin(there, number, as_bytes(array), record)
             yield (request,)
 
-        return self._work(words, steps(), timeout_s, record=record)
+        return self._work(words, steps(), timeout_s, array, record=record)
 
     def _begin_record(
         self, name: str, sequence: int, about: About, peer: int = -1, tag: int = 0
@@ -247,21 +247,28 @@ class Members:
         name: str,
         steps: Steps,
         timeout_s: float | None,
+        array: Array | None,
         position: Position | None = None,
         result: object = None,
         record: Record | None = None,
     ) -> Work:
         name = f"{name} of {self.name}" if self.name else name
-        if self.control_delay is not None or record is not None:
-            steps = self._controlled(steps, record)
+        if self.control_delay is not None or self._engine.costs is not None or record is not None:
+            steps = self._controlled(steps, array, record)
         task = self._engine.start(name, steps, position, self._scope, record)
         return Work(self._engine, task, self.timeout_s if timeout_s is None else timeout_s, result)
 
-    def _controlled(self, steps: Steps, record: Record | None) -> Steps:
-        """An operation behind its control part, in which buffers are registered and peers told."""
+    def _controlled(self, steps: Steps, array: Array | None, record: Record | None) -> Steps:
+        """An operation behind its control part: kernels begin, buffers are registered, peers told."""
+        costs = self._engine.costs
         delay_s = self.control_delay() if self.control_delay is not None else 0.0
+        if costs is not None:
+            address = 0 if array is None else array.__array_interface__["data"][0]
+            delay_s += costs.before_s(address, 0 if array is None else array.nbytes)
         if delay_s > 0:
             yield (self._engine.timer(time.monotonic() + delay_s),)
         if record is not None:
             record.started(time.monotonic() if delay_s > 0 else record.scheduled_s)
         yield from steps
+        if costs is not None and costs.after_s:
+            yield (self._engine.timer(time.monotonic() + costs.after_s),)

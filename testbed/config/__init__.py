@@ -4,6 +4,7 @@ from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.files import Kind, describe_kind, expand, expand_data, json_schema
+from testbed.config.presets import PRESETS, preset_transport
 from testbed.config.scenario import (
     ScaleSpec,
     Scenario,
@@ -30,6 +31,7 @@ from testbed.directions import Direction, LossBursts
 __all__ = [
     "DISTANCES",
     "MAX_SUBFLOWS",
+    "PRESETS",
     "BackgroundTrafficSpec",
     "Building",
     "Clos",
@@ -56,5 +58,6 @@ __all__ = [
     "load_scenario",
     "load_topology",
     "mac_address",
+    "preset_transport",
     "probe_address",
 ]

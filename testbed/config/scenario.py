@@ -28,6 +28,7 @@ from testbed.config.loading import (
 )
 from testbed.config.model import Finding, Form, Strict, look, validate
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
+from testbed.config.presets import PRESET, PRESETS, preset_changes, with_preset
 from testbed.config.scenario_files import read_scenario
 from testbed.config.topology import Topology, TopologySpec
 from testbed.config.transport import TransportSpec
@@ -170,6 +171,11 @@ class Scenario(Strict):
         default=ControlSpec(),
         description="How long switches and controller take to notice, to decide, to act.",
     )
+    preset: Annotated[str | None, choice("a preset", PRESETS)] = Field(
+        default=None,
+        description="A library of collectives, whose protocol, connections, costs and algorithms count for all that is "
+        "not said here: data/presets.yaml. In a variant, or with `--set`, they count for all that is not said there.",
+    )
     transport: TransportSpec = Field(default=TransportSpec(), description="How ranks talk to each other.")
     background_traffic: tuple[BackgroundTrafficSpec, ...] = Field(
         default=(), description="Other jobs, whose traffic shares the network while steps run."
@@ -211,7 +217,8 @@ class Scenario(Strict):
 
     @classmethod
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One rank per host unless told otherwise."""
+        """One rank per host unless told otherwise; what a preset says."""
+        data = with_preset(data)
         hosts = _free_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
@@ -352,7 +359,7 @@ class Scenario(Strict):
         """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
         alone = self.model_copy(update={"variants": None, "explore": None})
         document = Document(name, alone.to_data(), {(): Origin(name, None)})
-        for path, value in changes.items():
+        for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):
             document.put(path, value)
         return validate(Scenario, document)
 

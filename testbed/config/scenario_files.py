@@ -9,6 +9,7 @@ from typing import Any
 from testbed.config.errors import ConfigError
 from testbed.config.loading import OVERRIDES, Document, parse_override, read_document, show
 from testbed.config.model import look
+from testbed.config.presets import PRESET, preset_changes
 from testbed.config.shipped import located
 from testbed.config.topology import read_topology
 from testbed.plugins import rooted
@@ -40,6 +41,10 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
             expected = f"a topology file; there is no {file}"
             raise ConfigError([document.problem(("topology",), show(topology), expected)])
         document.graft("topology", read_topology(file))
+    named = [override for override in parts if parse_override(override)[0] == PRESET]
+    for override in named:  # before all others, which may say otherwise
+        for path_set, value in preset_changes(parse_override(override)[1], document.data):
+            document.put(path_set, value)
     for override in parts:
         document.override(override)
     _root_files(document.data, Path())

@@ -9,30 +9,15 @@ from pydantic import Field
 
 from testbed.config import forms
 from testbed.config.buildings import Host
-from testbed.config.forms import DscpsOrNone, Duration, Size, Timeout, choice, pattern, whole
+from testbed.config.forms import DscpsOrNone, Size, Timeout, choice, pattern, whole
 from testbed.config.model import Finding, Form, Strict
+from testbed.config.software import SoftwareCostSpec, StagingSpec
 from testbed.config.topology import Topology
 from testbed.plugins import registry
 from testbed.words import BDP, PLANNED
 
 STRIPE_MODES = ("dqplb", "spray")
 MAX_SUBFLOWS = 8  # the kernel's own limit
-
-
-class SoftwareCostSpec(Strict):
-    """What messages cost the software of a real host, paid at both ends under the virtual clock only.
-
-    There computing takes no time of its own; under the real clock the ranks' own software costs what it costs.
-    The defaults: half of the 9.6 us that NCCL's own tuning model gives for one hop of a ring over a network with its
-    Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat`), and one copy at 450 GB/s (NVLink of an H100).
-    """
-
-    per_message_s: Duration = Field(
-        default=4.8e-6, alias="per_message", description="For every message, whatever its size."
-    )
-    per_gigabyte_s: Duration = Field(
-        default=2.2e-3, alias="per_gigabyte", description="For every 10^9 real bytes of a message."
-    )
 
 
 # how far apart two ranks may be, and what a striped transport goes by
@@ -144,6 +129,7 @@ class TransportSpec(Strict):
         description="eager: messages go out at once. rendezvous: when their receive was announced, straight into it. "
         "staged: in chunks, copied through a window of slots.",
     )
+    staging: StagingSpec = Field(default=StagingSpec(), description="Slots of protocol staged.")
     bootstrap: Annotated[str, forms.named("bootstraps")] = Field(
         default="static",
         description="static: ranks are told all addresses. star: all tell rank 0, which tells all, and everybody "

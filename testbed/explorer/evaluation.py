@@ -21,7 +21,8 @@ from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
 
 MEMORY = "explore.memory"
-UNMODELLED = ("transport.protocol", "events", "background_traffic")  # paths of what a model may not know
+# paths of what a model may not know
+UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traffic")
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
 
 

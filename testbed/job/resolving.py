@@ -10,14 +10,17 @@ from typing import Any
 
 from testbed.config import BackgroundTrafficSpec, Host, Topology, TransportSpec, distance
 from testbed.config.model import Strict
+from testbed.config.software import LAZY, RegistrationSpec, StagingSpec
 from testbed.fabric.plan import Multipath
 from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
 from testbed.plugins import blamed
 from testbed.scale import Scale
+from testbed.transport import PROTOCOLS, Registration, Slots, Software
 from testbed.transport.kinds import TRANSPORTS, transport_kind
 from testbed.transport.kinds.base import source_of
+from testbed.transport.kinds.striped import LEAST_OUTSTANDING, PACKET_BYTES
 from testbed.virtual import clock_here
 
 # above those of ranks; the same in every run with the same seed, as hashes go by ports
@@ -82,7 +85,6 @@ def wiring_of(
 
     timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
     """
-    message_s, byte_s = software_cost(spec, scale)
     ranks = len(endpoints)
     hosts = {host.name: host for host in topology.hosts} if topology else {}
     return Wiring(
@@ -92,28 +94,55 @@ def wiring_of(
         timeout_s=scale.emulated_s(spec.timeout_s if timeout_s is None else timeout_s),
         kind=spec.kind,
         options=options_of(spec, scale),
-        protocol=spec.protocol,
         bootstrap=spec.bootstrap,
         congestion_control=congestion_control,
         sockets=sockets or SocketRules(),
         distances=distances_of(topology, [hosts[endpoint.host] for endpoint in endpoints])
         if topology
         else (("same_rack",) * ranks,) * ranks,
-        per_message_s=message_s,
-        per_byte_s=byte_s,
+        software=software_of(spec, scale),
     )
 
 
-def software_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
-    """What a message and a byte cost, emulated: where software takes no time of its own, else nothing on top."""
-    return modelled_cost(spec, scale) if clock_here() == "free" else (0.0, 0.0)
+def software_of(spec: TransportSpec, scale: Scale) -> Software:
+    """The protocol, and what it costs where software takes no time of its own; else nothing on top. PluginError."""
+    modelled = modelled_software(spec, scale)
+    if clock_here() == "free":
+        return modelled
+    return Software(modelled.protocol, modelled.slots, computing_share=modelled.computing_share)
 
 
-def modelled_cost(spec: TransportSpec, scale: Scale) -> tuple[float, float]:
-    """What a message and a byte cost the software of real hosts, as the scenario has it; emulated."""
-    cost = spec.software_cost
-    per_byte_s = scale.real_bytes(cost.per_gigabyte_s / 1e9)
-    return scale.emulated_s(cost.per_message_s), scale.emulated_s(per_byte_s)
+def modelled_software(spec: TransportSpec, scale: Scale) -> Software:
+    """The protocol, and what it costs real hosts, as the scenario has it; emulated. PluginError."""
+    cost, protocol = spec.software_cost, PROTOCOLS.find(spec.protocol)
+    per_gigabyte_s = cost.per_gigabyte_s + (cost.copy_per_gigabyte_s if protocol.copies else 0.0)
+    lazy = cost.registration.mode == LAZY and protocol.registers
+    return Software(
+        spec.protocol,
+        _slots(spec.staging, scale),
+        message_s=scale.emulated_s(cost.per_message_s),
+        byte_s=scale.emulated_s(scale.real_bytes(per_gigabyte_s / 1e9)),
+        note_s=None if cost.per_note_s is None else scale.emulated_s(cost.per_note_s),
+        handover_s=scale.emulated_s(cost.handover_s),
+        launch_s=scale.emulated_s(cost.launch_s),
+        completion_s=scale.emulated_s(cost.completion_s),
+        synchronisation_s=scale.emulated_s(cost.synchronisation_s),
+        registration=_registration(cost.registration, scale) if lazy else None,
+        computing_share=cost.sm_cost if protocol.copies else 0.0,
+    )
+
+
+def _slots(spec: StagingSpec, scale: Scale) -> Slots:
+    """Chunks shrink as messages do, but packets do not: of larger ones there are fewer, for as many bytes in all."""
+    wanted_bytes = scale.emulated_bytes(spec.chunk_bytes)
+    chunk_bytes = max(min(spec.chunk_bytes, PACKET_BYTES), round(wanted_bytes))
+    slots = round(spec.slots * min(1.0, wanted_bytes / chunk_bytes))
+    return Slots(chunk_bytes, max(min(spec.slots, LEAST_OUTSTANDING), slots))
+
+
+def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:
+    least_s, most_s, rare_s = map(scale.emulated_s, (spec.least_s, spec.most_s, spec.rare_s))
+    return Registration(least_s, most_s, rare_s, spec.rare_share)
 
 
 def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:

@@ -29,12 +29,13 @@ from testbed.job.hardware import (
     with_stragglers,
     within_of,
 )
-from testbed.job.resolving import modelled_cost
+from testbed.job.resolving import modelled_software
 from testbed.job.scheduling import owners_of, schedule_by_name, schedule_from_file
 from testbed.job.tuning import tuning_of
 from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
+from testbed.transport import Software
 from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
 from testbed.workload.outer import Outer
@@ -51,7 +52,7 @@ SHARES = {1: 0.4, 2: 0.6}  # of a search's time, by stages per rank: with two th
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """A training step as it will be carried out. network: of the ranks; cost: of software, per message and byte.
+    """A training step as it will be carried out. network: of the ranks; software: what their messages cost it.
 
     schedule: of the first replica, where they differ. layers: blocks of each stage; none of stages that are given.
     microbatches: of each replica.
@@ -65,7 +66,7 @@ class Training:
     plan: JobPlan
     network: Network
     itemsize: int
-    cost: tuple[float, float]
+    software: Software
     algorithm: str
     training_steps: int = 1
     memory_limit_bytes: float | None = None
@@ -112,7 +113,7 @@ def training_of(
         plan,
         network,
         itemsize,
-        modelled_cost(scenario.transport, scale),
+        modelled_software(scenario.transport, scale),
         scenario.algorithms[0],
         workload.training_steps_of_step,
         asked.memory_limit_bytes,

@@ -17,10 +17,13 @@ from testbed.transport import (
     PROTOCOLS,
     CostedTransport,
     MeshSettings,
+    OperationCosts,
     SocketSettings,
+    Software,
     TrafficClass,
     Transport,
     TransportKind,
+    operation_costs,
     with_protocol,
 )
 from testbed.transport.bootstrap import BootstrapReport
@@ -60,7 +63,7 @@ class Wiring:
     """All ranks of a job and what is between them. Figures are emulated ones.
 
     kind, options: of the transport. distances: per rank, what is between it and each rank.
-    per_message_s, per_byte_s: modelled cost of software; zero where software costs what it costs.
+    software: the protocol, and what software costs by the model; nothing where it costs what it costs.
     """
 
     token: str
@@ -69,13 +72,11 @@ class Wiring:
     timeout_s: float
     kind: str = "tcp"
     options: dict[str, Any] = field(default_factory=dict)
-    protocol: str = "eager"
     bootstrap: str = "static"
     congestion_control: str | None = None
     sockets: SocketRules = field(default_factory=SocketRules)
     distances: tuple[tuple[str, ...], ...] = ()
-    per_message_s: float = 0.0
-    per_byte_s: float = 0.0
+    software: Software = field(default_factory=Software)
 
     @property
     def buildings(self) -> list[int]:
@@ -106,7 +107,7 @@ class Wiring:
 
     def look_up(self) -> None:
         """Find all that has a name here, once, for ranks that are forked later. PluginError."""
-        _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.protocol)
+        _ = self.transport, BOOTSTRAPS.find(self.bootstrap), PROTOCOLS.find(self.software.protocol)
 
     def channels(self, rank: int, peer: int) -> int:
         """Over how many connections, or subflows of one, what two ranks send each other is spread."""
@@ -146,16 +147,21 @@ class Wiring:
         document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
         document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
+        document["software"] = Software.from_document(document["software"])
         return cls(**document)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about."""
+    """A rank's sockets; the transport to use, the same unless there is a protocol or cost on top; how it came about.
+
+    costs: of operations; None where they have none.
+    """
 
     sockets: Observed
     transport: Transport
     bootstrap: BootstrapReport
+    costs: OperationCosts | None = None
 
 
 def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
@@ -191,6 +197,9 @@ def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
         sockets.connect()
         report.connections += len(sockets.counters)
     report.time_s = time.monotonic() - begun_s
-    if wiring.per_message_s or wiring.per_byte_s:
-        transport = CostedTransport(transport, wiring.per_message_s, wiring.per_byte_s)
-    return Joined(sockets, with_protocol(transport, wiring.protocol), report)
+    software = wiring.software
+    if software.of_messages:
+        each = software.message_s, software.byte_s, software.note_s, software.handover_s
+        transport = CostedTransport(transport, *each)
+    transport = with_protocol(transport, software.protocol, software.slots)
+    return Joined(sockets, transport, report, operation_costs(software, wiring.seed, rank))

@@ -16,11 +16,12 @@ from typing import Any
 
 from testbed.config import TransportSpec
 from testbed.job.errors import RunError
-from testbed.job.resolving import modelled_cost
+from testbed.job.resolving import modelled_software
 from testbed.paths.congestion import LossResponse
 from testbed.paths.hops import NETEM
 from testbed.paths.losses import USUAL, control_of
 from testbed.scale import Scale
+from testbed.transport import Software
 from testbed.virtual.image import caches
 
 SCHEMA = 1
@@ -56,13 +57,13 @@ class Calibration:
         own = control_of(model or congestion_control).response
         return own or self.losses.get(USUAL) or LossResponse()
 
-    def cost(self, transport: TransportSpec, scale: Scale) -> tuple[float, float]:
-        """What a message and a byte take at each end; emulated."""
-        message_s, byte_s = modelled_cost(transport, scale)
-        return (
-            message_s if self.message_s is None else self.message_s,
-            byte_s if self.byte_s is None else self.byte_s,
-        )
+    def software(self, transport: TransportSpec, scale: Scale) -> Software:
+        """What messages take at each end, and operations beside them; emulated."""
+        found = modelled_software(transport, scale)
+        if self.message_s is None or self.byte_s is None:
+            return found
+        share = found.computing_share
+        return Software(found.protocol, found.slots, self.message_s, self.byte_s, computing_share=share)
 
     @property
     def link_engine(self) -> str:

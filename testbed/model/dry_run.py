@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.units import format_size
 from testbed.job.errors import wrong_workload
-from testbed.job.resolving import modelled_cost
+from testbed.job.resolving import modelled_software
 from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.training import Training
 from testbed.job.workload import Workload, workload_of
@@ -38,7 +38,7 @@ def dry_run(training: Training) -> Timeline:
         try:
             plan = training.plan.using(training.algorithm)
             _known[training] = simulate(
-                plan, training.network, training.itemsize, *training.cost, folded=True
+                plan, training.network, training.itemsize, training.software, folded=True
             )
         except Stuck as error:
             if training.schedule.source is not None:
@@ -75,9 +75,10 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
     network = network_of(topology, scenario.rank_hosts(topology))
-    plan, cost = workload.plan.using(algorithm), modelled_cost(scenario.transport, scale)
+    plan = workload.plan.using(algorithm)
+    software = modelled_software(scenario.transport, scale)
     try:
-        return simulate(plan, network, workload.itemsize, *cost, folded=True)
+        return simulate(plan, network, workload.itemsize, software, folded=True)
     except Stuck as error:
         name = scenario.workload.kind
         raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from testbed.collectives.plan import Plan
 from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of
 from testbed.workload.plan import GroupCollective, JobPlan, Message
@@ -21,27 +23,40 @@ def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsiz
     return made(request), numel * collective.blocks(size)
 
 
-def message_count(plan: JobPlan, itemsize: int, most: int) -> int:
-    """How many messages its ranks send in all; it is not counted on beyond `most`."""
+def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:
+    """How many messages its ranks send in all; it is not counted on beyond `most`.
+
+    chunk_bytes: of each of them, if they are cut in chunks, those are counted.
+    """
     known: dict[tuple[GroupCollective, int], int] = {}
     found = 0
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if isinstance(operation, Message):
-                found += operation.sends
+                found += operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
             elif isinstance(operation, GroupCollective):
                 key = operation.alike, plan.groups[operation.group][1].index(rank)
                 if key not in known:
-                    known[key] = _sends(plan, operation, key[1], itemsize)
+                    known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
                 found += known[key]
             if found > most:
                 return found
     return found
 
 
-def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> int:
+def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
     if operation.uneven:  # to each other member a count, and the elements
-        return 2 * (len(plan.groups[operation.group][1]) - 1)
-    made, _ = collective_plan(plan, operation, own, itemsize)
+        rows = operation.sent_rows()[own]
+        return sum(
+            1 + _chunks(numel * itemsize, chunk_bytes) for peer, numel in enumerate(rows) if peer != own
+        )
+    made, elements = collective_plan(plan, operation, own, itemsize)
+    bounds = made.bounds(elements)
     strands = (strand for stages in made.channels for stage in stages for strand in stage)
-    return sum(len(step.sends) for strand in strands for step in strand)
+    sends = (transfer for strand in strands for step in strand for transfer in step.sends)
+    sizes = (sum(bounds[end] - bounds[start] for start, end in transfer.runs) for transfer in sends)
+    return sum(_chunks(numel * itemsize, chunk_bytes) for numel in sizes)
+
+
+def _chunks(size_bytes: int, chunk_bytes: float) -> int:
+    return max(1, math.ceil(size_bytes / chunk_bytes))

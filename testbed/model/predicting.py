@@ -22,7 +22,7 @@ from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bi
 from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
-from testbed.transport import TrafficClass
+from testbed.transport import PROTOCOLS, TrafficClass
 from testbed.transport.wire import ConnectionKey
 
 DRAWS = 9
@@ -38,12 +38,15 @@ def predict(job: Job, algorithm: str, calibration: Calibration | None = None, dr
     """
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
-    cost = calibration.cost(job.scenario.transport, job.scale)
+    software = calibration.software(job.scenario.transport, job.scale)
     network, seed = routed(job, algorithm, calibration), job.scenario.seed
     plan, lossy = workload.plan.using(algorithm), job.topology.lossy
     chances = [Random(f"{seed}/{number}") for number in range(draws if lossy else 0)]
-    folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES) > MOST_MESSAGES
-    return simulate(plan, network, workload.itemsize, *cost, folded=folded, draws=chances)
+    copied = PROTOCOLS.find(software.protocol).copies
+    chunk_bytes = software.slots.chunk_bytes if copied else math.inf
+    messages = message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes)
+    folded = lossy or messages > MOST_MESSAGES
+    return simulate(plan, network, workload.itemsize, software, folded=folded, draws=chances)
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:

@@ -6,26 +6,25 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from random import Random
 
+from testbed.collectives.carrying import AHEAD
 from testbed.collectives.late_counts import COUNT_BYTES
-from testbed.collectives.plan import Stage, Strand, Transfer
-from testbed.collectives.registry import rows_algorithm_of
+from testbed.collectives.plan import Round, Stage, Strand, Transfer
+from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.errors import TestbedError
-from testbed.model.fluid import Fluid
-from testbed.model.folding import Folder, Isolated, software_of
+from testbed.model.computing import Computers
+from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import collective_plan
-from testbed.model.waiting import Event, Mailbox, SendBuffer
-from testbed.paths.network import Ends, Members, Network, Path, arrival_s, drawn_arrival_s
+from testbed.model.messaging import Arrival, Key, Messaging
+from testbed.model.waiting import Event
+from testbed.paths.network import Ends, Members, Network, arrival_s, drawn_arrival_s
+from testbed.transport import Software
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
 
-Key = tuple[object, ...]
 Events = Generator[list[Event], None, None]
 
 
@@ -49,20 +48,19 @@ def simulate(
     plan: JobPlan,
     network: Network,
     itemsize: int,
-    message_s: float = 0.0,
-    byte_s: float = 0.0,
+    software: Software | None = None,
     *,
     folded: bool = False,
     draws: Sequence[Random] = (),
 ) -> Timeline:
-    """Carry the plan out once. itemsize: bytes of an element. message_s, byte_s: what software adds at each end.
+    """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
 
     folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
     what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
     the plan, and the one of median length is returned; without, and in collectives that are folded, all are late by the
     mean. Stuck.
     """
-    whole = _Simulation(plan, network, itemsize, message_s, byte_s, folded)
+    whole = _Simulation(plan, network, itemsize, software or Software(), folded)
     if not draws:
         return whole.run()
     drawn = [whole.again(partial(drawn_arrival_s, draw)).run() for draw in draws]
@@ -87,63 +85,36 @@ class _Call:
         return self.members[source], self.members[target]
 
 
-class _Simulation:
+class _Simulation(Messaging):
     def __init__(
         self,
         plan: JobPlan,
         network: Network,
         itemsize: int,
-        message_s: float,
-        byte_s: float,
+        software: Software,
         folded: bool,
-        arrival_s: Callable[[Sequence[Path], float], float] = arrival_s,
+        arrival: Arrival = arrival_s,
     ) -> None:
-        self.plan, self.itemsize, self.message_s, self.byte_s = plan, itemsize, message_s, byte_s
-        self.network, self.arrival_s = network, arrival_s
-        software = {software_of(rank): 1.0 for rank in range(len(plan.ranks))}
-        self.fluid = Fluid({**network.capacities, **software}, network.queues, network.classes)
-        self.busy_until_s = [0.0] * len(plan.ranks)
-        self.worked_s = [0.0] * len(plan.ranks)
-        self.sending: dict[Ends, int] = {}
-        # when lossy connections are done with what they have
-        self.until_s: dict[tuple[Ends, int], float] = {}
-        self.buffers: dict[tuple[Ends, int], SendBuffer] = {}
-        self.burst_bytes = 0.0
-        self.now_s = 0.0
-        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self.number = count()
+        super().__init__(network, len(plan.ranks), software, arrival)
+        self.plan, self.itemsize = plan, itemsize
         self.trackers = [Tracker(operations) for operations in plan.ranks]
         self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
-        self.boxes: dict[Key, Mailbox] = {}
+        self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
         self.sequence: dict[tuple[int, int], int] = {}
         self.folder = Folder(network, itemsize, plan.tuning, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
 
-    def again(self, arrival_s: Callable[[Sequence[Path], float], float]) -> _Simulation:
+    def again(self, arrival: Arrival) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays."""
-        costs = self.message_s, self.byte_s
-        other = _Simulation(self.plan, self.network, self.itemsize, *costs, False, arrival_s)
+        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, arrival)
         other.folder = self.folder
         return other
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
-        while True:
-            while self.agenda and self.agenda[0][0] <= self.now_s:
-                heapq.heappop(self.agenda)[-1]()
-            step_s = self.fluid.next_s()
-            if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
-                # what is told of messages that leave in this very moment happens in it
-                moment_s = self.agenda[0][0]
-                step_s, self.now_s = moment_s - self.now_s, moment_s
-                self.fluid.advance(step_s)
-            elif step_s < math.inf:
-                self.now_s += step_s
-                self.fluid.advance(step_s)
-            else:
-                break
+        self.pass_time()
         if any(tracker.open for tracker in self.trackers):
             raise Stuck(self._why())
         return Timeline(
@@ -161,9 +132,6 @@ class _Simulation:
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
         return f"never comes to an end: {'; '.join(waits[:8])}"
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self.agenda, (self.now_s + seconds, next(self.number), action))
-
     # ---- operations
 
     def _start_ready(self, rank: int) -> None:
@@ -179,70 +147,48 @@ class _Simulation:
             self.trackers[rank].done(index)
             self._start_ready(rank)
 
-        if isinstance(operation, Computing | Pause):
-            self._later(operation.duration_s, over)
-        elif isinstance(operation, Message):
+        if isinstance(operation, Computing):
+            self.computing[rank].begin(operation.duration_s, over)
+        elif isinstance(operation, Pause):
+            self.later(operation.duration_s, over)
+        else:
+            self._communicate(rank, operation, over)
+
+    def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+        """With what an operation takes beside its messages, and from others' computing."""
+        software, computing = self.software, self.computing[rank]
+
+        def ended() -> None:
+            computing.alone()
+            over()
+
+        def complete() -> None:
+            if software.completion_s:
+                self.later(software.completion_s, ended)
+            else:
+                ended()
+
+        computing.beside()
+        if software.launch_s:
+            self.later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
+        else:
+            self._exchange_messages(rank, operation, complete)
+
+    def _exchange_messages(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
+        if isinstance(operation, Message):
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
             key = ("message", *ends, operation.tag)
+            dscp = self.plan.dscp(operation)
             if operation.sends:
                 size_bytes = operation.numel * self.itemsize
-                dscp = self.plan.dscp(operation)
-                self._send(key, ends, size_bytes, dscp, self.plan.holds_receivers).then.append(over)
+                self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(over)
             else:
-                self._receive(key).and_then(over)
+                self.receive(key, ends, dscp).and_then(over)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
                 self._drive(self._collective(rank, operation), over)
             else:
                 self._join(rank, operation, self.folder, over)
-
-    def _send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
-        """Begin to send; the event is that the connection has taken the last byte."""
-        taken, box = Event(), self._box(key)
-        here, there = ends
-        paths, whole_bytes = self.network.paths_of(ends, dscp), self.network.whole_bytes(ends, size_bytes)
-        latency_s = self.arrival_s(paths, whole_bytes)
-        least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
-        shares = [path.shares for path in paths]
-        buffer = self.buffers.setdefault((ends, dscp), SendBuffer(self.network.send_buffer_bytes))
-        until_s = 0.0
-
-        def sent() -> None:
-            late_s = latency_s + max(0.0, until_s - self.now_s)
-            self._later(late_s, lambda: self._work(there, size_bytes, box.arrive))
-            self.sending[ends] -= size_bytes
-            buffer.leave(whole_bytes)
-
-        def begin() -> None:
-            nonlocal until_s
-            self.sending[ends] = self.sending.get(ends, 0) + size_bytes
-            self.burst_bytes = max(self.burst_bytes, self.sending[ends])
-            ahead_s = self.fluid.ahead_s((ends, dscp), shares, whole_bytes)
-            until_s = self.now_s + ahead_s
-            if least_s:
-                until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
-                self.until_s[ends, dscp] = until_s
-            self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
-            buffer.put(whole_bytes, taken)
-
-        def hand_over() -> None:
-            self._work(here, size_bytes, begin)
-
-        box.leave(hand_over, held=held)
-        return taken
-
-    def _work(self, rank: int, size_bytes: float, action: Callable[[], None]) -> None:
-        """A rank's software handles one message after the other."""
-        cost_s = self.message_s + size_bytes * self.byte_s
-        self.worked_s[rank] += cost_s
-        self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
-        self._later(self.busy_until_s[rank] - self.now_s, action)
-
-    def _receive(self, key: Key) -> Event:
-        return self._box(key).receive()
-
-    def _box(self, key: Key) -> Mailbox:
-        return self.boxes.setdefault(key, Mailbox())
 
     def _begin(self, steps: Events) -> Event:
         """Run a generator; the event is its end."""
@@ -288,7 +234,7 @@ class _Simulation:
             return
 
         def left() -> None:
-            self._later(flow.rest_s, done)
+            self.later(flow.rest_s, done)
 
         self.fluid.send(flow, [flow.shares], flow.size_bytes, left, flow.burst_bytes)
 
@@ -300,8 +246,8 @@ class _Simulation:
         plan = JobPlan(
             ranks, (("alone", members),), dscps=dscps, buildings=buildings, tuning=self.plan.tuning
         )
-        costs = self.message_s, self.byte_s
-        made = _Simulation(plan, self.network, self.itemsize, *costs, False)
+        software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
+        made = _Simulation(plan, self.network, self.itemsize, software, False)
         return Isolated(made.run().step_time_s, made.worked_s, made.burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
@@ -318,7 +264,7 @@ class _Simulation:
         call = _Call(members, members.index(rank), key, self.plan.dscp(operation))
         if operation.uneven:
             how = rows_algorithm_of(operation.collective, operation.algorithm)
-            yield from self._exchange(call, operation.sent_rows(), how.concurrency)
+            yield from self._exchange(call, operation.sent_rows(), how)
             return
         made, elements = collective_plan(self.plan, operation, call.own, self.itemsize)
         bounds = made.bounds(elements)
@@ -327,27 +273,30 @@ class _Simulation:
             for channel, stages in enumerate(made.channels)
         ]
 
-    def _exchange(self, call: _Call, rows: list[list[int]], concurrency: int) -> Events:
+    def _exchange(self, call: _Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
         """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
         size = len(call.members)
-        strands = min(concurrency, size - 1)
+        strands = min(how.concurrency, size - 1)
         yield [
-            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands)))
+            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands), how.ahead))
             for first in range(strands)
         ]
 
-    def _exchange_strand(self, call: _Call, rows: list[list[int]], distances: range) -> Events:
+    def _exchange_strand(self, call: _Call, rows: list[list[int]], distances: range, ahead: bool) -> Events:
         sends = []
         own, size = call.own, len(call.members)
         for distance in distances:
             target, source = (own + distance) % size, (own - distance) % size
             to, back = call.ends(own, target), call.ends(source, own)
-            sends.append(self._send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
+            announced = self.receive((*call.key, "count", *back), back, call.dscp)
+            data = [self.receive((*call.key, *back), back, call.dscp)] if ahead and rows[source][own] else []
+            sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
-                sends.append(self._send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
-            yield [self._receive((*call.key, "count", *back))]
-            if rows[source][own]:
-                yield [self._receive((*call.key, *back))]
+                sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
+            yield [announced]
+            if rows[source][own] and not ahead:
+                data = [self.receive((*call.key, *back), back, call.dscp)]
+            yield data
         yield sends
 
     def _channel(self, call: _Call, bounds: list[int], stages: tuple[Stage, ...]) -> Events:
@@ -362,15 +311,21 @@ class _Simulation:
         def size_bytes(transfer: Transfer) -> int:
             return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * self.itemsize
 
+        def post(step: Round) -> list[Event]:
+            received = [transfer.peer for transfer in step.receives if size_bytes(transfer)]
+            return [
+                self.receive((*call.key, *ends), ends, call.dscp)
+                for ends in (call.ends(peer, call.own) for peer in received)
+            ]
+
         sends = []
-        for step in strand:
+        posted = [post(step) for step in strand[:AHEAD]]
+        for number, step in enumerate(strand):
             for transfer in step.sends:
                 if size := size_bytes(transfer):
                     ends = call.ends(call.own, transfer.peer)
-                    sends.append(self._send((*call.key, *ends), ends, size, call.dscp))
-            receives = []
-            for transfer in step.receives:
-                if size_bytes(transfer):
-                    receives.append(self._receive((*call.key, *call.ends(transfer.peer, call.own))))
-            yield receives
+                    sends.append(self.send((*call.key, *ends), ends, size, call.dscp))
+            yield posted[number]
+            if number + AHEAD < len(strand):
+                posted.append(post(strand[number + AHEAD]))
         yield sends

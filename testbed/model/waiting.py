@@ -32,7 +32,7 @@ class Event:
 class Mailbox:
     """Messages of one kind from one rank to another, in order: those that have come, those that are waited for.
 
-    Messages that are held leave as receives are posted, one for each.
+    Messages that are held leave as they are allowed to, one each time.
     """
 
     come: int = 0
@@ -41,7 +41,7 @@ class Mailbox:
     allowed: int = 0
 
     def leave(self, hand_over: Callable[[], None], *, held: bool) -> None:
-        """Hand a message over; if held, once it is waited for."""
+        """Hand a message over; if held, once it is allowed to leave."""
         if held and not self.allowed:
             self.held.append(hand_over)
         else:
@@ -62,11 +62,14 @@ class Mailbox:
             self.come -= 1
         else:
             self.waiting.append(event)
+        return event
+
+    def allow(self) -> None:
+        """Let one of those that are held leave, now or when it comes."""
         if self.held:
             self.held.popleft()()
         else:
             self.allowed += 1
-        return event
 
 
 @dataclass(eq=False)

@@ -79,10 +79,12 @@ class BenchRank:
     def run(self) -> None:
         """Connect, go through all cases."""
         wiring = self.spec.wiring
-        transport = join(wiring, self.rank).transport
+        joined = join(wiring, self.rank)
+        transport = joined.transport
         self.communicator = Communicator(
             transport, wiring.buildings, wiring.timeout_s, tuning=self.spec.tuning
         )
+        self.communicator.engine.costs = joined.costs
         try:
             self.communicator.barrier()
             for index, case in enumerate(self.spec.cases):

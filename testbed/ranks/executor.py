@@ -15,6 +15,7 @@ from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, co
 from testbed.ranks.arrays import CollectiveArrays
 from testbed.ranks.faults import RankFaults, mismatched
 from testbed.ranks.receive_credits import ReceiveCredits
+from testbed.ranks.timed import Timed
 from testbed.replicas import ReplicaGroup
 from testbed.transport import TransportError
 from testbed.workload.plan import (
@@ -58,7 +59,10 @@ class Executor:
     of_class: communicators of all ranks by DSCP; groups: this rank's by the plan's numbers. credits: where messages
     leave only once they are waited for. faults: what it does wrong on purpose. lasting: groups of replicas that come
     and go, whose operations have arrays of their own until their step stands, when `look` may be called.
+    computing_share: of the speed of computing that is lost while any message or collective is under way.
     """
+
+    computing_share = 0.0
 
     def __init__(
         self,
@@ -113,7 +117,7 @@ class Executor:
         self._algorithm = algorithm
         tracker = Tracker(self.operations)
         done = Done([(start_s, start_s)] * len(self.operations))
-        computing: dict[int, float] = {}
+        computing = Timed(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}
         held: list[int] = []
         ends: dict[int, float] = {}
@@ -130,22 +134,24 @@ class Executor:
                 done.spans[index] = (begun_s, begun_s)
                 if isinstance(operation, Computing):
                     duration_s = jittered_s(self.plan, self.communicator.rank, index, self._salt)
-                    computing[index] = begun_s + duration_s * self.faults.slowdown(begun_s)
+                    computing.compute(index, begun_s, duration_s * self.faults.slowdown(begun_s))
                 elif isinstance(operation, Pause):
-                    computing[index] = begun_s + operation.duration_s
+                    computing.pause(index, begun_s, operation.duration_s)
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(index)
                 else:
+                    computing.slow(begun_s, True)
                     works[index] = self._start(index, operation, done)
             now_s = time.monotonic()
-            over = {index: end_s for index, end_s in computing.items() if end_s <= now_s}
-            for index in over:
-                del computing[index]
-            for index in self._completed(works):
+            over = computing.over(now_s)
+            completed = self._completed(works)
+            for index in completed:
                 work, check = works.pop(index)
                 work.wait()  # raises what went wrong
                 check()
                 over[index] = work.end_s
+            if completed and not works:
+                computing.slow(max(over[index] for index in completed), False)
             for index, end_s in over.items():
                 ends[index] = end_s
                 done.spans[index] = (done.spans[index][0], end_s)
@@ -174,14 +180,15 @@ class Executor:
     def _wait(
         self,
         last_s: float,
-        computing: dict[int, float],
+        computing: Timed,
         works: dict[int, tuple[Work, Callable[[], None]]],
         held: list[int],
     ) -> None:
         """Let time pass until something may have happened. CollectiveTimeout when nothing has for too long."""
         now_s = time.monotonic()
-        until_s = min(computing.values(), default=last_s + self.timeout_s)
-        if until_s <= now_s and not computing:
+        next_s = computing.next_s
+        until_s = last_s + self.timeout_s if next_s is None else next_s
+        if until_s <= now_s and next_s is None:
             for work, _ in works.values():
                 if not work.is_completed():
                     raise work.timed_out(self.timeout_s)

@@ -25,7 +25,7 @@ from testbed.ranks.faults import RankFaults
 from testbed.ranks.host_monitor import HostMonitor, resent_here
 from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
 from testbed.ranks.socket_sampler import SocketSampler
-from testbed.transport import TrafficClass, TransportError
+from testbed.transport import OperationCosts, TrafficClass, TransportError
 from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
 from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
@@ -71,7 +71,7 @@ class Rank:
         job = self.job
         joined = join(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
-        self.communicator = self._everybody()
+        self.communicator = self._everybody(joined.costs)
         self.credits: ReceiveCredits | None = None
         try:
             self.communicator.barrier()
@@ -100,16 +100,18 @@ class Rank:
         path = Path(job.output) / f"rank-{self.rank}.jsonl"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    def _everybody(self) -> Communicator:
+    def _everybody(self, costs: OperationCosts | None) -> Communicator:
         """Of all ranks, on this rank's transport."""
         wiring = self.job.wiring
-        return Communicator(
+        made = Communicator(
             self.transport,
             wiring.buildings,
             timeout_s=wiring.timeout_s,
             tuning=self.job.plan.tuning,
             recorder=self.recorder,
         )
+        made.engine.costs = costs
+        return made
 
     def _slow_down(self, communicators: Iterable[Communicator]) -> None:
         """Have operations of these take longer to begin, where that is among what this rank does wrong."""
@@ -145,7 +147,9 @@ class Rank:
             self.credits = ReceiveCredits(self.credit_sockets, self.rank, self.transport.wake)
         self._slow_down({*of_class.values(), *groups.values()})
         timeout_s = self.job.wiring.timeout_s
-        return Executor(plan, of_class, groups, self.job.dtype, timeout_s, self.credits, self.faults)
+        executor = Executor(plan, of_class, groups, self.job.dtype, timeout_s, self.credits, self.faults)
+        executor.computing_share = self.job.wiring.software.computing_share
+        return executor
 
     def _calibrate(self, again: bool = False) -> list[dict[str, Any]]:
         """A ring all-reduce alone on the network, again and again: the first ones open TCP's windows.

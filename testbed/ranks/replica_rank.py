@@ -65,7 +65,7 @@ class ReplicaRank(Rank):
 
     def _run(self, joined: Joined) -> None:
         job = self.job
-        self.communicator = self._everybody()
+        self.communicator = self._everybody(joined.costs)
         if not self.incarnation:
             self.communicator.barrier()
             self._write(self._calibrate())
@@ -125,7 +125,9 @@ class ReplicaRank(Rank):
                 groups[index] = self.communicator.split_as(number, members, name, traffic=traffic)
         self._slow_down({*of_class.values(), *groups.values()})
         timeout_s = self.job.wiring.timeout_s
-        return Executor(plan, of_class, groups, self.job.dtype, timeout_s, None, self.faults, lasting)
+        made = Executor(plan, of_class, groups, self.job.dtype, timeout_s, None, self.faults, lasting)
+        made.computing_share = self.job.wiring.software.computing_share
+        return made
 
     def _sleep(self, seconds: float) -> None:
         self.communicator.engine.sleep(seconds, None)

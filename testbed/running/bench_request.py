@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, TuningTable, collective_of
-from testbed.config import ConfigError, Problem, load_topology
+from testbed.config import PRESETS, ConfigError, Problem, TransportSpec, load_topology, preset_transport
 from testbed.errors import did_you_mean
 from testbed.job.tuning import tuning_of
 from testbed.plugins import OWN_FILE, Registry, rooted
@@ -22,6 +22,7 @@ from testbed.virtual.guest import DEFAULT_MEMORY_BYTES
 COMMAND_LINE = "command line"
 CLOCKS = ("real", "virtual")
 SCHEMA = 1
+USUAL_KIND, USUAL_PROTOCOL = "tcp", "eager"
 
 
 def check_words(dtype: str, op: str, transport: str, protocol: str, clock: str) -> None:
@@ -36,6 +37,18 @@ def check_words(dtype: str, op: str, transport: str, protocol: str, clock: str) 
     for option, value, own in (("--transport", transport, TRANSPORTS), ("--protocol", protocol, PROTOCOLS)):
         if (expected := own.expected(value)) is not None:
             raise _wrong(option, value, expected)
+
+
+def transport_asked(kind: str, protocol: str, preset: str | None) -> TransportSpec:
+    """Of words that have been checked, or all that a preset says of it. ConfigError."""
+    if preset is None:
+        return TransportSpec(kind=kind, protocol=protocol)
+    if preset not in PRESETS:
+        raise _wrong("--preset", preset, did_you_mean(preset, PRESETS))
+    if (kind, protocol) != (USUAL_KIND, USUAL_PROTOCOL):
+        given = f"{preset} and --transport {kind} --protocol {protocol}"
+        raise _wrong("--preset", given, "a preset, which says both, or these")
+    return preset_transport(preset)
 
 
 def collective_named(name: str) -> str:

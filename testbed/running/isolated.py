@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
 from testbed.fidelity.rank_invariants import Attempt, BaselineTimes
-from testbed.job.resolving import software_cost
+from testbed.job.resolving import software_of
 from testbed.job.wiring import Wiring
 from testbed.paths.alpha_beta import (
     Step,
@@ -25,6 +26,7 @@ from testbed.paths.alpha_beta import (
 )
 from testbed.paths.hops import NETEM, Paths
 from testbed.scale import Scale
+from testbed.transport import PROTOCOLS
 from testbed.transport.wire import ConnectionKey
 from testbed.virtual import clock_here
 
@@ -46,7 +48,7 @@ class IsolatedBaseline:
     ) -> None:
         self.exact = clock_here() == "free"
         # what messages cost software where that is modelled: else it costs what it costs
-        self.message_cost_s, self.byte_cost_s = software_cost(transport, scale)
+        self.software = software_of(transport, scale)
         self._wiring = wiring
         self._lossy = topology.lossy
         # which plane a message takes is the policy's to say, and several connections may take several
@@ -63,7 +65,7 @@ class IsolatedBaseline:
     @property
     def overhead_s(self) -> float:
         """What each message costs on top of its time on the network, but for its bytes."""
-        return self.message_cost_s if self.exact else MESSAGE_S
+        return self.software.message_s + self.software.handover_s if self.exact else MESSAGE_S
 
     def agreement(self, calibrations: Sequence[Mapping[str, Any]]) -> Invariant:
         """What the ranks measured against the model."""
@@ -91,7 +93,7 @@ class IsolatedBaseline:
         rounds = baseline_rounds(len(self._ring))
         return BaselineTimes(
             *self.attempts(calibrations),
-            order_s=rounds * self.message_cost_s if self.exact else 0.0,
+            order_s=rounds * self.software.message_s if self.exact else 0.0,
             path_s=self._model_s(self._ring),
             resent=_resent_between(calibrations),
         )
@@ -101,10 +103,31 @@ class IsolatedBaseline:
             return 0.0
         size = len(ring)
         pieces = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
-        overhead_s = MESSAGE_S
-        if self.exact:
-            overhead_s = 2 * (self.message_cost_s + self.message_bytes / pieces * self.byte_cost_s)
-        return ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, baseline_rounds(size))
+        rounds, piece_bytes = baseline_rounds(size), self.message_bytes / pieces
+        ring = [self._through_slots(step, piece_bytes) for step in ring]
+        if not self.exact:
+            return ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds)
+        software = self.software
+        # of a message that is cut only the first chunk's cost is not hidden behind others' way
+        whole_bytes = min(piece_bytes, software.slots.chunk_bytes) if self._copies else piece_bytes
+        overhead_s = 2 * (software.message_s + software.handover_s + whole_bytes * software.byte_s)
+        around_s = software.launch_s + software.completion_s
+        return around_s + ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, rounds)
+
+    @property
+    def _copies(self) -> bool:
+        return PROTOCOLS.find(self.software.protocol).copies
+
+    def _through_slots(self, step: Step, piece_bytes: float) -> Step:
+        """A window of slots smaller than what is under way on a full path makes each message wait for notes."""
+        slots, software = self.software.slots, self.software
+        windows = (math.ceil(piece_bytes / slots.chunk_bytes) - 1) // slots.count  # that are waited for
+        if not self._copies or not windows:
+            return step
+        each_s = software.message_s + software.handover_s + slots.chunk_bytes * software.byte_s
+        round_s = step.round_trip_s(slots.chunk_bytes) + 2 * (each_s + software.of_note_s)
+        waits_s = max(0.0, round_s - slots.count * slots.chunk_bytes * step.beta_s)
+        return replace(step, delay_s=step.delay_s + windows * waits_s)
 
     def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
         """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""

@@ -32,7 +32,9 @@ class _Process:
     def _join(self) -> Communicator:
         wiring = self.job.wiring
         joined = join(wiring, self.rank)
-        return Communicator(joined.transport, wiring.buildings, wiring.timeout_s, tuning=self.job.tuning)
+        made = Communicator(joined.transport, wiring.buildings, wiring.timeout_s, tuning=self.job.tuning)
+        made.engine.costs = joined.costs
+        return made
 
 
 _processes: list[_Process] = []

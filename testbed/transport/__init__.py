@@ -22,6 +22,7 @@ from testbed.transport.protocols import PROTOCOLS, MessageProtocol, with_protoco
 from testbed.transport.protocols.rendezvous import RendezvousTransport
 from testbed.transport.protocols.staged import StagedTransport
 from testbed.transport.sockets import MeshSettings, SocketSettings
+from testbed.transport.software import OperationCosts, Registration, Slots, Software, operation_costs
 from testbed.transport.striped import StripedTransport
 from testbed.transport.tcp import TcpTransport
 
@@ -37,11 +38,15 @@ __all__ = [
     "MemoryTransport",
     "MeshSettings",
     "MessageProtocol",
+    "OperationCosts",
     "PeerCounters",
     "PeerLost",
+    "Registration",
     "RendezvousTransport",
     "Request",
+    "Slots",
     "SocketSettings",
+    "Software",
     "StagedTransport",
     "StripeSettings",
     "StripedTransport",
@@ -52,6 +57,7 @@ __all__ = [
     "TransportKind",
     "TransportTimeout",
     "Wrapper",
+    "operation_costs",
     "wait_all",
     "with_protocol",
 ]

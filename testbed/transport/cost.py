@@ -2,16 +2,19 @@
 
 Under the virtual clock software runs in no time at all, so that its cost has to be put in on purpose. A rank here works
 on one message after another: each costs it a fixed time, and a time per byte, before it is handed to the network and
-after it has come from there.
+after it has come from there. What device and host take to hand it to each other comes on top, while others go on.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping
+from itertools import count
 
 from testbed.transport.base import (
     BEST_EFFORT,
+    CONTROL_TAG,
     PeerCounters,
     PeerLost,
     Request,
@@ -25,19 +28,33 @@ from testbed.transport.onesided import OneSided
 
 
 class CostedTransport(Wrapper):
-    """A transport whose messages cost their rank time, at both ends; otherwise the one that it wraps."""
+    """A transport whose messages cost their rank time, at both ends; otherwise the one that it wraps.
 
-    def __init__(self, inner: Transport, per_message_s: float, per_byte_s: float) -> None:
+    note_s: of a protocol's note, in place of per_message_s; None: the same. handover_s: between device and host, of
+    each message but notes, at each end; the rank does other things meanwhile.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        per_message_s: float,
+        per_byte_s: float,
+        note_s: float | None = None,
+        handover_s: float = 0.0,
+    ) -> None:
         super().__init__(inner)
         self._per_message_s = per_message_s
         self._per_byte_s = per_byte_s
+        self._note_s = per_message_s if note_s is None else note_s
+        self._handover_s = handover_s
         self._busy_until_s = 0.0
         self._lost: dict[int, TransportError] = {}
         if isinstance(inner, OneSided):
             self.exposed = inner.exposed
         self._forgotten: Counter[int] = Counter()  # how many times each peer was
-        # what comes next when its time has come: times only grow, for the rank does one thing after another
-        self._due: deque[tuple[float, Callable[[], None]]] = deque()
+        # what comes next when its time has come; of two at one moment what was asked for first
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = count()
 
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
@@ -62,7 +79,7 @@ class CostedTransport(Wrapper):
             else:
                 self._follow(request, self.inner.isend(peer, tag, view, traffic))
 
-        self._after(len(view), leave)
+        self._after(tag, len(view), leave)
         return request
 
     def irecv(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:
@@ -74,7 +91,7 @@ class CostedTransport(Wrapper):
             if inner.error is not None:
                 self._fail(request, inner.error)
             else:
-                self._after(len(view), request.complete)
+                self._after(tag, len(view), request.complete)
 
         if inner.done:
             arrived(inner)
@@ -94,7 +111,7 @@ class CostedTransport(Wrapper):
     def abort(self, reason: str) -> None:
         """See Transport."""
         while self._due:
-            self._due.popleft()[1]()
+            heapq.heappop(self._due)[-1]()
         self.inner.abort(reason)
 
     def close(self) -> None:
@@ -112,16 +129,18 @@ class CostedTransport(Wrapper):
     def _valid(self, peer: int, tag: int) -> bool:
         return peer in self.inner.counters and tag >= 0
 
-    def _after(self, size_bytes: int, action: Callable[[], None]) -> None:
-        """Do `action` when the rank has worked off this message, after all before it."""
-        cost_s = self._per_message_s + size_bytes * self._per_byte_s
+    def _after(self, tag: int, size_bytes: int, action: Callable[[], None]) -> None:
+        """Do `action` when the rank has worked off this message, after all before it, and handed it over."""
+        note = tag == CONTROL_TAG
+        cost_s = size_bytes * self._per_byte_s + (self._note_s if note else self._per_message_s)
         self._busy_until_s = max(self._busy_until_s, self.inner.now_s) + cost_s
-        self._due.append((self._busy_until_s, action))
+        at_s = self._busy_until_s + (0.0 if note else self._handover_s)
+        heapq.heappush(self._due, (at_s, next(self._number), action))
 
     def _do_due(self) -> None:
         due = self._due
         while due and due[0][0] <= self.inner.now_s:
-            due.popleft()[1]()
+            heapq.heappop(due)[-1]()
 
     def _follow(self, request: Request, inner: Request) -> None:
         """The request ends as the inner one does."""

@@ -20,6 +20,7 @@ from testbed.transport.base import (
 )
 
 _CONTROL = struct.Struct("<QQ")
+NOTE_BYTES = _CONTROL.size
 _CLOSE_TIMEOUT_S = 2.0
 
 Line = tuple[int, TrafficClass]

@@ -33,6 +33,7 @@ STRIPE = {"segment": "512 KiB", "outstanding": 128, "mode": "dqplb"}
 TRANSPORT = {
     "kind": "tcp",
     "protocol": "eager",
+    "staging": {"chunk": "256 KiB", "slots": 8},
     "bootstrap": "static",
     "stripes": {
         "same_rack": {"connections": 1, **STRIPE},
@@ -44,7 +45,23 @@ TRANSPORT = {
     "congestion_control": "cubic",
     "sockets": [],
     "timeout": "30 s",
-    "software_cost": {"per_message": "4.8 us", "per_gigabyte": "2.2 ms"},
+    "software_cost": {
+        "per_message": "4.8 us",
+        "per_gigabyte": "2.2 ms",
+        "copy_per_gigabyte": "0 ms",
+        "handover": "0 ms",
+        "launch": "0 ms",
+        "completion": "0 ms",
+        "synchronisation": "0 ms",
+        "registration": {
+            "mode": "pooled",
+            "least": "100 us",
+            "most": "1 ms",
+            "rare": "100 ms",
+            "rare_share": "0.1 %",
+        },
+        "sm_cost": "0 %",
+    },
 }
 FILES = [QUICKSTART, *sorted((REPOSITORY / "topologies").glob("*.yaml"))]
 

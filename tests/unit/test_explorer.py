@@ -583,8 +583,8 @@ def test_what_tries_at_random_find_too_is_not_called_after_them(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({"transport": {"protocol": "staged"}}, "transport.protocol: staged"),
-        ({"space": {"transport.protocol": ["eager", "rendezvous"]}}, "transport.protocol: rendezvous"),
+        ({"transport": {"kind": "mptcp"}}, "transport.kind: mptcp"),
+        ({"space": {"transport.kind": ["tcp", "mptcp"]}}, "transport.kind: mptcp"),
         ({"events": [{"at": "1 s", "action": "plane_down", "target": 0, "for": "1 s"}]}, "events"),
     ],
 )

@@ -75,15 +75,29 @@ def test_a_policy_of_priority_takes_a_pipeline_s_messages_first() -> None:
     assert fifo > 1.1 * predict(variant("controller/priority", "deep-priority"), "ring").step_time_s
 
 
-def test_events_background_traffic_and_protocols_are_not_the_model_s() -> None:
+OWN_PROTOCOL = """
+from testbed.transport import MessageProtocol
+
+class Own(MessageProtocol):
+    @staticmethod
+    def over(transport):
+        return transport
+"""
+
+
+def test_events_background_traffic_and_protocols_of_one_s_own_are_not_the_model_s(tmp_path: Path) -> None:
     assert not job("quickstart").unmodelled
     assert job("plane-failure").unmodelled == ("events",)
     assert variant("controller/noisy-neighbour", "shared").unmodelled == ("background_traffic",)
-    staged = ["transport.protocol=staged"]
-    overridden = load_scenario(SCENARIOS / "quickstart.yaml", staged)
-    assert job_of(overridden, Scale()).unmodelled == ("transport.protocol: staged",)
-    said = CliRunner().invoke(app, ["predict", str(SCENARIOS / "quickstart.yaml"), "--set", *staged]).output
-    assert "not in these figures, as the model does not know it: transport.protocol: staged" in said
+    (tmp_path / "own.py").write_text(OWN_PROTOCOL)
+    own = [f"transport.protocol={tmp_path / 'own.py'}:Own"]
+    overridden = load_scenario(SCENARIOS / "quickstart.yaml", own)
+    assert job_of(overridden, Scale()).unmodelled == (f"transport.protocol: {tmp_path / 'own.py'}:Own",)
+    said = CliRunner().invoke(app, ["predict", str(SCENARIOS / "quickstart.yaml"), "--set", *own]).output
+    assert "not in these figures, as the model does not know it: transport.protocol: " in said
+    for protocol in ("rendezvous", "staged"):
+        known = load_scenario(SCENARIOS / "quickstart.yaml", [f"transport.protocol={protocol}"])
+        assert not job_of(known, Scale()).unmodelled
 
 
 def test_the_command_shows_every_variant() -> None:

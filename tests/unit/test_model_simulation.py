@@ -17,6 +17,7 @@ from testbed.paths import Lossy, Network, Path, network_of
 from testbed.paths.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.paths.congestion import LossResponse
 from testbed.paths.hops import Paths
+from testbed.transport import Software
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation
 from tests.unit.collective_runs import ALGORITHMS
 from tests.unit.test_workload_planning import write_topology
@@ -50,7 +51,7 @@ def test_a_message_takes_its_bytes_and_then_the_latency() -> None:
     timeline = simulate(plan, one_link(2, latency_s=0.5), BYTES)
     assert timeline.spans[0][0] == pytest.approx((0.0, 1.0))
     assert timeline.spans[1][0] == pytest.approx((0.0, 1.5))
-    slower = simulate(plan, one_link(2, latency_s=0.5), BYTES, message_s=0.1, byte_s=0.001)
+    slower = simulate(plan, one_link(2, latency_s=0.5), BYTES, Software(message_s=0.1, byte_s=0.001))
     assert slower.step_time_s == pytest.approx(1.5 + 2 * (0.1 + 0.1))
 
 
@@ -188,9 +189,9 @@ def test_a_folded_collective_takes_alone_what_its_messages_take(tmp_path: object
     operation = GroupCollective("all", "all", "test", (), 0, "all_reduce", 800_000, algorithm)
     buildings = (0,) * 4 + (1,) * 4
     plan = JobPlan(((operation,),) * 8, (("all", tuple(range(8))),), buildings=buildings)
-    costs = 2e-6, 1e-10
-    messages = simulate(plan, network, BYTES, *costs).step_time_s
-    assert simulate(plan, network, BYTES, *costs, folded=True).step_time_s == pytest.approx(messages)
+    software = Software(message_s=2e-6, byte_s=1e-10)
+    messages = simulate(plan, network, BYTES, software).step_time_s
+    assert simulate(plan, network, BYTES, software, folded=True).step_time_s == pytest.approx(messages)
 
 
 def test_a_folded_collective_shares_with_others() -> None:

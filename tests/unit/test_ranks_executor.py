@@ -11,6 +11,7 @@ import pytest
 from testbed.collectives import CollectiveTimeout, Communicator, traffic
 from testbed.ranks.executor import Done, Executor
 from testbed.ranks.receive_credits import ReceiveCredits, credit_sockets
+from testbed.ranks.timed import Timed
 from testbed.transport import TrafficClass
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from tests.unit.ranks import in_memory, over_tcp
@@ -106,6 +107,38 @@ def test_equal_collectives_that_are_under_way_at_once_have_memory_of_their_own()
     plan = JobPlan(((one, other),) * 2, (("both", (0, 1)),))
     for done in over_tcp(2, lambda transport: carry_out(transport, plan)):
         assert (done.wrong, done.checked) == (0, 4 * NUMEL)
+
+
+def test_computing_goes_slower_while_messages_take_part_of_it() -> None:
+    timed = Timed(0.5)
+    timed.compute(1, 10.0, 4.0)
+    timed.pause(2, 10.0, 5.0)
+    timed.slow(12.0, True)  # 2 of the 4 seconds are left, at half speed
+    timed.slow(12.5, True)
+    timed.compute(3, 13.0, 1.0)
+    assert timed.next_s == 15.0
+    assert timed.over(15.0) == {2: 15.0, 3: 15.0}
+    timed.slow(15.5, False)  # a quarter of a second is left
+    assert timed.next_s == 15.75
+    assert timed.over(15.7) == {}
+    assert timed.over(15.75) == {1: 15.75}
+    assert timed.next_s is None
+
+
+def test_a_rank_computes_slower_beside_its_messages() -> None:
+    plan = JobPlan(((Pause("late", "late", "pause", (), 0.3), send(1, 1, 0)), (compute(0.05), recv(0, 1))))
+    for share, took_s in ((0.0, 0.05), (0.5, 0.1)):
+
+        def program(transport: Any, share: float = share) -> Done:
+            communicator = Communicator(transport)
+            executor = Executor(plan, {0: communicator}, {}, "float32", 5.0, None)
+            executor.computing_share = share
+            executor.prepare(0)
+            communicator.barrier()
+            return executor.run(time.monotonic()).look()
+
+        begin_s, end_s = in_memory(2, program)[1].spans[0]
+        assert end_s - begin_s == pytest.approx(took_s)
 
 
 def test_a_collective_that_names_no_algorithm_takes_the_variants() -> None:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import pytest
 
-from testbed.transport import CostedTransport, MemoryNetwork, PeerLost, Transport, wait_all
-from tests.unit.ranks import with_cost
+from testbed.collectives import Communicator
+from testbed.transport import (
+    CostedTransport,
+    MemoryNetwork,
+    OperationCosts,
+    PeerLost,
+    Registration,
+    Software,
+    Transport,
+    operation_costs,
+    wait_all,
+)
+from testbed.transport.base import CONTROL_TAG
+from tests.unit.ranks import in_memory, with_cost
 
 PER_MESSAGE_S, PER_BYTE_S = 0.02, 1e-6
 
@@ -72,3 +85,53 @@ def test_bad_addresses_are_refused_at_once() -> None:
             transport.isend(1 - transport.rank, -1, memoryview(b""))
 
     with_cost(2, program)
+
+
+def test_messages_are_handed_over_side_by_side_and_notes_not_at_all() -> None:
+    here, there = MemoryNetwork(2).transports
+    paying = CostedTransport(here, 0.01, 0.0, note_s=0.005, handover_s=0.1)
+    paying.progress()
+    began_s = time.monotonic()
+    messages = [paying.isend(1, 1, memoryview(b"ab")) for _ in range(3)]
+    note = paying.isend(1, CONTROL_TAG, memoryview(b"note"))
+    wait_all(paying, [note], 5)
+    # worked off after the messages, and gone before the first of them is handed over
+    assert 0.034 <= elapsed(began_s) < 0.1
+    assert not messages[0].done
+    wait_all(paying, messages, 5)
+    assert 0.129 <= elapsed(began_s) < 0.3  # one after the other they would take 0.33
+    wait_all(there, [there.irecv(0, 1, memoryview(bytearray(2))) for _ in range(3)], 1)
+
+
+def test_operations_that_cost_nothing_have_no_costs() -> None:
+    assert operation_costs(Software(message_s=1.0, byte_s=1.0, handover_s=1.0), 1, 0) is None
+
+
+def test_an_array_is_registered_when_it_is_first_used_and_small_ones_are_not() -> None:
+    software = Software("rendezvous", launch_s=0.5, registration=Registration(1.0, 2.0, 10.0, 0.0))
+    costs = OperationCosts(software, "1/registration/0")
+    first_s = costs.before_s(4096, 8192)
+    assert 1.5 <= first_s <= 2.5
+    assert costs.before_s(4096, 8192) == 0.5
+    assert costs.before_s(4096, 16384) > 1.5
+    assert costs.before_s(999, 4095) == costs.before_s(0, 0) == 0.5
+    assert OperationCosts(software, "1/registration/0").before_s(4096, 8192) == first_s
+    assert OperationCosts(software, "1/registration/1").before_s(4096, 8192) != first_s
+
+
+def test_operations_wait_for_their_launch_and_for_their_completion() -> None:
+    def program(transport: Transport) -> float:
+        communicator = Communicator(transport)
+        communicator.barrier()
+        communicator.engine.costs = OperationCosts(Software(launch_s=0.05, completion_s=0.03), "")
+        array = np.ones(4, np.float32)
+        communicator.barrier()
+        work = communicator.all_reduce(array, async_op=True)
+        began_s = time.monotonic()
+        assert not work.is_completed()
+        work.wait()
+        assert array.tolist() == [2.0] * 4
+        return time.monotonic() - began_s
+
+    for took_s in in_memory(2, program):
+        assert 0.079 <= took_s < 0.5

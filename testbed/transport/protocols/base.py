@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from testbed.plugins import Registry, derived_from
 from testbed.transport.base import Transport
+from testbed.transport.software import Slots
 
 
 class MessageProtocol(ABC):
@@ -15,10 +16,21 @@ class MessageProtocol(ABC):
     modelled: ClassVar[bool] = False
     """Whether the model of a step knows what it costs; if not, predictions say so."""
 
+    copies: ClassVar[bool] = False
+    """Whether the device copies each byte at both ends: it costs time per byte, and computing some of its speed."""
+
+    registers: ClassVar[bool] = False
+    """Whether messages go straight from and into ranks' arrays, which have to be registered for that."""
+
     @staticmethod
     @abstractmethod
     def over(transport: Transport) -> Transport:
         """A transport that hands messages over in this way by means of another one."""
+
+    @classmethod
+    def through(cls, transport: Transport, slots: Slots) -> Transport:
+        """The same, through these slots where it has any."""
+        return cls.over(transport)
 
 
 PROTOCOLS: Registry[type[MessageProtocol]] = Registry(
@@ -27,6 +39,6 @@ PROTOCOLS: Registry[type[MessageProtocol]] = Registry(
 """All that have a name. Each registers where it stands: `@PROTOCOLS.register("staged")`."""
 
 
-def with_protocol(transport: Transport, protocol: str) -> Transport:
+def with_protocol(transport: Transport, protocol: str, slots: Slots | None = None) -> Transport:
     """The transport, with messages handed over in this way: a name, or FILE.py:NAME. PluginError for others."""
-    return PROTOCOLS.find(protocol).over(transport)
+    return PROTOCOLS.find(protocol).through(transport, slots or Slots())

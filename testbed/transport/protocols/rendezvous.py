@@ -93,6 +93,9 @@ class RendezvousTransport(Layer):
 class Rendezvous(MessageProtocol):
     """A message goes out when its receive was announced, straight into it."""
 
+    modelled = True
+    registers = True
+
     @staticmethod
     def over(transport: Transport) -> Transport:
         """See RendezvousTransport."""

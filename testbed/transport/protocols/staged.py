@@ -19,6 +19,7 @@ from testbed.transport.base import (
 from testbed.transport.layers import Layer, Line
 from testbed.transport.mailbox import WrongLength, wrong_length
 from testbed.transport.protocols.base import PROTOCOLS, MessageProtocol
+from testbed.transport.software import Slots
 
 _PREFIX = struct.Struct("<Q")
 
@@ -228,7 +229,15 @@ class _Chunks:
 class Staged(MessageProtocol):
     """Messages go in chunks, copied through a window of slots."""
 
+    modelled = True
+    copies = True
+
     @staticmethod
     def over(transport: Transport) -> Transport:
         """See StagedTransport."""
         return StagedTransport(transport)
+
+    @classmethod
+    def through(cls, transport: Transport, slots: Slots) -> Transport:
+        """See StagedTransport."""
+        return StagedTransport(transport, slots.chunk_bytes, slots.count)

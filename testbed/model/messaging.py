@@ -1,0 +1,255 @@
+"""Messages on a fluid network: what their ranks' software takes of them, and how protocols hand them over.
+
+As `transport.protocols` and `transport.cost` do it: a rank works on one message after another, at both ends; messages
+of `rendezvous` leave once a note has come that they are waited for, those of `staged` go in chunks, of which no more
+are under way than there are slots.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from testbed.model.fluid import Fluid
+from testbed.model.folding import software_of
+from testbed.model.waiting import Event, Mailbox, SendBuffer
+from testbed.paths.network import Ends, Network, Path, arrival_s
+from testbed.transport import PROTOCOLS, Software
+from testbed.transport.layers import NOTE_BYTES
+
+Key = tuple[object, ...]
+Arrival = Callable[[Sequence[Path], float], float]
+
+
+@dataclass(eq=False)
+class _Staged:
+    """A message in chunks: how many have begun their way, have come and wait, are leaving their slots, have left."""
+
+    ends: Ends
+    dscp: int
+    chunks: Sequence[int]
+    taken: Event
+    received: Event | None = None
+    begun: int = 0
+    waiting: int = 0
+    leaving: int = 0
+    done: int = 0
+
+
+@dataclass(eq=False)
+class _Line:
+    """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one."""
+
+    sends: deque[_Staged] = field(default_factory=deque)
+    unreceived: deque[_Staged] = field(default_factory=deque)
+    receives: deque[Event] = field(default_factory=deque)
+
+
+class Messaging:
+    """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
+
+    burst_bytes: the most that any pair had to send at once.
+    """
+
+    def __init__(
+        self, network: Network, ranks: int, software: Software, arrival: Arrival = arrival_s
+    ) -> None:
+        self.network, self.software, self.arrival_s = network, software, arrival
+        protocol = PROTOCOLS.find(software.protocol)
+        self._announced, self._copied = protocol.registers, protocol.copies
+        parts = {software_of(rank): 1.0 for rank in range(ranks)}
+        self.fluid = Fluid({**network.capacities, **parts}, network.queues, network.classes)
+        self.busy_until_s = [0.0] * ranks
+        self.worked_s = [0.0] * ranks
+        self.sending: dict[Ends, int] = {}
+        # when lossy connections are done with what they have
+        self.until_s: dict[tuple[Ends, int], float] = {}
+        self.buffers: dict[tuple[Ends, int], SendBuffer] = {}
+        self.burst_bytes = 0.0
+        self.now_s = 0.0
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.number = count()
+        self.boxes: dict[Key, Mailbox] = {}
+        self.lines: dict[Key, _Line] = {}
+
+    def pass_time(self) -> None:
+        """Until nothing is left that will happen."""
+        while True:
+            while self.agenda and self.agenda[0][0] <= self.now_s:
+                heapq.heappop(self.agenda)[-1]()
+            step_s = self.fluid.next_s()
+            if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
+                # what is told of messages that leave in this very moment happens in it
+                moment_s = self.agenda[0][0]
+                step_s, self.now_s = moment_s - self.now_s, moment_s
+                self.fluid.advance(step_s)
+            elif step_s < math.inf:
+                self.now_s += step_s
+                self.fluid.advance(step_s)
+            else:
+                break
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Act after so long."""
+        heapq.heappush(self.agenda, (self.now_s + seconds, next(self.number), action))
+
+    def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
+        """Begin to send; the event is that the connection has taken the last byte."""
+        taken, box = Event(), self._box(key)
+        if self._copied:
+            box.leave(lambda: self._stage(key, ends, size_bytes, dscp, taken), held=held)
+            return taken
+
+        def hand_over() -> None:
+            self._transmit(ends, size_bytes, dscp, box.arrive, taken)
+
+        box.leave(hand_over, held=held or self._announced)
+        return taken
+
+    def receive(self, key: Key, ends: Ends, dscp: int) -> Event:
+        """Wait for the next message of this key; the event is that it is there."""
+        box = self._box(key)
+        if self._copied:
+            box.allow()
+            return self._unstage(key)
+        if not self._announced:
+            box.allow()
+        elif not box.come:
+            self._transmit(ends[::-1], NOTE_BYTES, dscp, box.allow, Event(), note=True)
+        return box.receive()
+
+    def _box(self, key: Key) -> Mailbox:
+        return self.boxes.setdefault(key, Mailbox())
+
+    def _transmit(
+        self,
+        ends: Ends,
+        size_bytes: int,
+        dscp: int,
+        arrived: Callable[[], None],
+        taken: Event,
+        *,
+        note: bool = False,
+        worked: bool = True,
+    ) -> None:
+        """Through the sender's software, the network and, where that is worked at once, the receiver's software."""
+        here, there = ends
+        paths, whole_bytes = self.network.paths_of(ends, dscp), self.network.whole_bytes(ends, size_bytes)
+        latency_s = self.arrival_s(paths, whole_bytes)
+        least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
+        shares = [path.shares for path in paths]
+        buffer = self.buffers.setdefault((ends, dscp), SendBuffer(self.network.send_buffer_bytes))
+        until_s = 0.0
+
+        def come() -> None:
+            if worked:
+                self._work(there, size_bytes, arrived, note)
+            else:
+                arrived()
+
+        def sent() -> None:
+            late_s = latency_s + max(0.0, until_s - self.now_s)
+            self.later(late_s, come)
+            self.sending[ends] -= size_bytes
+            buffer.leave(whole_bytes)
+
+        def begin() -> None:
+            nonlocal until_s
+            self.sending[ends] = self.sending.get(ends, 0) + size_bytes
+            self.burst_bytes = max(self.burst_bytes, self.sending[ends])
+            ahead_s = self.fluid.ahead_s((ends, dscp), shares, whole_bytes)
+            until_s = self.now_s + ahead_s
+            if least_s:
+                until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
+                self.until_s[ends, dscp] = until_s
+            self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
+            buffer.put(whole_bytes, taken)
+
+        self._work(here, size_bytes, begin, note)
+
+    def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
+        """A rank's software handles one message after the other; handing it over keeps none waiting."""
+        software = self.software
+        cost_s = size_bytes * software.byte_s + (software.of_note_s if note else software.message_s)
+        self.worked_s[rank] += cost_s
+        self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
+        at_s = self.busy_until_s[rank] + (0.0 if note else software.handover_s)
+        self.later(at_s - self.now_s, action)
+
+    # ---- in chunks
+
+    def _stage(self, key: Key, ends: Ends, size_bytes: int, dscp: int, taken: Event) -> None:
+        most = self.software.slots.chunk_bytes
+        chunks = [most] * (size_bytes // most)
+        if size_bytes % most or not chunks:
+            chunks.append(size_bytes % most)
+        message, line = _Staged(ends, dscp, chunks, taken), self._line(key)
+        line.sends.append(message)
+        line.unreceived.append(message)
+        self._match(line)
+        if len(line.sends) == 1:
+            self._fill_slots(line)
+
+    def _unstage(self, key: Key) -> Event:
+        line, received = self._line(key), Event()
+        line.receives.append(received)
+        self._match(line)
+        return received
+
+    def _line(self, key: Key) -> _Line:
+        return self.lines.setdefault(key, _Line())
+
+    def _match(self, line: _Line) -> None:
+        """Messages and receives find each other in their order; chunks that have come go out of their slots."""
+        while line.unreceived and line.receives:
+            message = line.unreceived.popleft()
+            message.received = line.receives.popleft()
+            come, message.waiting = message.waiting, 0
+            for _ in range(come):
+                self._take_out(line, message)
+
+    def _fill_slots(self, line: _Line) -> None:
+        """The first message in turn has all slots; behind its last chunk the next one has them."""
+        while line.sends:
+            message = line.sends[0]
+            while message.begun < min(len(message.chunks), self.software.slots.count):
+                self._send_chunk(line, message)
+            if message.begun < len(message.chunks):
+                return
+            line.sends.popleft()
+
+    def _send_chunk(self, line: _Line, message: _Staged) -> None:
+        size_bytes = message.chunks[message.begun]
+        message.begun += 1
+
+        def come() -> None:
+            if message.received is None:
+                message.waiting += 1
+            else:
+                self._take_out(line, message)
+
+        taken = message.taken if message.begun == len(message.chunks) else Event()
+        self._transmit(message.ends, size_bytes, message.dscp, come, taken, worked=False)
+
+    def _take_out(self, line: _Line, message: _Staged) -> None:
+        """The next chunk, which has come."""
+        size_bytes = message.chunks[message.leaving]
+        message.leaving += 1
+
+        def out() -> None:
+            message.done += 1
+            if message.done <= len(message.chunks) - self.software.slots.count:
+                self._transmit(message.ends[::-1], NOTE_BYTES, message.dscp, free, Event(), note=True)
+            if message.done == len(message.chunks):
+                assert message.received is not None
+                message.received.happen()
+
+        def free() -> None:
+            self._send_chunk(line, message)
+            self._fill_slots(line)
+
+        self._work(message.ends[1], size_bytes, out, note=False)
