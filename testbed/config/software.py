@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.config.forms import Duration, DurationOrNone, Fraction, Size, choice, whole
+from testbed.config.forms import Duration, DurationOrNone, Flag, Fraction, Size, choice, whole
 from testbed.config.model import Finding, Strict
 
 POOLED, LAZY = REGISTRATION_MODES = ("pooled", "lazy")
@@ -106,4 +106,9 @@ class StagingSpec(Strict):
     )
     slots: Annotated[int, whole(1, 4096)] = Field(
         default=8, description="Slots of a message; the receiver says when one is free again."
+    )
+    announced: Flag = Field(
+        default=False,
+        description="Whether they are free only once the receiver waits for the message and has said so, as of NCCL's "
+        "network plugins; else from the beginning.",
     )

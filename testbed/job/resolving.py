@@ -137,7 +137,7 @@ def _slots(spec: StagingSpec, scale: Scale) -> Slots:
     wanted_bytes = scale.emulated_bytes(spec.chunk_bytes)
     chunk_bytes = max(min(spec.chunk_bytes, PACKET_BYTES), round(wanted_bytes))
     slots = round(spec.slots * min(1.0, wanted_bytes / chunk_bytes))
-    return Slots(chunk_bytes, max(min(spec.slots, LEAST_OUTSTANDING), slots))
+    return Slots(chunk_bytes, max(min(spec.slots, LEAST_OUTSTANDING), slots), spec.announced)
 
 
 def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:

@@ -27,12 +27,13 @@ Arrival = Callable[[Sequence[Path], float], float]
 
 @dataclass(eq=False)
 class _Staged:
-    """A message in chunks: how many have begun their way, have come and wait, are leaving their slots, have left."""
+    """A message in chunks: how many may leave, have, have come and wait, are leaving their slots, have left those."""
 
     ends: Ends
     dscp: int
     chunks: Sequence[int]
     taken: Event
+    granted: int
     received: Event | None = None
     begun: int = 0
     waiting: int = 0
@@ -42,11 +43,16 @@ class _Staged:
 
 @dataclass(eq=False)
 class _Line:
-    """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one."""
+    """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one.
+
+    unannounced: whose receiver has not said yet that it waits; announced: how many did of messages that are not there.
+    """
 
     sends: deque[_Staged] = field(default_factory=deque)
     unreceived: deque[_Staged] = field(default_factory=deque)
     receives: deque[Event] = field(default_factory=deque)
+    unannounced: deque[_Staged] = field(default_factory=deque)
+    announced: int = 0
 
 
 class Messaging:
@@ -115,7 +121,7 @@ class Messaging:
         box = self._box(key)
         if self._copied:
             box.allow()
-            return self._unstage(key)
+            return self._unstage(key, ends, dscp)
         if not self._announced:
             box.allow()
         elif not box.come:
@@ -187,18 +193,35 @@ class Messaging:
         chunks = [most] * (size_bytes // most)
         if size_bytes % most or not chunks:
             chunks.append(size_bytes % most)
-        message, line = _Staged(ends, dscp, chunks, taken), self._line(key)
+        slots, line = self.software.slots, self._line(key)
+        message = _Staged(ends, dscp, chunks, taken, 0)
+        if not slots.announced:
+            message.granted = slots.count
+        elif line.announced:
+            line.announced -= 1
+            message.granted = slots.count
+        else:
+            line.unannounced.append(message)
         line.sends.append(message)
         line.unreceived.append(message)
         self._match(line)
-        if len(line.sends) == 1:
-            self._fill_slots(line)
+        self._fill_slots(line)
 
-    def _unstage(self, key: Key) -> Event:
+    def _unstage(self, key: Key, ends: Ends, dscp: int) -> Event:
         line, received = self._line(key), Event()
         line.receives.append(received)
+        if self.software.slots.announced:
+            self._transmit(ends[::-1], NOTE_BYTES, dscp, lambda: self._announce(line), Event(), note=True)
         self._match(line)
         return received
+
+    def _announce(self, line: _Line) -> None:
+        """The sender hears that a message is waited for."""
+        if line.unannounced:
+            line.unannounced.popleft().granted = self.software.slots.count
+            self._fill_slots(line)
+        else:
+            line.announced += 1
 
     def _line(self, key: Key) -> _Line:
         return self.lines.setdefault(key, _Line())
@@ -216,7 +239,7 @@ class Messaging:
         """The first message in turn has all slots; behind its last chunk the next one has them."""
         while line.sends:
             message = line.sends[0]
-            while message.begun < min(len(message.chunks), self.software.slots.count):
+            while message.begun < min(len(message.chunks), message.granted):
                 self._send_chunk(line, message)
             if message.begun < len(message.chunks):
                 return
@@ -249,7 +272,7 @@ class Messaging:
                 message.received.happen()
 
         def free() -> None:
-            self._send_chunk(line, message)
+            message.granted += 1
             self._fill_slots(line)
 
         self._work(message.ends[1], size_bytes, out, note=False)

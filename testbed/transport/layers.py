@@ -21,6 +21,7 @@ from testbed.transport.base import (
 
 _CONTROL = struct.Struct("<QQ")
 NOTE_BYTES = _CONTROL.size
+MOST_NOTES = 100_000  # that wait for what they are about
 _CLOSE_TIMEOUT_S = 2.0
 
 Line = tuple[int, TrafficClass]

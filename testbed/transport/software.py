@@ -32,10 +32,14 @@ class Registration:
 
 @dataclass(frozen=True)
 class Slots:
-    """Of a protocol that copies: through so many slots of so many bytes between two ranks."""
+    """Of a protocol that copies: through so many slots of so many bytes between two ranks.
+
+    announced: none of a message's is free before its receiver waits for it, and has said so.
+    """
 
     chunk_bytes: int = 256 * 1024
     count: int = 8
+    announced: bool = False
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,13 @@ def through_slots(size: int, program: Program) -> list[Any]:
     return over_tcp(size, lambda transport: _closing(StagedTransport(transport, 110_000, 2), program))
 
 
+def through_announced_slots(size: int, program: Program) -> list[Any]:
+    """The same, with slots that are free once their receiver has said so."""
+    return over_tcp(
+        size, lambda transport: _closing(StagedTransport(transport, 110_000, 2, announced=True), program)
+    )
+
+
 def _closing(transport: Transport, program: Program) -> Any:
     try:
         return program(transport)

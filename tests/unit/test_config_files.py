@@ -33,7 +33,7 @@ STRIPE = {"segment": "512 KiB", "outstanding": 128, "mode": "dqplb"}
 TRANSPORT = {
     "kind": "tcp",
     "protocol": "eager",
-    "staging": {"chunk": "256 KiB", "slots": 8},
+    "staging": {"chunk": "256 KiB", "slots": 8, "announced": False},
     "bootstrap": "static",
     "stripes": {
         "same_rack": {"connections": 1, **STRIPE},

@@ -60,6 +60,16 @@ def test_slots_are_full_until_the_receiver_takes_them_out() -> None:
     assert late == pytest.approx(5.0 + note_s + 3 * (0.1 + DELAY_S + note_s) + 0.2 + DELAY_S)
 
 
+def test_announced_slots_are_free_once_the_receiver_waits() -> None:
+    note_s = 16 / RATE + DELAY_S
+    slots = Slots(100, 10, announced=True)
+    assert message(1000, Software("staged", slots)) == pytest.approx(note_s + 1.0 + DELAY_S)
+    assert message(1000, Software("staged", slots), 2.0) == pytest.approx(2.0 + note_s + 1.0 + DELAY_S)
+    window = Software("staged", Slots(100, 2, announced=True))
+    round_s = 0.1 + DELAY_S + note_s
+    assert message(1000, window) == pytest.approx(note_s + 4 * round_s + 0.2 + DELAY_S)
+
+
 def test_chunks_are_copied_one_after_another_while_others_travel() -> None:
     copied = Software("staged", Slots(100, 10), byte_s=0.0005, message_s=0.01)
     # the first is copied before it goes and the last after it has come: the link is the slowest part

@@ -17,6 +17,7 @@ from tests.unit.ranks import (
     over_channels,
     over_spray,
     over_tcp,
+    through_announced_slots,
     through_slots,
     with_cost,
 )
@@ -32,12 +33,12 @@ RUNNERS = {
     "spray": over_spray,
     "rendezvous": in_place,
     "staged": through_slots,
+    "staged, announced": through_announced_slots,
 }
 
 
-CASES = [
-    (runner, check) for runner in RUNNERS for check in transport_checks(sends_wait=runner == "rendezvous")
-]
+SENDS_WAIT = ("rendezvous", "staged, announced")
+CASES = [(runner, check) for runner in RUNNERS for check in transport_checks(sends_wait=runner in SENDS_WAIT)]
 
 
 @pytest.mark.parametrize(("runner", "check"), CASES)

@@ -108,6 +108,33 @@ def test_no_more_than_the_slots_hold_is_under_way() -> None:
     assert not one.unfinished
 
 
+def test_announced_slots_are_empty_until_the_receiver_waits() -> None:
+    one, two = (
+        StagedTransport(transport, chunk_bytes=100, slots=3, announced=True)
+        for transport in MemoryNetwork(2).transports
+    )
+    early = bytearray(250)
+    receives = [two.irecv(0, 1, memoryview(early))]
+    messages = [b"a" * 250, b"b" * 1050]
+    sends = [one.isend(1, 1, memoryview(message)) for message in messages]
+    for _ in range(5):
+        one.progress()
+        two.progress()
+    assert bytes(early) == messages[0]
+    assert one.inner.counters[1].messages_sent == 3  # of the second nothing, though slots are free
+    late = bytearray(1050)
+    receives.append(two.irecv(0, 1, memoryview(late)))
+    one.progress()
+    assert one.inner.counters[1].messages_sent == 6
+    for _ in range(30):
+        two.progress()
+        one.progress()
+    assert bytes(late) == messages[1]
+    assert all(item.done and item.error is None for item in (*sends, *receives))
+    assert one._free == {}
+    assert not one.unfinished
+
+
 @pytest.mark.parametrize("protocol", ["rendezvous", "staged"])
 def test_collectives_work_over_either(protocol: str) -> None:
     def program(transport: Transport) -> int:

@@ -11,10 +11,8 @@ from testbed.transport.base import (
     Transport,
     TransportError,
 )
-from testbed.transport.layers import Layer, Line
+from testbed.transport.layers import MOST_NOTES, Layer, Line
 from testbed.transport.protocols.base import PROTOCOLS, MessageProtocol
-
-_MOST_NOTES = 100_000
 
 
 class RendezvousTransport(Layer):
@@ -68,7 +66,7 @@ class RendezvousTransport(Layer):
         queue = waiting.get(tag)
         if queue is None:
             announced = self._announced.setdefault(line, {})
-            if len(announced) < _MOST_NOTES:
+            if len(announced) < MOST_NOTES:
                 announced[tag] = announced.get(tag, 0) + 1
             return
         request = queue.popleft()

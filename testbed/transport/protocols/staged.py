@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from testbed.transport.base import (
     TransportError,
     check_writable,
 )
-from testbed.transport.layers import Layer, Line
+from testbed.transport.layers import MOST_NOTES, Layer, Line
 from testbed.transport.mailbox import WrongLength, wrong_length
 from testbed.transport.protocols.base import PROTOCOLS, MessageProtocol
 from testbed.transport.software import Slots
@@ -28,14 +28,20 @@ class StagedTransport(Layer):
     """Messages go in chunks through slots: copied into one at the sender, out of one at the receiver, which frees it.
 
     As NCCL's copy-based transfers, whose slots are a window: no more than slots x chunk bytes of a message are under
-    way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. After a
-    message of more than a chunk that did not fit its receive, what comes with the same tag makes no sense.
+    way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. announced: slots
+    are free once the receiver waits for the message, as those of NCCL's network plugins are, else from the beginning.
+    After a message of more than a chunk that did not fit its receive, what comes with the same tag makes no sense.
     """
 
-    def __init__(self, inner: Transport, chunk_bytes: int = 256 * 1024, slots: int = 8) -> None:
+    def __init__(
+        self, inner: Transport, chunk_bytes: int = 256 * 1024, slots: int = 8, announced: bool = False
+    ) -> None:
         super().__init__(inner)
         self.chunk_bytes = chunk_bytes
         self.slots = slots
+        self.announced = announced
+        # by line and tag, of which slots the receiver has said that they are free, and no chunk has gone into yet
+        self._free: Counter[tuple[Line, int]] = Counter()
         # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
         self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
         self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
@@ -49,7 +55,7 @@ class StagedTransport(Layer):
         self._check(peer, tag)
         line = (peer, traffic)
         chunks = _Chunks(Request("send", peer, tag, view), self.chunk_bytes)
-        error = self._listen(line) if chunks.count > self.slots else None
+        error = self._listen(line) if self.announced or chunks.count > self.slots else None
         if error is not None:
             chunks.end(error)
             return chunks.request
@@ -97,11 +103,17 @@ class StagedTransport(Layer):
         return found
 
     def on_note(self, line: Line, tag: int, number: int) -> None:
-        """The receiver has freed a slot of the oldest message of this tag that waits for one."""
-        queue = self._sends.get((line, tag))
-        if queue:
-            self._send_chunk(line, queue[0])
-            self._next_send(line, tag)
+        """The receiver has freed slots, of the oldest message of this tag that waits for one."""
+        key = line, tag
+        if key in self._sends or (self.announced and (key in self._free or len(self._free) < MOST_NOTES)):
+            self._free[key] += number
+            self._fill_slots(line, tag)
+
+    def forget(self, peer: int) -> None:
+        """See Layer."""
+        super().forget(peer)
+        for key in [key for key in self._free if key[0][0] == peer]:
+            del self._free[key]
 
     def on_lost(self, line: Line, error: TransportError) -> None:
         """No slot will become free."""
@@ -113,10 +125,19 @@ class StagedTransport(Layer):
 
     def _begin_send(self, line: Line, tag: int) -> None:
         """The first message of this tag in turn has all slots."""
-        chunks = self._sends[line, tag][0]
-        for _ in range(min(self.slots, chunks.count)):
-            self._send_chunk(line, chunks)
-        self._next_send(line, tag)
+        if not self.announced:
+            self._free[line, tag] = min(self.slots, self._sends[line, tag][0].count)
+        self._fill_slots(line, tag)
+
+    def _fill_slots(self, line: Line, tag: int) -> None:
+        queue = self._sends.get((line, tag))
+        while queue and self._free[line, tag]:
+            self._free[line, tag] -= 1
+            self._send_chunk(line, queue[0])
+            self._next_send(line, tag)
+            queue = self._sends.get((line, tag))
+        if not self._free[line, tag]:
+            del self._free[line, tag]
 
     def _next_send(self, line: Line, tag: int) -> None:
         queue = self._sends.get((line, tag))
@@ -152,7 +173,10 @@ class StagedTransport(Layer):
 
     def _begin_receive(self, line: Line, tag: int) -> None:
         """The first chunk tells whether the message is what is expected; then there is room for others."""
-        self._receive_chunk(line, self._receives[line, tag][0])
+        chunks = self._receives[line, tag][0]
+        if self.announced:
+            self._note(line, tag, min(self.slots, chunks.count))
+        self._receive_chunk(line, chunks)
         self._next_receive(line, tag)
 
     def _next_receive(self, line: Line, tag: int) -> None:
@@ -240,4 +264,4 @@ class Staged(MessageProtocol):
     @classmethod
     def through(cls, transport: Transport, slots: Slots) -> Transport:
         """See StagedTransport."""
-        return StagedTransport(transport, slots.chunk_bytes, slots.count)
+        return StagedTransport(transport, slots.chunk_bytes, slots.count, slots.announced)
