@@ -1,4 +1,4 @@
-"""Copies against none: two ranks send each other 4 KiB to 128 MiB in a rack, a zone, a building, between regions.
+"""Copies against none: two ranks send each other 8 KiB to 128 MiB in a rack, a zone, a building, between regions.
 
     make virtual && .venv/bin/python benchmarks/zero_copy.py [--jobs 2]
 
@@ -48,7 +48,7 @@ TOPOLOGIES = {
     + "wan:\n  - {a: here, b: there, rate: 400 Gbit/s, delay: 150 us}\n",
 }
 ONE_WAY_US = {"rack": 10, "zone": 70, "building": 150, "region": 300}
-LEAST, MOST, FACTOR = "4K", "128M", 2
+LEAST, MOST, FACTOR = "8K", "128M", 4
 PAPER = (1.09, 2.7)  # NCCLX's Fig. 10, from 1 to 128 MB, by published summaries
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 56, 130, 24, 292
 COLOURS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
@@ -73,7 +73,18 @@ def measure(distance: str, preset: str, iterations: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=ROOT / "docs") as name:
         folder = Path(name)
         topology, written = topology_file(distance, folder), folder / "rows.json"
-        size = ("-b", LEAST, "-e", MOST, "-f", str(FACTOR), "-n", str(iterations), "-w", "2")
+        size = (
+            "-b",
+            LEAST,
+            "-e",
+            MOST,
+            "-f",
+            str(FACTOR),
+            "-n",
+            str(iterations),
+            "-w",
+            "6",
+        )  # which open TCP's windows
         command = [sys.executable, "-m", "testbed", "bench", "sendrecv", "--preset", preset, *size]
         command += ["--topology", str(topology), "--ranks", "2", "--clock", "virtual", "--size-scale", "1"]
         command += ["-J", str(written)]

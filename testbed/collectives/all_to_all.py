@@ -81,12 +81,14 @@ class AllToAll(Windowed):
         algorithm: str | RowsAlgorithm = "late_counts",
         async_op: bool = False,
         timeout_s: float | None = None,
+        output_split_sizes: Sequence[int] | None = None,
     ) -> Work:
         """All-to-all whose receivers do not know how much comes, as for tokens that a router sends to experts.
 
         input: rows for rank 0, then for rank 1 and so on, `input_split_sizes` of each. output: (size, M, ...), room for
         M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
-        Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody: see `late_counts`.
+        Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody, "told_counts" the rows
+        alone, as `output_split_sizes` says how many come from each: see `late_counts`.
         """
         how = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
         check_array(output, "output", writes=True)
@@ -105,11 +107,22 @@ class AllToAll(Windowed):
         ]
         travel = [how.sent(count, most) for count in input_split_sizes]
         rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
-        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how)
+        told = self._told(output_split_sizes, how.told, most)
+        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how, told)
         about = About(input, algorithm if isinstance(algorithm, str) else "")
         return self._collective(
             "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.come
         )
+
+    def _told(self, sizes: Sequence[int] | None, told: bool, most: int) -> list[int] | None:
+        """How many rows come from each, given with the algorithm that goes by it and with no other. ValueError."""
+        if told != (sizes is not None):
+            expected = "how many rows come from each" if told else "it with told_counts only"
+            raise ValueError(f"output_split_sizes: got {sizes}, expected {expected}")
+        if sizes is not None and (len(sizes) != self.size or not all(0 <= size <= most for size in sizes)):
+            expected = f"{self.size} of 0 to {most} rows, as output has room for"
+            raise ValueError(f"output_split_sizes: got {list(sizes)}, expected {expected}")
+        return None if sizes is None else list(sizes)
 
     def _check_counts(self, counts: Array, outputs: Sequence[Array]) -> None:
         """What all ranks say they send to all must make sense, and be what this one expects."""

@@ -23,6 +23,8 @@ COUNT_BYTES = 8
 
 ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
 ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
+# as with handles that were exchanged before: buffers and counts are known, and only rows travel
+ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY, ahead=True, told=True))
 
 
 def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
@@ -31,13 +33,16 @@ def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], mos
     return [[sent(count, most) for count in row] for row in rows]
 
 
-def rows_traffic(rows: Sequence[Sequence[int]], itemsize: int) -> dict[tuple[int, int], int]:
+def rows_traffic(
+    rows: Sequence[Sequence[int]], itemsize: int, algorithm: str | RowsAlgorithm
+) -> dict[tuple[int, int], int]:
     """Bytes per ordered pair of ranks, counts included. rows[s][d]: elements that travel from s to d."""
+    own = 0 if rows_algorithm_of(ALL_TO_ALL_V, algorithm).told else COUNT_BYTES
     return {
-        (here, there): COUNT_BYTES + itemsize * count
+        (here, there): own + itemsize * count
         for here, row in enumerate(rows)
         for there, count in enumerate(row)
-        if here != there
+        if here != there and (own or count)
     }
 
 
@@ -45,11 +50,11 @@ class Exchange:
     """Each rank's `rows[d]` to rank d, into `output[s]` of it, which has space for M rows.
 
     rows: as many as `algorithm.sent` says travel. counts: how many of them are this rank's for each; `come`: how many
-    came from each, once they have.
+    came from each, once they have. told: how many will, where that is known.
     A message of 8 bytes with the count, and right behind it the rows, if any. The receiver posts its receive once it
     knows the count, so nothing waits for a round trip; where the number of rows is known ahead, at once. Sends
-    8 (n - 1) + w sum over d of c(s, d), or, padded, 8 (n - 1) + w M (n - 1). Up to `algorithm.concurrency` peers at a
-    time.
+    8 (n - 1) + w sum over d of c(s, d), or, padded, 8 (n - 1) + w M (n - 1); where counts are told, rows alone. Up to
+    `algorithm.concurrency` peers at a time.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Exchange:
         output: Array,
         counts: Sequence[int],
         algorithm: RowsAlgorithm,
+        told: Sequence[int] | None = None,
     ) -> None:
         self.come = list(counts)
         self._group = group
@@ -68,6 +74,7 @@ class Exchange:
         self._output = output
         self._counts = np.array(counts, dtype=np.int64)  # what is announced must not change under way
         self._algorithm = algorithm
+        self._told = told
 
     def steps(self, tag: int, position: Position) -> Steps:
         """Carry it out. Uses two tags per strand."""
@@ -88,6 +95,13 @@ class Exchange:
         sends: list[Request] = []
         for distance in distances:
             target, source = (self._rank + distance) % size, (self._rank - distance) % size
+            if self._told is not None:
+                self.come[source] = self._told[source]
+                rows = self._receive(source, self._told[source], tag + 1, record)
+                if self._rows[target].size:
+                    sends.append(group.send(target, tag + 1, as_bytes(self._rows[target]), record))
+                yield tuple(rows)
+                continue
             count = np.zeros(1, dtype=np.int64)
             announced = group.receive(source, tag, as_bytes(count), record)
             data: list[Request] = []
@@ -104,8 +118,8 @@ class Exchange:
                     f"expected 0 to {most}, as there is room for"
                 )
             self.come[source] = come
-            rows = algorithm.sent(come, most)
-            data = data if algorithm.ahead else self._receive(source, rows, tag + 1, record)
+            if not algorithm.ahead:
+                data = self._receive(source, algorithm.sent(come, most), tag + 1, record)
             yield tuple(data)
         yield tuple(sends)
 

@@ -113,12 +113,18 @@ class RowsAlgorithm:
 
     sent: how many rows travel where there are `count` to be sent, of which nobody has more than `most` for anybody.
     concurrency: with so many peers at a time. ahead: `sent` is the same for any count, so that receivers need not
-    know it first.
+    know it first. told: they know `count` from an exchange before, so that no counts travel; then all rows do.
     """
 
     sent: Callable[[int, int], int]
     concurrency: int = 8
     ahead: bool = False
+    told: bool = False
+
+    @property
+    def pads(self) -> bool:
+        """Whether more travels than there is."""
+        return self.ahead and not self.told
 
 
 class Algorithms(Registry[Any]):

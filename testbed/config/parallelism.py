@@ -55,7 +55,7 @@ COLLECTIVES_OF = {
 
 
 def _pads(algorithm: str) -> bool:
-    return algorithm == AUTO or bool(algorithms_of("all_to_all_v").find(algorithm).ahead)
+    return algorithm == AUTO or bool(algorithms_of("all_to_all_v").find(algorithm).pads)
 
 
 def _parse_order(value: object) -> str | tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.collectives.plan import Plan
-from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of
+from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of, rows_algorithm_of
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
 
@@ -46,10 +46,9 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
 
 def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, chunk_bytes: float) -> int:
     if operation.uneven:  # to each other member a count, and the elements
-        rows = operation.sent_rows()[own]
-        return sum(
-            1 + _chunks(numel * itemsize, chunk_bytes) for peer, numel in enumerate(rows) if peer != own
-        )
+        sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
+        told = rows_algorithm_of(operation.collective, operation.algorithm).told
+        return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
     made, elements = collective_plan(plan, operation, own, itemsize)
     bounds = made.bounds(elements)
     strands = (strand for stages in made.channels for stage in stages for strand in stage)

@@ -278,23 +278,29 @@ class _Simulation(Messaging):
         size = len(call.members)
         strands = min(how.concurrency, size - 1)
         yield [
-            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands), how.ahead))
+            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands), how))
             for first in range(strands)
         ]
 
-    def _exchange_strand(self, call: _Call, rows: list[list[int]], distances: range, ahead: bool) -> Events:
+    def _exchange_strand(
+        self, call: _Call, rows: list[list[int]], distances: range, how: RowsAlgorithm
+    ) -> Events:
         sends = []
         own, size = call.own, len(call.members)
         for distance in distances:
             target, source = (own + distance) % size, (own - distance) % size
             to, back = call.ends(own, target), call.ends(source, own)
-            announced = self.receive((*call.key, "count", *back), back, call.dscp)
-            data = [self.receive((*call.key, *back), back, call.dscp)] if ahead and rows[source][own] else []
-            sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
+            waits, data = [], []
+            if not how.told:
+                waits = [self.receive((*call.key, "count", *back), back, call.dscp)]
+            if rows[source][own] and how.ahead:
+                data = [self.receive((*call.key, *back), back, call.dscp)]
+            if not how.told:
+                sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
                 sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
-            yield [announced]
-            if rows[source][own] and not ahead:
+            yield waits
+            if rows[source][own] and not how.ahead:
                 data = [self.receive((*call.key, *back), back, call.dscp)]
             yield data
         yield sends

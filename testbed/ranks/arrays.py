@@ -19,6 +19,7 @@ from testbed.collectives import (
     count_wrong_output,
     dtype_named,
     fill,
+    rows_algorithm_of,
 )
 from testbed.virtual.memory import private_memory
 from testbed.workload import uneven_rows
@@ -65,8 +66,17 @@ class CollectiveArrays:
         """The collective, once; a Work, which is done already unless `async_op`."""
         output, input = self.output, self.input
         if self.collective.uneven:
-            rows = self.rows[self.rank]
-            self._exchange = communicator.all_to_all_v_dynamic(output, input, rows, algorithm, async_op)
+            told = None
+            if rows_algorithm_of(self.collective, algorithm).told:
+                told = [rows[self.rank] for rows in self.rows]
+            self._exchange = communicator.all_to_all_v_dynamic(
+                output,
+                input,
+                self.rows[self.rank],
+                algorithm,
+                async_op,
+                output_split_sizes=told,
+            )
             return self._exchange
         if self.collective is ALL_REDUCE:
             return communicator.all_reduce(output, self.op, algorithm, async_op)

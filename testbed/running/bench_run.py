@@ -238,5 +238,5 @@ class BenchRun:
         collective, ranks, itemsize = self.options.collective, self.ranks, self.itemsize
         if self.collective.uneven:
             most = self._part(case)
-            return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize)
+            return rows_traffic(sent_rows(chosen, uneven_rows(ranks, most), most), itemsize, chosen)
         return traffic(collective, chosen, self._part(case), itemsize, buildings)

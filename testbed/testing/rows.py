@@ -36,7 +36,9 @@ def check_sent(algorithm: RowsAlgorithm, name: str, most: int) -> None:
         sent = algorithm.sent(count, most)
         if not count <= sent <= most:
             raise Nonconforming(f"{case}: got {sent}, expected {count} to {most}")
-        if algorithm.ahead and sent != algorithm.sent(most, most):
+        if algorithm.told and sent != count:
+            raise Nonconforming(f"{case}: got {sent}, expected {count}, as receivers are told")
+        if algorithm.pads and sent != algorithm.sent(most, most):
             raise Nonconforming(f"{case}: got {sent}, expected {algorithm.sent(most, most)}, known ahead")
 
 
@@ -67,7 +69,7 @@ def check_rows(
                 raise Nonconforming(f"{case}: rank {rank} ends with wrong rows of rank {peer}")
         if not np.array_equal(inputs[rank], kept[rank]):
             raise Nonconforming(f"{case}: rank {rank}'s input is changed")
-    wire = rows_traffic(sent_rows(algorithm, counts, most), COLUMNS * dtype_named(dtype).itemsize)
+    wire = rows_traffic(sent_rows(algorithm, counts, most), COLUMNS * dtype_named(dtype).itemsize, algorithm)
     if sent != wire:
         raise Nonconforming(f"{case}: bytes by pair of ranks: got {sent}, expected {wire}")
 
@@ -89,7 +91,12 @@ def _run(
     communicators = communicators_of(groups)
     works = [
         communicator.all_to_all_v_dynamic(
-            outputs[rank], inputs[rank], counts[rank], algorithm=algorithm, async_op=True
+            outputs[rank],
+            inputs[rank],
+            counts[rank],
+            algorithm=algorithm,
+            async_op=True,
+            output_split_sizes=[own[rank] for own in counts] if algorithm.told else None,
         )
         for rank, communicator in enumerate(communicators)
     ]

@@ -41,7 +41,7 @@ def group_traffic(
 ) -> dict[tuple[int, int], int]:
     """Of one collective of these ranks; buildings: of the members, as the collective knows them."""
     if operation.uneven:
-        found = rows_traffic(operation.sent_rows(), itemsize)
+        found = rows_traffic(operation.sent_rows(), itemsize, operation.algorithm)
         return {(members[here], members[there]): count for (here, there), count in found.items()}
     numel = collective_of(operation.collective).part(operation.numel, len(members))
     algorithm = operation.algorithm

@@ -202,7 +202,7 @@ def test_all_to_all_single_with_split_sizes(algorithm: str, size: int) -> None:
             np.testing.assert_array_equal(output, expected)
 
 
-@pytest.mark.parametrize("algorithm", ["late_counts", "padded"])
+@pytest.mark.parametrize("algorithm", ["late_counts", "padded", "told_counts"])
 @pytest.mark.parametrize("size", SIZES)
 def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
     most = 5
@@ -216,6 +216,7 @@ def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
             counts[rank],
             algorithm=algorithm,
             async_op=True,
+            output_split_sizes=[own[rank] for own in counts] if algorithm == "told_counts" else None,
         )
         for rank, communicator in enumerate(communicators)
     ]
@@ -227,8 +228,23 @@ def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
                 output[peer, : counts[peer][rank]], share(peer, rank, counts[peer][rank])
             )
         sent = sum(counters.bytes_sent for counters in communicators[rank].transport.counters.values())
-        rows = sum(counts[rank]) - counts[rank][rank] if algorithm == "late_counts" else most * (size - 1)
-        assert sent == 8 * (size - 1) + 16 * rows
+        rows = most * (size - 1) if algorithm == "padded" else sum(counts[rank]) - counts[rank][rank]
+        assert sent == (0 if algorithm == "told_counts" else 8 * (size - 1)) + 16 * rows
+
+
+def test_told_counts_go_with_their_algorithm_and_fit() -> None:
+    (one,) = (Communicator(transport) for transport in MemoryNetwork(1).transports)
+    output, rows = np.zeros((1, 3, 2), "int64"), np.ones((2, 2), "int64")
+    for algorithm, told in (
+        ("told_counts", None),
+        ("late_counts", [2]),
+        ("told_counts", [4]),
+        ("told_counts", []),
+    ):
+        with pytest.raises(ValueError, match="output_split_sizes: got"):
+            one.all_to_all_v_dynamic(output, rows, [2], algorithm, output_split_sizes=told)
+    assert one.all_to_all_v_dynamic(output, rows, [2], "told_counts", output_split_sizes=[2]).result == [2]
+    assert output.sum() == 4
 
 
 # ---- barrier

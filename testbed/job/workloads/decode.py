@@ -1,0 +1,151 @@
+"""Decoding with experts: tokens go to the ranks of their experts and come back, layer by layer, token by token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from testbed.config.units import parse_size
+from testbed.job.workloads.base import WORKLOADS, JobRequest
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Operation, Pause
+from testbed.workload.plans.checking import PlanProblem
+
+EAGER, PADDED, RESIDENT, GATHERED = METADATA = ("eager", "graph_padded", "resident", "gathered")
+EXCHANGE, CACHED = HANDLES = ("exchange", "cached")
+COUNT_BYTES = 8  # of a count, and of an expert's number beside a token
+Rows = tuple[tuple[int, ...], ...]
+
+
+@WORKLOADS.register("decode")
+def decode(
+    request: JobRequest,
+    batch: int = 128,
+    experts: int = 128,
+    experts_per_token: int = 1,
+    row: float | str = "14 KiB",
+    layers: int = 1,
+    tokens: int = 1,
+    compute: float | str = "20 us",
+    metadata: str = RESIDENT,
+    handles: str = EXCHANGE,
+) -> JobPlan:
+    """Each rank decodes `batch` sequences; experts are spread evenly over the ranks, every token goes to some of them.
+
+    In each layer computing (attention), dispatch of rows to the experts' ranks, computing (experts), and combine, which
+    brings as many rows back. A rank has a token once, however many of its experts are there: at most `batch` rows go
+    from one rank to another. Which experts a token goes to is drawn by the seed, another for each layer and token.
+
+    Args:
+        request: What the plan is for.
+        batch: Sequences on each rank, of which each has a token under way.
+        experts: Of each layer; a multiple of the ranks.
+        experts_per_token: Different ones that work on a token.
+        row: Bytes of a token that travel.
+        layers: With experts.
+        tokens: Of each sequence, one after the other.
+        compute: Of a layer, half before the dispatch and half before the combine.
+        metadata: Where counts of rows are. eager: the host reads them before each dispatch
+            (`software_cost.synchronisation`) and sends the rows that there are. graph_padded: it never knows them, a
+            captured graph sends `batch` rows to everybody. resident: they stay on the device, and the rows that there
+            are travel. gathered: what all of these are held against; counts and experts' numbers are gathered by all
+            ranks in two all-gathers, the host reads them, then an all-to-all of the rows that there are.
+        handles: exchange: counts, and by protocol rendezvous buffers, are told before the rows of each dispatch.
+            cached: buffers are known and doubled, counts come with the rows: nothing else travels. With metadata
+            resident.
+    """
+    _check(request.ranks, batch, experts, experts_per_token, metadata, handles)
+    maker = _Maker(request, batch, row, compute, metadata, handles)
+    draw = random.Random(f"{request.seed}/decode")
+    for token in range(tokens):
+        for layer in range(layers):
+            rows = routed_rows(draw, request.ranks, batch, experts, experts_per_token)
+            maker.layer(f"token {token}, layer {layer}", rows, experts_per_token)
+    group = ("all", tuple(range(request.ranks)))
+    return JobPlan((tuple(maker.operations),) * request.ranks, (group,), seed=request.seed)
+
+
+def routed_rows(draw: random.Random, ranks: int, batch: int, experts: int, experts_per_token: int) -> Rows:
+    """How many rows each rank, in rows, has for each: tokens with an expert there."""
+    own = experts // ranks
+    found = [[0] * ranks for _ in range(ranks)]
+    for source in range(ranks):
+        for _ in range(batch):
+            for target in {expert // own for expert in draw.sample(range(experts), experts_per_token)}:
+                found[source][target] += 1
+    return tuple(map(tuple, found))
+
+
+def _check(ranks: int, batch: int, experts: int, experts_per_token: int, metadata: str, handles: str) -> None:
+    if ranks < 2 or experts < 1 or experts % ranks:
+        raise PlanProblem(where="experts", got=str(experts), expected=f"a multiple of the {ranks} ranks")
+    if not 1 <= experts_per_token <= experts:
+        raise PlanProblem(where="experts_per_token", got=str(experts_per_token), expected=f"1 to {experts}")
+    if batch < 1:
+        raise PlanProblem(where="batch", got=str(batch), expected="at least 1")
+    for where, value, known in (("metadata", metadata, METADATA), ("handles", handles, HANDLES)):
+        if value not in known:
+            raise PlanProblem(where=where, got=str(value), expected=f"one of: {', '.join(known)}")
+    if handles == CACHED and metadata != RESIDENT:
+        raise PlanProblem(
+            where="handles", got=f"cached with metadata {metadata}", expected="it with resident"
+        )
+
+
+class _Maker:
+    """One rank's operations, which are alike on all."""
+
+    def __init__(
+        self,
+        request: JobRequest,
+        batch: int,
+        row: float | str,
+        compute: float | str,
+        metadata: str,
+        handles: str,
+    ) -> None:
+        self.operations: list[Operation] = []
+        self._request, self._batch = request, batch
+        row_bytes = parse_size(row) if isinstance(row, str) else row
+        # rows shrink with the scale and their number stays
+        self._row = max(1, round(request.scale.emulated_bytes(row_bytes) / request.itemsize))
+        self._half_s = request.seconds(compute) / 2
+        read_s = request.scenario.transport.software_cost.synchronisation_s
+        self._read_s = request.scale.emulated_s(read_s) if metadata in (EAGER, GATHERED) else 0.0
+        self._gathered = metadata == GATHERED
+        algorithms = {PADDED: "padded", GATHERED: "told_counts"}
+        self._algorithm = algorithms.get(metadata, "told_counts" if handles == CACHED else "late_counts")
+        # rows come back to where they came from: how many has been told
+        self._back = "padded" if metadata == PADDED else "told_counts"
+
+    def layer(self, name: str, rows: Rows, experts_per_token: int) -> None:
+        """All of one layer, for one token of each sequence."""
+        self._compute(f"attention of {name}")
+        if self._gathered:
+            ranks = len(rows)
+            self._gather(f"counts of {name}", ranks * COUNT_BYTES)
+            self._gather(f"experts of {name}", self._batch * experts_per_token * COUNT_BYTES)
+        if self._read_s:
+            self._add(Pause(f"counts read of {name}", COMPUTE, "synchronisation", (), self._read_s))
+        self._exchange(f"dispatch of {name}", "dispatch", self._algorithm, rows)
+        self._compute(f"experts of {name}")
+        back = tuple(zip(*rows, strict=True))
+        self._exchange(f"combine of {name}", "combine", self._back, back)
+
+    def _compute(self, name: str) -> None:
+        self._add(Computing(name, COMPUTE, "compute", (), self._half_s))
+
+    def _gather(self, name: str, own_bytes: float) -> None:
+        ranks = self._request.ranks
+        numel = self._request.elements(own_bytes * ranks, ranks)
+        self._add(GroupCollective(name, COMPUTE, "metadata", (), 0, "all_gather", numel, "auto"))
+
+    def _exchange(self, name: str, kind: str, algorithm: str, rows: Sequence[Sequence[int]]) -> None:
+        table = tuple(tuple(count * self._row for count in own) for own in rows)
+        numel = self._batch * self._row * len(rows)
+        made = GroupCollective(name, COMPUTE, kind, (), 0, "all_to_all_v", numel, algorithm, table=table)
+        self._add(made)
+
+    def _add(self, operation: Operation) -> None:
+        before = (len(self.operations) - 1,) if self.operations else ()
+        self.operations.append(replace(operation, after=before))
