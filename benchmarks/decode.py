@@ -1,6 +1,8 @@
-"""Decoding with experts, by the model: twelve cells against two all-gathers and an all-to-all, and what a peer costs.
+"""Decoding with experts: twelve cells against two all-gathers and an all-to-all, what a peer costs, where time goes.
 
-    .venv/bin/python benchmarks/decode.py
+    .venv/bin/python benchmarks/decode.py                  # by the model
+    .venv/bin/testbed run scenarios/decode.yaml --clock virtual -o /tmp/decode
+    .venv/bin/python benchmarks/decode.py /tmp/decode      # of that run: p50 and p99 of a token, and its parts
 
 Racks of eight hosts with an accelerator each in one zone, latencies as in topologies/training-region.yaml, nothing
 oversubscribed. A token's time is from one combine's end to the next one's, on the last rank; p50 and p99 are over
@@ -11,21 +13,25 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from testbed.config import load_scenario
+from testbed.config import load_scenario, preset_transport
 from testbed.job.job import job_of
 from testbed.model import simulate
 from testbed.model.calibration import VIRTUAL, find_calibration
 from testbed.model.predicting import routed
+from testbed.results.records import SAMPLES, Sample, read_samples
 from testbed.scale import Scale
 
 ROW = "14 KiB"  # of a token: 7168 numbers of 2 bytes, as of DeepSeek-V3
 CELLS = list(itertools.product((1, 4), (128, 256), (4, 8, 16)))  # experts per token, batch, hosts
+RATE_BPS = 400e9
 DIRECT = {"preset": "ncclx"}
 CACHED = {"preset": "ncclx", "transport.protocol": "eager"}  # buffers are known: nothing is announced
 COPIED = {"preset": "nccl"}
@@ -78,10 +84,15 @@ def token_times(ranks: int, way: Way, **options: Any) -> list[float]:
     return [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
 
 
-def cells(tokens: int) -> list[str]:
-    """The table, in Markdown."""
-    lines = ["| experts | batch | hosts | " + " | ".join(f"{name}, p50 (p99)" for name in WAYS) + " | gain |"]
-    lines.append("|---|" * 1 + "---|" * (3 + len(WAYS)))
+def cells(tokens: int) -> None:
+    """The table, in Markdown, line by line as it comes."""
+    lines = [
+        "| experts per token | batch | hosts | "
+        + " | ".join(f"{name}, p50 (p99)" for name in WAYS)
+        + " | gain |"
+    ]
+    lines.append("|---|" + "---|" * (3 + len(WAYS)))
+    print("\n".join(lines), flush=True)
     for experts_per_token, batch, hosts in CELLS:
         found = {
             name: np.array(
@@ -95,9 +106,7 @@ def cells(tokens: int) -> list[str]:
             for name, own in found.items()
         ]
         gain = 1 - medians["resident, cached"] / medians["baseline"]
-        lines.append(f"| {experts_per_token} | {batch} | {hosts} | {' | '.join(shown)} | {gain:.0%} |")
-        print(lines[-1], flush=True)
-    return lines
+        print(f"| {experts_per_token} | {batch} | {hosts} | {' | '.join(shown)} | {gain:.0%} |", flush=True)
 
 
 def per_peer() -> str:
@@ -106,20 +115,84 @@ def per_peer() -> str:
     sizes = (8, 16, 32, 64, 128)
     times = [token_times(ranks, WAYS["resident, cached"], **options)[0] / 2 for ranks in sizes]
     slope, rest = np.polyfit([ranks - 1 for ranks in sizes], times, 1)
-    software = load_scenario(scenario(8, {}, CACHED)).transport.software_cost
+    cost_s = preset_transport("ncclx").software_cost.per_message_s
     return (
-        f"each peer costs {slope * 1e6:.3f} us, {2 * software.per_message_s * 1e6:g} us by its messages; "
+        f"each peer costs {slope * 1e6:.3f} us, {2 * cost_s * 1e6:g} us by its messages; "
         f"beside that {rest * 1e6:.1f} us"
     )
+
+
+def tokens_of(samples: Sequence[Sample]) -> list[float]:
+    """Of one variant's step: each token's time, on the last rank."""
+    steps = {(one.trial, one.step) for one in samples}
+    found = []
+    for trial, step in sorted(steps):
+        own = [one for one in samples if (one.trial, one.step) == (trial, step)]
+        ends: dict[int, float] = {}
+        for one in own:
+            if one.operation == "combine":
+                token = int(one.name.split()[3].rstrip(","))
+                ends[token] = max(ends.get(token, 0.0), one.end_s)
+        began_s = min(one.start_s for one in own)
+        found += [
+            end - before for before, end in pairwise([began_s, *(ends[token] for token in sorted(ends))])
+        ]
+    return found
+
+
+def parts(samples: Sequence[Sample]) -> dict[str, float]:
+    """Of one variant: seconds of a rank's step by what it does, in the mean over ranks."""
+    ranks = {one.rank for one in samples}
+    steps = {(one.trial, one.step) for one in samples}
+    found: dict[str, float] = {}
+    for one in samples:
+        if one.operation != "step":
+            found[one.operation] = found.get(one.operation, 0.0) + one.duration_s
+    return {kind: seconds / len(ranks) / len(steps) for kind, seconds in found.items()}
+
+
+def run_table(folder: Path) -> list[str]:
+    """Of a run of scenarios/decode.yaml: tokens' times, and dispatch and combine as control, put and wait.
+
+    put: a rank's rows at its card's rate. control: what dispatch and combine take longer than those of `cached`, where
+    nothing but rows travels. wait: the rest, on the way and for others.
+    """
+    samples = read_samples(folder / SAMPLES, Scale())
+    by_variant: dict[str, list[Sample]] = {}
+    for one in samples:
+        by_variant.setdefault(one.variant, []).append(one)
+    spent = {name: parts(own) for name, own in by_variant.items()}
+    least_s = spent["cached"]["dispatch"] + spent["cached"]["combine"]
+    lines = [
+        "| variant | p50 | p99 | counts gathered | counts read | control | put | wait |",
+        "|---|" + "---|" * 7,
+    ]
+    for name, own in by_variant.items():
+        tokens, kinds = np.array(tokens_of(own)), spent[name]
+        rounds_s = kinds["dispatch"] + kinds["combine"]
+        put_s = sum(one.size_bytes for one in own if one.operation in ("dispatch", "combine"))
+        put_s = put_s / len({one.rank for one in own}) * 8 / RATE_BPS
+        shares = [rounds_s - least_s, put_s, least_s - put_s]
+        split = [f"{share / rounds_s:.0%}" for share in shares]
+        cells = [f"{np.percentile(tokens, part) * 1e6:.0f} us" for part in (50, 99)]
+        cells += [
+            f"{kinds.get(kind, 0.0) / len(tokens) * 1e6:.0f} us" for kind in ("metadata", "synchronisation")
+        ]
+        lines.append(f"| {name} | {' | '.join([*cells, *split])} |")
+    return lines
 
 
 def main() -> None:
     """Say the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, nargs="?")
     parser.add_argument("--tokens", type=int, default=20)
     options = parser.parse_args()
+    if options.run is not None:
+        print("\n".join(run_table(options.run)))
+        return
     print(per_peer())
-    print("\n".join(cells(options.tokens)))
+    cells(options.tokens)
 
 
 if __name__ == "__main__":

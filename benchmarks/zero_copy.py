@@ -185,7 +185,7 @@ def main() -> None:
         found = [entry for entry in found if (entry["distance"], entry["preset"]) not in asked]
         FOUND.parent.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(options.jobs) as pool:
-            for entry in pool.map(lambda one: measure(*one, options.iterations), asked):
+            for entry in pool.map(lambda one: measure(one[0], one[1], options.iterations), asked):
                 found.append(entry)
                 found.sort(key=lambda one: (list(TOPOLOGIES).index(one["distance"]), one["preset"]))
                 FOUND.write_text(json.dumps(found, indent=1) + "\n")

@@ -90,6 +90,21 @@ class AllToAll(Windowed):
         Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody, "told_counts" the rows
         alone, as `output_split_sizes` says how many come from each: see `late_counts`.
         """
+        exchange = self._rows_exchange(output, input, input_split_sizes, algorithm, output_split_sizes)
+        about = About(input, algorithm if isinstance(algorithm, str) else "")
+        return self._collective(
+            "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.come
+        )
+
+    def _rows_exchange(
+        self,
+        output: Array,
+        input: Array,
+        input_split_sizes: Sequence[int],
+        algorithm: str | RowsAlgorithm,
+        output_split_sizes: Sequence[int] | None,
+    ) -> late_counts.Exchange:
+        """Of arrays and sizes that fit. ValueError."""
         how = rows_algorithm_of(ALL_TO_ALL_V, algorithm)
         check_array(output, "output", writes=True)
         check_array(input, "input", like=output)
@@ -108,11 +123,7 @@ class AllToAll(Windowed):
         travel = [how.sent(count, most) for count in input_split_sizes]
         rows = [padded(share, count) for share, count in zip(rows, travel, strict=True)]
         told = self._told(output_split_sizes, how.told, most)
-        exchange = late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how, told)
-        about = About(input, algorithm if isinstance(algorithm, str) else "")
-        return self._collective(
-            "all_to_all_v_dynamic", exchange.steps, async_op, timeout_s, about, exchange.come
-        )
+        return late_counts.Exchange(self._group, self.rank, rows, output, input_split_sizes, how, told)
 
     def _told(self, sizes: Sequence[int] | None, told: bool, most: int) -> list[int] | None:
         """How many rows come from each, given with the algorithm that goes by it and with no other. ValueError."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from testbed.collectives.agreement import Vote
-from testbed.collectives.all_to_all import AllToAll
 from testbed.collectives.data import NOTHING, Array
+from testbed.collectives.dispatching import Dispatching
 from testbed.collectives.engine import Engine, Position, Steps
 from testbed.collectives.messages import COMMUNICATORS, EVERYBODY, Members
 from testbed.collectives.operations import Reduction, check_array, finish, given, operation_named, words_of
@@ -21,7 +21,7 @@ from testbed.flight import Recorder
 from testbed.transport import BEST_EFFORT, TrafficClass, Transport
 
 
-class Communicator(AllToAll):
+class Communicator(Dispatching):
     """Ranks that do collectives together: all of a transport, or after `split` some of them, numbered from 0.
 
     groups: the building of each rank, as any numbers; None: one building. Hierarchical algorithms and `auto` go by it;

@@ -20,11 +20,12 @@ from testbed.flight import Record
 from testbed.transport import Request, TransportError
 
 COUNT_BYTES = 8
+ALL_PEERS = 1 << 14  # as many as there are tags for
 
 ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY))
 ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
-# as with handles that were exchanged before: buffers and counts are known, and only rows travel
-ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, CONCURRENCY, ahead=True, told=True))
+# as with handles that were exchanged before: buffers and counts are known, only rows travel, to all at once
+ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, ahead=True, told=True))
 
 
 def sent_rows(algorithm: str | RowsAlgorithm, rows: Sequence[Sequence[int]], most: int) -> list[list[int]]:
