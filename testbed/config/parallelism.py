@@ -40,7 +40,8 @@ TOPOLOGY_AWARE = "topology_aware"
 BY_DISTANCE = "by_distance"
 BY_SPEED = "by_speed"
 EVEN = "even"
-MAPPINGS = ("consecutive", "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
+CONSECUTIVE = "consecutive"
+MAPPINGS = (CONSECUTIVE, "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
 WAYS_TO_SHARE = (EVEN, BY_SPEED)
 RECEIVES = ("early", "in_order")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel")
@@ -68,7 +69,8 @@ def _parse_order(value: object) -> str | tuple[str, ...]:
     raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
 
 
-def _parse_mapping(value: object) -> str | tuple[int, ...]:
+def parse_mapping(value: object) -> str | tuple[int, ...]:
+    """A way of mapping, or a rank for each coordinate. ValueError says what is expected."""
     if value in MAPPINGS:
         return str(value)
     if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
@@ -138,7 +140,7 @@ _ORDER = Form(
     lambda value: value if isinstance(value, str) else list(value),
 )
 _MAPPING = Form(
-    _parse_mapping,
+    parse_mapping,
     {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )

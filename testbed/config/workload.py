@@ -28,6 +28,7 @@ from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict, inlined_schema
 from testbed.config.outer import REDUCED_BITS, OuterSpec
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
+from testbed.config.recorded import KIND_ALGORITHMS, MAPPING, OF_RECORDED, PLACEMENT
 from testbed.errors import did_you_mean
 from testbed.plugins import OWN_FILE
 
@@ -158,6 +159,24 @@ class WorkloadSpec(Strict):
         "collectives; or FOLDER/NAME where it has several. Computing of which they say operations and bytes alone "
         "takes what it takes on `accelerator`.",
     )
+    placement: Annotated[tuple[str, ...] | None, PLACEMENT] = Field(
+        default=None,
+        description="With `trace` or `chakra`: kinds of its communication, outermost first. Ranks that the last one "
+        "joins are next to each other, then those of the one before; so the first one crosses buildings. Default: "
+        "as_recorded, ranks in their own order.",
+    )
+    mapping: Annotated[str | tuple[int, ...] | None, MAPPING] = Field(
+        default=None,
+        description="With `trace` or `chakra`: on which of the scenario's ranks those of the trace are, in the order "
+        "of `placement`: consecutive (the default), scattered, topology_aware, by_distance, or a list, as with "
+        "`parallelism.mapping`.",
+    )
+    algorithms: Annotated[Mapping[str, str] | None, KIND_ALGORITHMS] = Field(
+        default=None,
+        description="With `trace` or `chakra`: algorithms of the collectives of a kind, such as {shard: hierarchical}, "
+        "where these have one of that name. Of all others: that of the trace, or else all-reduces by the scenario's "
+        "`algorithms`, and others auto.",
+    )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What the function of `plan` is called with."
     )
@@ -251,6 +270,10 @@ class WorkloadSpec(Strict):
             yield Finding(("peak_flops",), "peak_flops beside an accelerator", "one of both")
         if self.model is not None and (self.collectives or self.exchange or self.compute_s):
             yield Finding(("model",), "a model beside collectives, exchange or compute", "one of both")
+        if not self.recorded:
+            for key in OF_RECORDED:
+                if getattr(self, key) is not None:
+                    yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
         if self.plan is not None and self.plan not in DESCRIBED_BY:
             yield from self._beside("a plan", "trace", "chakra")
         elif self.trace is not None:
@@ -338,6 +361,11 @@ class WorkloadSpec(Strict):
     def training_steps_of_step(self) -> int:
         """Training steps in a row that a step is."""
         return self.training_steps or (self.outer.period if self.outer else 1)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a trace says what ranks do."""
+        return self.trace is not None or self.chakra is not None
 
     @property
     def itemsize(self) -> int:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario, load_scenario
-from testbed.config.workload import WorkloadSpec
 from testbed.errors import BadInput, did_you_mean
-from testbed.job.chakra import chakra_trace
+from testbed.job.recorded import recorded_trace
 from testbed.job.workload import Workload, workload_of
+from testbed.job.workloads import JobRequest
+from testbed.job.workloads.trace import placed
 from testbed.results.errors import BadResult
 from testbed.results.records import SAMPLES
 from testbed.results.result import SUMMARY, Result
@@ -85,16 +86,12 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
 def _trace(scenario: Scenario, workload: Workload, origin: str, took_s: Durations | None = None) -> JobTrace:
     """The plan's; of a job that came as a trace that one, which says more. took_s: how long computing took."""
     spec = scenario.workload
-    if (given := _given(spec)) is not None:
+    if spec.recorded:
+        request = JobRequest.of(scenario, scenario.topology.resolve(UNSCALED), UNSCALED)
+        given = placed(recorded_trace(spec), request)
         return given if took_s is None else replace(_timed(given, took_s), origin=origin)
     about = About(spec.gradient_dtype, origin, spec.accelerator or "")
     return trace_of(workload.plan, about, measured_s=took_s)
-
-
-def _given(spec: WorkloadSpec) -> JobTrace | None:
-    if spec.trace is not None:
-        return JobTrace.read(Path(spec.trace))
-    return chakra_trace(spec) if spec.chakra is not None else None
 
 
 def _timed(trace: JobTrace, took_s: Durations) -> JobTrace:

@@ -14,7 +14,7 @@ def chakra_trace(spec: WorkloadSpec) -> JobTrace:
     """Of a workload that has `chakra`, in real figures. TraceError."""
     assert spec.chakra is not None
     rates = _rates(spec) if spec.accelerator or spec.peak_flops else None
-    return _read_version(Path(spec.chakra), rates, _changed_ns(Path(spec.chakra)))
+    return _read_version(Path(spec.chakra), rates, chakra_changed_ns(Path(spec.chakra)))
 
 
 def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
@@ -24,8 +24,8 @@ def _rates(spec: WorkloadSpec) -> tuple[float, float | None]:
     return spec.flops, None if rate is None else float(rate)
 
 
-def _changed_ns(folder: Path) -> tuple[int, ...]:
-    """Of all that is read."""
+def chakra_changed_ns(folder: Path) -> tuple[int, ...]:
+    """When what is read last changed, of each file."""
     where = folder if folder.is_dir() else folder.parent
     files = [*where.glob("*.et"), *where.glob("*.json"), *where.glob("*.yml")] if where.is_dir() else []
     return tuple(path.stat().st_mtime_ns for path in sorted(files))

@@ -52,11 +52,6 @@ def with_stragglers(
     return found
 
 
-def quickest_first(slowdowns: Mapping[int, float], hosts: Sequence[Host]) -> list[int]:
-    """Ranks of the buildings with the quickest accelerators first; of equal ones in their order."""
-    return sorted(range(len(hosts)), key=lambda rank: slowdowns.get(rank, 1.0))
-
-
 def stage_slowdowns(mesh: Mesh, slowdowns: Mapping[int, float], owners: Sequence[int]) -> list[float]:
     """By stage, the factor of the slowest of its ranks. owners: each stage's position in the pipeline."""
     slowest = [0.0] * mesh.outside[PIPELINE]

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
 from testbed.config import ConfigError, Host, ModelSpec, Scenario, Topology
 from testbed.config.outer import OuterSpec
 from testbed.config.parallelism import (
-    BY_DISTANCE,
     BY_SPEED,
     EVEN,
     TOPOLOGY_AWARE,
@@ -23,12 +21,12 @@ from testbed.config.parallelism import (
 from testbed.job.errors import wrong_workload
 from testbed.job.hardware import (
     microbatch_counts,
-    quickest_first,
     slowdowns_of,
     stage_slowdowns,
     with_stragglers,
     within_of,
 )
+from testbed.job.mapping import mapped
 from testbed.job.resolving import modelled_software
 from testbed.job.scheduling import owners_of, schedule_by_name, schedule_from_file
 from testbed.job.tuning import tuning_of
@@ -40,7 +38,7 @@ from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
 from testbed.workload.outer import Outer
 from testbed.workload.parallelism import EXPERT, PIPELINE, REPLICATE, Mesh, ParallelismError, make_mesh
-from testbed.workload.placing import least_crossing, shortest_way
+from testbed.workload.placing import least_crossing
 from testbed.workload.plan import JobPlan
 from testbed.workload.plan_traffic import plan_traffic
 from testbed.workload.planning import plan_job
@@ -99,7 +97,7 @@ def training_of(
     hardware = slowdowns_of(workload, topology, hosts)
     slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
     planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
-    mapping = _mapping(workload.parallelism.mapping, hosts, network, hardware)
+    mapping = mapped(workload.parallelism.mapping, hosts, network, hardware)
     if workload.parallelism.mapping == TOPOLOGY_AWARE:
         first = planner.plan(())
         buildings = [topology.building(host.building).index for host in hosts]
@@ -272,26 +270,6 @@ def _mesh(spec: ParallelismSpec, ranks: int, mapping: Sequence[int]) -> Mesh:
         found = f"{mesh.inside[PIPELINE]} stages in one rank"
         raise wrong_workload("parallelism", found, "stages of ranks of their own")
     return mesh
-
-
-def _mapping(
-    asked: str | tuple[int, ...], hosts: Sequence[Host], network: Network, slowdowns: Mapping[int, float]
-) -> Sequence[int]:
-    buildings = [host.building for host in hosts]
-    if asked == "scattered":
-        index = [buildings[:number].count(building) for number, building in enumerate(buildings)]
-        return sorted(range(len(hosts)), key=lambda rank: (index[rank], rank))
-    if asked == BY_DISTANCE:
-        firsts = {building: buildings.index(building) for building in buildings}
-        delays_s = {
-            (here, there): network.paths[firsts[here], firsts[there]].delay_s
-            for here, there in permutations(firsts, 2)
-        }
-        way = shortest_way(list(firsts), delays_s)
-        return sorted(range(len(hosts)), key=lambda rank: (way.index(buildings[rank]), rank))
-    if asked == BY_SPEED:
-        return quickest_first(slowdowns, hosts)
-    return () if isinstance(asked, str) else asked
 
 
 def _check_experts(model: str | ModelSpec, mesh: Mesh) -> None:

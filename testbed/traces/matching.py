@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from testbed.traces.trace import Collective, JobTrace, Node, PointToPoint, TraceError
+from testbed.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint, TraceError
 
 SHOWN = 4  # ranks of a deadlock that are named
 
@@ -80,7 +80,7 @@ def _key(node: Collective) -> tuple[object, ...]:
 
 
 def _words(node: Collective) -> str:
-    root = f" of rank {node.root}" if node.collective in ("broadcast", "reduce", "gather", "scatter") else ""
+    root = f" of rank {node.root}" if node.collective in ROOTED else ""
     return f"{node.collective}{root} ({node.numel} {node.dtype})"
 
 

@@ -20,7 +20,8 @@ from testbed.errors import TestbedError
 SCHEMA = 1
 FORMAT = "testbed-job-trace"
 COMPUTE_STREAM = "compute"
-
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Collectives that have a root."""
 
 _ELEMENT_BYTES = {
     8: ("float64", "int64", "uint64", "complex64"),

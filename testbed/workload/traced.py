@@ -9,6 +9,7 @@ from testbed.collectives import AUTO, collective_of
 from testbed.collectives.definitions import ALL_TO_ALL_V
 from testbed.traces import Collective, Compute, JobTrace, Node, PointToPoint, TraceError, element_bytes
 from testbed.traces.matching import check_matching
+from testbed.traces.trace import ROOTED
 from testbed.workload.plan import (
     COMPUTING,
     EVERYBODY,
@@ -22,7 +23,6 @@ from testbed.workload.plan import (
 from testbed.workload.plans.base import WorkloadRequest
 
 ALL_REDUCE, BARRIER = "all_reduce", "barrier"
-ROOTED = ("broadcast", "reduce", "gather", "scatter")
 COLLECTIVES = (ALL_REDUCE, BARRIER, "all_gather", "reduce_scatter", "all_to_all", ALL_TO_ALL_V.name, *ROOTED)
 Table = tuple[tuple[int, ...], ...]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from testbed.config.workload import CHAKRA
-from testbed.job.chakra import chakra_trace
+from testbed.job.recorded import recorded_trace
 from testbed.job.workloads.base import WORKLOADS, JobRequest
 from testbed.job.workloads.trace import trace_plan
 from testbed.workload.plan import JobPlan
@@ -14,4 +14,4 @@ def chakra(request: JobRequest) -> JobPlan:
     """Each rank does what its trace in the folder `chakra` says."""
     spec = request.scenario.workload
     assert spec.chakra is not None  # by the scenario's checks
-    return trace_plan(chakra_trace(spec), spec.chakra, request, CHAKRA)
+    return trace_plan(recorded_trace(spec), spec.chakra, request, CHAKRA)
