@@ -1,4 +1,4 @@
-"""The command `explore`: the quickest configuration of a training step, by the model."""
+"""The command `explore`: the quickest configuration of a training step, planned or recorded, by the model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def explore(
 ) -> None:
     """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
 
-    All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees.
+    All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees. Of a
+    job that was recorded all but what its ranks do is searched.
     """
     loaded = load_scenario(scenario, overrides or [])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
@@ -128,8 +129,11 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     shown = paired(rows)
     best = best_of(rows)
     tailed = any(row["tail_s"] != row["step_time_s"] for row in shown)
-    headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else []), "as given,\nnot tuned"]
-    for heading in (*headings, "the best\nagainst it", "between\nbuildings", "memory"):
+    tuned = any(row["tuned"] for row in shown)
+    sized = any(row["memory_bytes"] is not None for row in shown)
+    headings = ["predicted\nstep time", *(["99 %\nwithin"] if tailed else [])]
+    headings += ["as given,\nnot tuned"] if tuned else []
+    for heading in (*headings, "the best\nagainst it", "between\nbuildings", *(["memory"] if sized else [])):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in shown:
         given, memory_bytes = row["as_given"], row["memory_bytes"]
@@ -137,10 +141,10 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
             f"{row['name']}{_difference(best, row)}" if row["kind"] == BEST else row["of"],
             time_text(row["step_time_s"]),
             *([time_text(row["tail_s"])] if tailed else []),
-            time_text(given["step_time_s"]) if given else "",
+            *([time_text(given["step_time_s"]) if given else ""] if tuned else []),
             f"{row['step_time_s'] / best['step_time_s']:.2f}x",
             size_text(row["wan_bytes"]),
-            "" if memory_bytes is None else size_text(round(memory_bytes)),
+            *(["" if memory_bytes is None else size_text(round(memory_bytes))] if sized else []),
         )
     console.print(table)
     how = "all" if found.tried == found.combinations else "what looks best"

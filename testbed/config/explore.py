@@ -11,8 +11,10 @@ from testbed.catalogue import baselines
 from testbed.config.forms import Count, Flag, SizeOrNone, choice
 from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
+from testbed.config.recorded import OF_RECORDED
 
 BASELINES = tuple(baselines())
+_OF_RECORDED = tuple(f"workload.{name}." for name in (*OF_RECORDED, "tuning"))
 
 
 def _parse_space(value: object) -> dict[str, tuple[Any, ...]]:
@@ -69,7 +71,9 @@ class ExploreSpec(Strict):
         "left out.",
     )
     baselines: tuple[Annotated[str, choice("a baseline", BASELINES)], ...] = Field(
-        default=BASELINES, description="What the best is held against, from data/baselines.yaml."
+        default=BASELINES,
+        description="What the best is held against, from data/baselines.yaml; with `trace` or `chakra` the job as "
+        "given.",
     )
 
     def checks(self) -> Iterator[Finding]:
@@ -77,6 +81,19 @@ class ExploreSpec(Strict):
         for position, name in enumerate(self.baselines):
             if name in self.baselines[:position]:
                 yield Finding(("baselines", position), f"{name} again", "each baseline once")
+
+    def recorded_findings(self) -> Iterator[Finding]:
+        """What there is to choose of a job that was recorded: what its ranks do is the trace's."""
+        for path in self.space:
+            if path.split(".")[0] == "workload" and not f"{path}.".startswith(_OF_RECORDED):
+                expected = f"with trace or chakra one of {', '.join(name[:-1] for name in _OF_RECORDED)}"
+                yield Finding(("space", path), f"{path}, which the trace says", expected)
+        if self.memory_bytes is not None:
+            expected = "it with workload.parallelism: a trace does not say what ranks keep in memory"
+            yield Finding(("memory",), "memory with trace or chakra", expected)
+        if self.baselines and self.baselines != BASELINES:
+            expected = "them with workload.parallelism: what they choose is the trace's"
+            yield Finding(("baselines",), f"[{', '.join(self.baselines)}] with trace or chakra", expected)
 
     @property
     def size(self) -> int:

@@ -340,11 +340,15 @@ class Scenario(Strict):
         """There is a training step to search for, alone, and what differs may differ."""
         if self.variants is not None:
             yield Finding(("explore",), "a search and variants", "one of the two")
-        if self.workload.parallelism is None:
-            yield Finding(("explore",), "a search without workload.parallelism", "a step that has it")
         if self.workload.outer or self.workload.training_steps:
             yield Finding(("explore",), "a search with workload.outer or training_steps", "a step by itself")
         assert self.explore is not None
+        if self.workload.recorded:
+            for finding in self.explore.recorded_findings():
+                yield replace(finding, location=("explore", *finding.location))
+        elif self.workload.parallelism is None:
+            expected = "a step that has it, or trace, or chakra"
+            yield Finding(("explore",), "a search without workload.parallelism", expected)
         for path in self.explore.space:
             if path.split(".")[0] in FIXED_IN_VARIANTS:
                 yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")

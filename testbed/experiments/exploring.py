@@ -18,7 +18,7 @@ from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
 from testbed.explorer.sensitivity import document as sensitivity_document
-from testbed.explorer.work import step_work
+from testbed.explorer.work import recorded_work, step_work
 from testbed.paths.queues import short_queues
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
@@ -153,10 +153,11 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
             for result in results
         ]
 
-    work = step_work(scenario)
+    work, recorded = step_work(scenario), recorded_work(scenario)
     return {
         "scenario": scenario.name,
         "work": asdict(work) if work else None,
+        "recorded": asdict(recorded) if recorded else None,
         "combinations": found.combinations,
         "tried": found.tried,
         "indifferent": dict(found.indifferent),

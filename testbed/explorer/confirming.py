@@ -64,6 +64,8 @@ def survivors(ranked: Sequence[Found], least: int) -> Sequence[Found]:
 
 def _changes(scenario: Scenario, one: Found) -> dict[str, Any]:
     """A configuration's, with the microbatches that follow from them."""
+    if scenario.workload.recorded:
+        return dict(one.configuration.changes)
     schedule = configured(scenario, one.configuration.changes).workload.schedule or ScheduleSpec()
     return {**one.configuration.changes, MICROBATCHES: schedule.microbatches}
 

@@ -79,11 +79,16 @@ def searched(scenario: Scenario, file: str) -> ExploreSpec:
 
 
 def check_modelled(scenario: Scenario) -> None:
-    """ConfigError where the scenario, or what its search varies, asks for what the model of a step leaves out."""
+    """ConfigError where the scenario, or what its search varies, asks for what the model of a step leaves out.
+
+    Also where a trace does not fit.
+    """
     explore = searched(scenario, scenario.name)
     kinds = {path: values for path, values in explore.space.items() if path.startswith(UNMODELLED)}
     changed = [scenario.changed({path: value}, path) for path, values in kinds.items() for value in values]
     asked = dict.fromkeys(what for one in (scenario, *changed) for what in unmodelled(one))
+    if scenario.workload.recorded:
+        job_of(scenario, Scale())  # that the trace is of this scenario's ranks, and these of one job
     if asked:
         expected = "a step that the model knows, as nothing else compares configurations"
         raise ConfigError([Problem(scenario.name, None, "explore", what, expected) for what in asked])
@@ -98,7 +103,8 @@ def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | I
     try:
         timeline = predict(job, algorithm)
     except Stuck as error:
-        return Infeasible("workload.schedule", f"a step that {error}", "one that comes to its end")
+        field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
+        return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
     memory_bytes = _memory_bytes(job, timeline)
     limits_bytes = _memory_limits_bytes(scenario, job)
     for own, limit_bytes in zip(memory_bytes, limits_bytes, strict=bool(memory_bytes)):
@@ -125,9 +131,11 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
 def configured(scenario: Scenario, changes: Changes) -> Scenario:
     """The scenario with these changes, at as many sequences in a step as it has itself. ConfigError.
 
-    Microbatches follow from the degrees where the changes name none.
+    Microbatches follow from the degrees where the changes name none; a job that was recorded has its own.
     """
     changed = scenario.changed(changes, "a configuration")
+    if scenario.workload.recorded:
+        return changed
     whole = sequences(scenario)
     if MICROBATCHES not in changes:
         own = replicas(changed) * changed.workload.local_batch_size
@@ -150,7 +158,8 @@ def _wrong(field: str, found: str, expected: str) -> ConfigError:
 def wrong_degrees(scenario: Scenario, changes: Changes) -> Infeasible | None:
     """What checking the whole scenario would find, in a hundredth of the time; most of a space is left out by it."""
     parallelism = scenario.workload.parallelism
-    assert parallelism is not None
+    if parallelism is None:
+        return None
     degrees = {
         name: changes.get(f"{DEGREES}.{name}_degree", degree) for name, degree in parallelism.degrees.items()
     }

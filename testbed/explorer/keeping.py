@@ -9,13 +9,14 @@ from pathlib import Path
 from testbed.config import Scenario
 from testbed.errors import BadInput
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible
+from testbed.job.recorded import changed_ns
 from testbed.results.directory import make_folder
 
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
 
 class OtherSearch(BadInput):
-    """The folder holds the search of another scenario."""
+    """The folder holds the search of another scenario, or of another trace."""
 
 
 class Keeper:
@@ -28,8 +29,10 @@ class Keeper:
         file = folder / SCENARIO
         if file.exists() and file.read_text() != text:
             raise OtherSearch(f"{folder} holds the search of another scenario")
-        file.write_text(text)
         lines = folder / TRIED
+        if lines.exists() and changed_ns(scenario.workload) > lines.stat().st_mtime_ns:
+            raise OtherSearch(f"{folder} holds the search of a trace that has changed since")
+        file.write_text(text)
         # what a killed search left unfinished was not tried
         self._whole = [line for line in _lines(lines) if line.endswith("\n")]
         lines.write_text("".join(self._whole))

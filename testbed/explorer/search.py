@@ -6,15 +6,13 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
-from testbed.catalogue import baselines
 from testbed.config import Scenario
 from testbed.config.explore import ExploreSpec
-from testbed.config.parallelism import DEGREES as ALL_DEGREES
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import (
     DEGREES,
@@ -25,32 +23,15 @@ from testbed.explorer.evaluation import (
     searched,
     wrong_degrees,
 )
+from testbed.explorer.rivals import Kind, first_of, rivals_of
 from testbed.explorer.sensitivity import Sensitivity, sensitivity
-from testbed.explorer.space import Space, Values, chosen_by, own_values, varied
+from testbed.explorer.space import Space, own_values
 from testbed.explorer.trying import Standing, Tried, Tries
-from testbed.model.closed_form import Screener, looked_at
+from testbed.model.closed_form import Changes, Screener
+from testbed.model.closed_form_recorded import RecordedScreener
 
-MOST_SCREENED = 2_000_000  # by the closed form: half a minute
-# What paths belong to; searches of one dimension alone take the others from the first baseline.
-DIMENSIONS: Mapping[str, tuple[str, ...]] = {
-    "placement": ("workload.parallelism",),
-    "schedule": ("workload.schedule", "workload.bucket_cap", "algorithms"),
-    "network": ("policy", "transport", "topology"),
-}
 ROUNDS = 3  # of looking at all that differ from the best in one path
 STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
-# What is screened of a space that is too large for all that the closed form looks at; the rest is found path by path.
-COARSE = (
-    "workload.schedule",
-    "workload.local_batch_size",
-    "workload.parallelism.placement",
-    "topology",
-    *(f"workload.parallelism.{name}_degree" for name in ALL_DEGREES),
-)
-
-
-Kind = Literal["baseline", "single", "random", "best"]
-"""What is compared: a baseline, the best of one dimension alone, of as many at random, of all."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +126,8 @@ class Search:
         explore = self._explore
         check_modelled(self.scenario)
         space = Space(explore.space, {})
-        given = {name: baselines()[name] for name in explore.baselines}
-        rivals = [*_baselines(explore.space, given), *_singles(explore.space, given)]
+        first = first_of(self.scenario, explore)
+        rivals = rivals_of(self.scenario, explore)
         budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
         with Tries(self.scenario, self.known, self.found, self.progress, budget, self.jobs) as tries:
             joint = self._search(tries, space, among=True)
@@ -170,7 +151,7 @@ class Search:
                 infeasible,
                 examples,
                 self._indifferent(tries, space, fitting[0]),
-                self._sensitivity(tries, fitting[0], next(iter(given.values()), None)),
+                self._sensitivity(tries, fitting[0], first),
             )
 
     @cached_property
@@ -178,8 +159,8 @@ class Search:
         return searched(self.scenario, self.scenario.name)
 
     @cached_property
-    def _screener(self) -> Screener:
-        return Screener(self.scenario)
+    def _screener(self) -> Screener | RecordedScreener:
+        return RecordedScreener(self.scenario) if self.scenario.workload.recorded else Screener(self.scenario)
 
     @cached_property
     def _own(self) -> Mapping[str, Any]:
@@ -213,9 +194,9 @@ class Search:
         if space.size <= explore.tries:
             note(list(space))
             return found
-        seen = {path: values for path, values in space.values.items() if looked_at(path)}
-        if math.prod(map(len, seen.values())) > MOST_SCREENED:
-            seen = {path: values for path, values in seen.items() if path.startswith(COARSE)}
+        seen = {path: values for path, values in space.values.items() if self._screener.looks_at(path)}
+        if math.prod(map(len, seen.values())) > self._screener.most:
+            seen = {path: values for path, values in seen.items() if path.startswith(self._screener.coarse)}
         unseen = {path: values for path, values in space.values.items() if path not in seen}
         usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
         alike = Space(unseen, {}).size
@@ -280,8 +261,8 @@ class Search:
         some: Iterable[Configuration] = space.where(
             degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
         )
-        if space.size > MOST_SCREENED:
-            numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), MOST_SCREENED))
+        if space.size > self._screener.most:
+            numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
             some = map(space.numbered, numbers)
         timed = ((self._screener.step_s(one.changes), number, one) for number, one in enumerate(some))
         fits = ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
@@ -306,13 +287,11 @@ class Search:
                 found[path] = best.configuration.changes[path]
         return found
 
-    def _sensitivity(
-        self, tries: Tries, best: Result, baseline: Mapping[str, Any] | None
-    ) -> Sensitivity | None:
+    def _sensitivity(self, tries: Tries, best: Result, baseline: Changes | None) -> Sensitivity | None:
         """Between the best and the first baseline as given, with the scenario's own values where it says nothing."""
         if baseline is None:
             return None
-        first = {**self._own, **baseline["changes"]}
+        first = {**self._own, **baseline}
         changes = best.configuration.changes
         return sensitivity(first, changes, lambda some: tries.all(some, among=False))
 
@@ -327,40 +306,6 @@ def _misfits(tried: Mapping[Configuration, Tried]) -> tuple[Counter[str], dict[s
     """How many each constraint keeps out, and one of them."""
     some = [one for one in tried.values() if isinstance(one, Infeasible)]
     return Counter(one.constraint for one in some), {one.constraint: one for one in reversed(some)}
-
-
-@dataclass(frozen=True)
-class _Rival:
-    """Whose quickest the best is held against."""
-
-    name: str
-    kind: Kind
-    tuned: bool
-    space: Space
-
-
-def _baselines(values: Values, given: Mapping[str, Mapping[str, Any]]) -> Iterator[_Rival]:
-    """Each as given, then tuned in what it chooses by itself."""
-    for name, entry in given.items():
-        yield _Rival(name, "baseline", False, Space({}, entry["changes"]))
-        yield _Rival(name, "baseline", True, chosen_by(entry, values))
-
-
-def _singles(values: Values, given: Mapping[str, Mapping[str, Any]]) -> Iterator[_Rival]:
-    """What differs in one dimension alone from the first baseline; then that with what that one chooses by itself."""
-    for entry in list(given.values())[:1]:
-        chosen = chosen_by(entry, values)
-        for dimension, beginnings in DIMENSIONS.items():
-            own = {
-                path: some
-                for path, some in values.items()
-                if any(path == prefix or path.startswith(f"{prefix}.") for prefix in beginnings)
-            }
-            name, with_chosen = f"only {dimension}", {**chosen.values, **own}
-            if own:
-                yield _Rival(name, "single", False, varied(entry["changes"], own))
-            if own and with_chosen.keys() != own.keys():
-                yield _Rival(name, "single", True, varied(entry["changes"], with_chosen))
 
 
 def _no_worse(one: Evaluation, other: Evaluation) -> bool:

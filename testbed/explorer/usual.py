@@ -8,8 +8,19 @@ from typing import Any
 
 from testbed.catalogue import placements
 from testbed.config import Scenario
-from testbed.config.parallelism import BY_SPEED, DIMENSIONS, WAYS_TO_SHARE, ScheduleSpec
+from testbed.config.parallelism import (
+    BY_DISTANCE,
+    BY_SPEED,
+    CONSECUTIVE,
+    DIMENSIONS,
+    TOPOLOGY_AWARE,
+    WAYS_TO_SHARE,
+    ScheduleSpec,
+)
+from testbed.config.recorded import AS_RECORDED
 from testbed.config.units import format_size
+from testbed.job.recorded import collectives_of, recorded_trace
+from testbed.traces.placing import placements_of
 from testbed.workload.models import dimensions
 from testbed.workload.stages import layers_of
 
@@ -17,6 +28,13 @@ from testbed.workload.stages import layers_of
 SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBH1", "ZBVZeroBubble", "CrossUD", "CrossUDSub", "CrossWave")
 POLICIES = ("ecmp", "wcmp", "te", "spray")
 CONTROLS = ("cubic", "reno", "bbr")
+ALL_REDUCES = (["ring"], ["bidirectional_ring"], ["double_tree"], ["hierarchical"])
+# of a trace's other collectives
+ALGORITHMS = {
+    "all_gather": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
+    "reduce_scatter": ("auto", "ring", "bidirectional_ring", "far_first", "hierarchical"),
+    "all_to_all": ("auto", "direct", "hierarchical"),
+}
 FAR = ("same_region", "other_region")  # distances whose connections are worth more than one value
 P, S, STRIPES = "workload.parallelism.", "workload.schedule.", "transport.stripes."
 
@@ -25,8 +43,14 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     """Paths and their values, the scenario's own among them.
 
     Left out: what the model says nothing of (queues' sizes, protocols), and what is given with the job (context
-    parallel, accelerators per rank, the network).
+    parallel, accelerators per rank, the network; all that ranks do of a job that was recorded).
     """
+    found = _of_trace(scenario) if scenario.workload.recorded else _of_training(scenario)
+    found |= _of_network(scenario)
+    return {path: tuple(values) for path, values in found.items() if len(values) > 1}
+
+
+def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
     workload = scenario.workload
     assert workload.parallelism is not None
     own, schedule = workload.parallelism, workload.schedule or ScheduleSpec()
@@ -44,9 +68,7 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
         found[f"{P}collectives.tensor_parallel"] = ("ring", "hierarchical")
     if own.expert_parallel_degree > 1 and not own.routing_skew:
         found[f"{P}collectives.expert_parallel"] = ("direct", "hierarchical")
-    found["algorithms"] = _with(
-        [scenario.algorithms[0]], (["ring"], ["bidirectional_ring"], ["double_tree"], ["hierarchical"])
-    )
+    found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
     if schedule.file is None:
         found[f"{S}name"] = _with(schedule.name, SCHEDULES)
         found[f"{S}chunks"] = _with(schedule.chunks, (1, 2, 4))
@@ -58,6 +80,33 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
     found[f"{S}prefetch"] = _with(schedule.prefetch, (0, 1, 2))
     found[f"{S}receives"] = ("early", "in_order")
     found[f"{S}wan_send_tokens"] = (False, True)
+    return found
+
+
+def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    """Where ranks are, and by which algorithms collectives are done that name none."""
+    workload, trace = scenario.workload, recorded_trace(scenario.workload)
+    found: dict[str, Sequence[Any]] = {}
+    orders = [AS_RECORDED, *map(list, placements_of(trace))]
+    found["workload.placement"] = _with(list(workload.placement or ()) or AS_RECORDED, orders)
+    mappings = [CONSECUTIVE, TOPOLOGY_AWARE]
+    if len(scenario.topology.buildings) > 2 or scenario.hosts is not None:
+        mappings.append(BY_DISTANCE)
+    own = workload.mapping or CONSECUTIVE
+    found["workload.mapping"] = _with(list(own) if isinstance(own, tuple) else own, mappings)
+    kinds = collectives_of(trace)
+    if any("all_reduce" in some for some in kinds.values()):
+        found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
+    for kind, some in kinds.items():
+        usual = [name for names in (ALGORITHMS.get(one, ()) for one in some) for name in names]
+        if usual and "." not in kind:
+            given = (workload.algorithms or {}).get(kind)
+            found[f"workload.algorithms.{kind}"] = list(dict.fromkeys([*([given] if given else []), *usual]))
+    return found
+
+
+def _of_network(scenario: Scenario) -> dict[str, Sequence[Any]]:
+    found: dict[str, Sequence[Any]] = {}
     found["policy"] = _with(scenario.policy.label, POLICIES)
     found["transport.congestion_control"] = _with(scenario.transport.congestion_control, CONTROLS)
     found["transport.kind"] = _with(scenario.transport.kind, ("tcp", "striped"))
@@ -68,7 +117,7 @@ def usual_space(scenario: Scenario) -> dict[str, tuple[Any, ...]]:
         found[f"{STRIPES}{distance}.segment"] = _with(
             format_size(stripes.segment_bytes), ("128 KiB", "512 KiB", "2 MiB")
         )
-    return {path: tuple(values) for path, values in found.items() if len(values) > 1}
+    return found
 
 
 def _degrees(scenario: Scenario) -> Iterator[tuple[str, Sequence[int]]]:

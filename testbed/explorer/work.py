@@ -1,4 +1,4 @@
-"""What a training step has to compute, however it is spread: a bound on its time, and its rates."""
+"""What a step has to compute, however it is spread: a bound on its time, and its rates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from testbed.config import Scenario
 from testbed.job.hardware import slowdowns_of
+from testbed.job.workload import workload_of
 from testbed.model.closed_form import sequences
+from testbed.scale import UNSCALED
 from testbed.workload.stages import layers_of, scores_of
 
 PASSES = 3  # over the parameters: forward, gradients of inputs, of weights
@@ -31,6 +33,23 @@ class StepWork:
     def model_flops_utilisation(self, step_time_s: float) -> float:
         """MFU: what the model's own arithmetic is of the accelerators' peak (arXiv:2204.02311, appendix B)."""
         return self.utilisation * self.computing_s / step_time_s
+
+
+@dataclass(frozen=True)
+class RecordedWork:
+    """Of a step that was recorded. source: the file or folder; computing_s: of the rank that computes most."""
+
+    source: str
+    computing_s: float
+
+
+def recorded_work(scenario: Scenario) -> RecordedWork | None:
+    """Of a scenario with a trace; None of others. ConfigError."""
+    spec = scenario.workload
+    if not spec.recorded:
+        return None
+    workload = workload_of(scenario, scenario.topology.resolve(), UNSCALED)
+    return RecordedWork(str(spec.trace or spec.chakra), workload.compute_s)
 
 
 def step_work(scenario: Scenario) -> StepWork | None:

@@ -56,17 +56,6 @@ PARALLELISM, SCHEDULE = "workload.parallelism.", "workload.schedule."
 COLLECTIVES = PARALLELISM + "collectives"
 
 
-def looked_at(path: str) -> bool:
-    """Whether the closed form knows of values at that path of a scenario; by others it cannot tell configurations."""
-    last = path.rpartition(".")[2]
-    if path.startswith(PARALLELISM):
-        known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
-        return last in known or path.startswith(COLLECTIVES)
-    if path.startswith(SCHEDULE):
-        return last in _OF_SCHEDULE
-    return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
-
-
 @dataclass(frozen=True)
 class _Shape:
     """What configurations with the same degrees in the same order have alike."""
@@ -104,7 +93,19 @@ def sequences(scenario: Scenario) -> int:
 
 
 class Screener:
-    """Says what configurations of a scenario should take, roughly."""
+    """Says what configurations of a scenario should take, roughly.
+
+    most: that it should be asked of; coarse: beginnings of the paths to ask of where it looks at more.
+    """
+
+    most = 2_000_000  # half a minute
+    coarse = (
+        "workload.schedule",
+        "workload.local_batch_size",
+        "workload.parallelism.placement",
+        "topology",
+        *(f"workload.parallelism.{name}_degree" for name in DEGREES),
+    )
 
     def __init__(self, scenario: Scenario) -> None:
         workload = scenario.workload
@@ -126,6 +127,16 @@ class Screener:
         self._networks: dict[str, Network] = {}
         self._shapes: dict[object, _Shape | None] = {}
         self._works: dict[object, _Work | None] = {}
+
+    def looks_at(self, path: str) -> bool:
+        """Whether it knows of values at that path of a scenario; by others it cannot tell configurations."""
+        last = path.rpartition(".")[2]
+        if path.startswith(PARALLELISM):
+            known = ("placement", "accelerators_per_rank", *(f"{name}_degree" for name in DEGREES))
+            return last in known or path.startswith(COLLECTIVES)
+        if path.startswith(SCHEDULE):
+            return last in _OF_SCHEDULE
+        return path in ("workload.local_batch_size", "algorithms") or path.startswith("topology")
 
     def step_s(self, changes: Changes) -> float | None:
         """Seconds; None for what does not fit."""

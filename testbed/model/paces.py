@@ -1,10 +1,10 @@
-"""How quickly kinds of traffic go over a network, where all groups do theirs at once: for the closed form of a step."""
+"""How long a kind of traffic takes on an idle network, where all groups of it are busy at once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from testbed.collectives import AUTO, PlanRequest, algorithm_of, collective_of
@@ -19,12 +19,14 @@ LARGE = 1 << 30  # bytes of the array for which `auto` chooses
 class Pace:
     """How long a kind of traffic takes, where all groups do it at once: the busiest part, or the longest way if longer.
 
-    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other.
+    byte_s: per byte of an array; way: latency and that, of what blocks go through one after the other. parts: per byte
+    of an array, what each part of the network is busy with it.
     """
 
     latency_s: float = 0.0
     byte_s: float = 0.0
     way: tuple[float, float] = (0.0, 0.0)
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, size_bytes: float) -> float:
         """Of so many bytes, 0 of none."""
@@ -55,7 +57,8 @@ def pace_of(
                 slowest = min(network.capacities[part] for part in path.parts)
                 ways[there] = max(ways[there], (waited_s + own_s, busy_s + size / slowest / UNIT))
         way = max(way, *ways)
-    return Pace(latency_s, _busy_s(network, loads) / UNIT, way)
+    parts = _busy(network, loads)
+    return Pace(latency_s, max(parts.values(), default=0.0), way, parts)
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,14 @@ def pace_of_pairs(network: Network, pairs: Iterable[tuple[int, int]]) -> Pace:
     """Of messages between these ranks, all at once."""
     loads = dict.fromkeys(pairs, UNIT)
     latency_s = max((network.paths[ends].latency_s(UNIT) for ends in loads), default=0.0)
-    return Pace(latency_s, _busy_s(network, loads) / UNIT)
+    parts = _busy(network, loads)
+    return Pace(latency_s, max(parts.values(), default=0.0), parts=parts)
 
 
-def _busy_s(network: Network, loads: Mapping[tuple[int, int], float]) -> float:
-    """What the busiest part of the network takes for so many bytes by pair of ranks."""
+def _busy(network: Network, loads: Mapping[tuple[int, int], float]) -> dict[str, float]:
+    """Seconds per byte of the array that parts of the network take for these bytes, of UNIT, by pair of ranks."""
     through: dict[str, float] = {}
     for ends, size_bytes in loads.items():
         for part in network.paths[ends].parts:
             through[part] = through.get(part, 0.0) + size_bytes
-    return max((size / network.capacities[part] for part, size in through.items()), default=0.0)
+    return {part: size / network.capacities[part] / UNIT for part, size in through.items()}

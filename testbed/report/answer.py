@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from testbed.config.explore import BASELINES
 from testbed.explorer import Configuration
+from testbed.explorer.rivals import AS_GIVEN
 from testbed.explorer.work import StepWork
 from testbed.paths.queues import ShortQueue
 from testbed.report.compare import speedup_interval
@@ -32,6 +34,7 @@ def answer(document: JsonObject, rows: Sequence[Row]) -> list[str]:
         *_gains(best, [row for row in rows if row["kind"] == BASELINE]),
         *_alone(rows),
         *_indifferent(document["indifferent"]),
+        *_recorded(document.get("recorded")),
         *([short_queue_words([ShortQueue(*one) for one in short])] if short else []),
         *_by_packets(document.get("rungs", [])),
         _sure(document, best),
@@ -53,8 +56,14 @@ def _best(document: JsonObject, best: Row) -> str:
         work = StepWork(**document["work"])
         told.append(f"{work.tokens_per_s(step_s):,.0f} tokens/s")
         told.append(f"MFU {percent_text(work.model_flops_utilisation(step_s))}")
-        told.append(f"no less than {time_text(work.computing_s)} by computing alone")
+        told.append(_least(work.computing_s))
+    elif recorded := document.get("recorded"):
+        told.append(_least(recorded["computing_s"]))
     return f"The best: {best['configuration']}. {', '.join(told)}."
+
+
+def _least(computing_s: float) -> str:
+    return f"no less than {time_text(computing_s)} by computing alone"
 
 
 def _gains(best: Row, baselines: Sequence[Row]) -> Iterator[str]:
@@ -63,7 +72,7 @@ def _gains(best: Row, baselines: Sequence[Row]) -> Iterator[str]:
         return
     quickest = min(baselines, key=step_time_s)
     ratio, how = _ratio(best, quickest)
-    than = f"{quickest['name']}, the quickest baseline"
+    than = _given(quickest) if quickest["of"] == AS_GIVEN else f"{quickest['name']}, the quickest baseline"
     if ratio >= 1:
         less = f", {percent_text(1 - 1 / ratio)} less time" if ratio > 1 else ""
         yield f"That is {ratio:.2f}x as fast as {than}{less} ({how})."
@@ -79,6 +88,8 @@ def _gains(best: Row, baselines: Sequence[Row]) -> Iterator[str]:
 
 
 def _given(row: Row) -> str:
+    if row["of"] == AS_GIVEN:
+        return "the job as given"
     return str(row["name"] if row["tuned"] else f"{row['of']} as given")
 
 
@@ -99,6 +110,15 @@ def _alone(rows: Sequence[Row]) -> Iterator[str]:
 def _indifferent(indifferent: JsonObject) -> Iterator[str]:
     if indifferent:
         yield f"No effect on the best, by the model: {Configuration(indifferent)}."
+
+
+def _recorded(recorded: JsonObject | None) -> Iterator[str]:
+    if recorded:
+        planners = ", ".join(BASELINES)
+        yield (
+            f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
+            "held against."
+        )
 
 
 def _by_packets(rungs: Sequence[JsonObject]) -> Iterator[str]:
