@@ -17,7 +17,7 @@ _OF_THE_NETWORK = ("gradient_dtype", "tuning")
 def export_chakra(job: ExportedJob, folder: Path, name: str = NAME) -> list[Path]:
     """One NAME.RANK.et per rank, their groups, and a scenario; returns all files. TraceError."""
     written = write_job(job.trace, folder, name, job.times)
-    data = job.scenario.to_data()
+    data = job.scenario.model_copy(update={"explore": None}).to_data()  # of which most is the traces' now
     workload = data["workload"]
     data["workload"] = {"chakra": ".", **{key: workload[key] for key in _OF_THE_NETWORK if key in workload}}
     data["algorithms"] = [job.algorithm]

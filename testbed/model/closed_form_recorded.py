@@ -36,6 +36,14 @@ class _Traffic:
     algorithm: str = ""
 
 
+@dataclass
+class _Use:
+    """Of a kind of traffic: bytes of the rank that has most; groups, or pairs of which one sends to the other."""
+
+    size_bytes: float
+    joined: set[tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class _Action:
     """Of a rank: waits for others by their numbers, takes seconds, or as long as so many bytes of a kind of traffic."""
@@ -55,30 +63,26 @@ class RecordedScreener:
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._trace = recorded_trace(scenario.workload)
-        self._joined: dict[
-            _Traffic, set[tuple[int, ...]]
-        ] = {}  # groups, or pairs of ranks that send each other
         self._networks: dict[str, tuple[Network, Sequence[str]]] = {}
         self._orders: dict[str, tuple[int, ...]] = {}
         self._paces: dict[str, Pace] = {}
 
     def looks_at(self, path: str) -> bool:
         """Whether it knows of values at that path of a scenario."""
-        return path in (PLACEMENT, MAPPING, ALGORITHMS, "algorithms") or path.startswith(
-            (f"{ALGORITHMS}.", "topology")
-        )
+        named = (PLACEMENT, MAPPING, ALGORITHMS, "algorithms")
+        return path in named or path.startswith((f"{ALGORITHMS}.", "topology"))
 
     def step_s(self, changes: Changes) -> float | None:
         """Seconds; None for what does not fit."""
         seen = {path: value for path, value in changes.items() if self.looks_at(path)}
         try:
-            paces = {traffic: self._pace(traffic, seen) for traffic in self._traffic}
+            paces = {traffic: self._pace(traffic, seen) for traffic in self._uses}
         except ConfigError:
             return None
         busy: dict[str, float] = {}
         for traffic, pace in paces.items():
             for part, byte_s in pace.parts.items():
-                busy[part] = busy.get(part, 0.0) + byte_s * self._traffic[traffic]
+                busy[part] = busy.get(part, 0.0) + byte_s * self._uses[traffic].size_bytes
         return max(*(_along(own, paces) for own in self._programs), *busy.values(), 0.0)
 
     @cached_property
@@ -105,9 +109,8 @@ class RecordedScreener:
         return _Action(before, 0.0, _traffic_of(operation), float(operation.numel * itemsize))
 
     @cached_property
-    def _traffic(self) -> dict[_Traffic, float]:
-        """Bytes of a rank, of the one that has most; notes who is joined by it."""
-        found: dict[_Traffic, float] = {}
+    def _uses(self) -> dict[_Traffic, _Use]:
+        found: dict[_Traffic, _Use] = {}
         for rank, own in enumerate(self._plan.ranks):
             sizes: Counter[_Traffic] = Counter()
             for one in own:
@@ -117,10 +120,11 @@ class RecordedScreener:
                     ends = (rank, one.peer)
                 else:
                     continue
-                sizes[_traffic_of(one)] += one.numel * self._scenario.workload.itemsize
-                self._joined.setdefault(_traffic_of(one), set()).add(ends)
+                traffic = _traffic_of(one)
+                sizes[traffic] += one.numel * self._scenario.workload.itemsize
+                found.setdefault(traffic, _Use(0.0, set())).joined.add(ends)
             for traffic, size in sizes.items():
-                found[traffic] = max(found.get(traffic, 0.0), float(size))
+                found[traffic].size_bytes = max(found[traffic].size_bytes, float(size))
         return found
 
     def _pace(self, traffic: _Traffic, seen: Changes) -> Pace:
@@ -131,7 +135,9 @@ class RecordedScreener:
         if key not in self._paces:
             network, buildings = self._network(seen)
             places = {rank: place for place, rank in enumerate(self._order(where))}
-            groups = [tuple(places[rank] for rank in members) for members in sorted(self._joined[traffic])]
+            groups = [
+                tuple(places[rank] for rank in members) for members in sorted(self._uses[traffic].joined)
+            ]
             if traffic.collective:
                 self._paces[key] = pace_of(network, groups, traffic.collective, algorithm, buildings)
             else:

@@ -179,6 +179,20 @@ def test_the_command_says_what_it_is_held_against_and_goes_on_where_it_was(tmp_p
     assert confirms.variant("as-given").workload.mapping == tuple(CROSSED)
 
 
+def test_the_shipped_job_gains_what_its_page_says() -> None:
+    scenario = load_scenario("explore/recorded-8b-region")
+    best = {
+        "workload.mapping": "by_distance",
+        "workload.algorithms.shard": "bidirectional_ring",
+        "policy": "spray",
+    }
+    found = [evaluate(scenario, Configuration(changes)) for changes in ({}, best)]
+    assert [one.step_time_s for one in found if isinstance(one, Evaluation)] == [
+        pytest.approx(3.238, abs=0.001),
+        pytest.approx(1.261, abs=0.001),
+    ]
+
+
 def test_another_trace_under_the_same_name_is_another_search(tmp_path: Path) -> None:
     scenario = given(tmp_path)
     Keeper(tmp_path / "out", scenario).close()

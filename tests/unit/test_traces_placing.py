@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Host
-from testbed.exchange import exported_job
+from testbed.config import ConfigError, Host, load_scenario
+from testbed.exchange import export_chakra, exported_job
 from testbed.job.job import job_of
+from testbed.model.dry_run import dry_runs
 from testbed.scale import UNSCALED
 from testbed.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.traces.matching import check_matching
@@ -195,7 +196,13 @@ def test_words_for_the_files_own_order_say_nothing_more(tmp_path: Path) -> None:
 
 
 def test_what_goes_out_is_as_it_was_placed(tmp_path: Path) -> None:
-    asked(tmp_path, MESH, workload={"mapping": CROSSED, "algorithms": {SHARD: "far_first"}})
-    out = exported_job(tmp_path / "scenario.yaml").trace
+    workload = {"mapping": CROSSED, "algorithms": {SHARD: "far_first"}}
+    own = asked(tmp_path, MESH, workload=workload, explore={"space": {"workload.mapping": [CROSSED]}})
+    job = exported_job(tmp_path / "scenario.yaml")
+    out = job.trace
     assert out.groups[f"{SHARD} 0.0"] == (0, 4)  # the ranks on hosts 0 and 4
     assert {node.algorithm for node in out.ranks[0] if isinstance(node, Collective)} == {"far_first", ""}
+    export_chakra(job, tmp_path / "out")
+    back = load_scenario(tmp_path / "out/scenario.yaml")
+    took_s = [one.timeline.step_time_s for some in (own, back) for one in dry_runs(some, UNSCALED).values()]
+    assert took_s[0] == took_s[1]
