@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from testbed.capture.classes import Record, line_of
+from testbed.capture.profiles import is_trace, of_rank, read_profiles
 from testbed.errors import BadInput
 from testbed.traces import Collective, Compute, JobTrace, Node, PointToPoint
 
@@ -18,6 +20,14 @@ Seconds = Callable[[int, Nodes], Sequence[float]]
 """What each node of a rank's takes, by its number; what is no computing takes nothing."""
 
 
+@dataclass(frozen=True)
+class Computing:
+    """seconds: of a rank's nodes. notes: on where they are from, for people."""
+
+    seconds: Seconds
+    notes: tuple[str, ...] = ()
+
+
 def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
     """Flop/s by element type as PyTorch names them. float32 is multiplied as TF32, at half the rate of bf16."""
     bf16, fp8 = accelerator["peak"]["bf16"], accelerator["peak"]["fp8"]
@@ -25,14 +35,14 @@ def peaks_of(accelerator: Mapping[str, Any]) -> dict[str, float]:
     return found | {f"float8_{kind}": fp8 for kind in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz")}
 
 
-def computing(model: str, accelerator: Mapping[str, Any]) -> Seconds:
+def computing(model: str, accelerator: Mapping[str, Any]) -> Computing:
     """By utilisation: flops at the part of the peak that training reaches, as elsewhere in the testbed.
 
     By roofline: every kernel at the peak or at the memory's pace, whichever takes longer: the least it can take. Or by
-    a table, see `measured`. BadInput.
+    a profiler's trace or a folder of them, see `profiled`, or a table, see `measured`. BadInput.
     """
     if model == ROOFLINE:
-        return lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes]
+        return Computing(lambda rank, nodes: [node.get("seconds", 0.0) for node in nodes])
     if model == UTILISATION:
         peaks, share = peaks_of(accelerator), accelerator["utilisation"]
 
@@ -47,15 +57,40 @@ def computing(model: str, accelerator: Mapping[str, Any]) -> Seconds:
                 for node in nodes
             ]
 
-        return reached
-    return measured(Path(model))
+        return Computing(reached)
+    path = Path(model)
+    return profiled(path) if is_trace(path) else Computing(measured(path))
+
+
+def profiled(path: Path) -> Computing:
+    """By a PyTorch profiler's trace of a run on an accelerator, for all ranks; or by a folder, each for its own.
+
+    A rank without one of its own has that of the nearest below it. BadInput.
+    """
+    profiles = read_profiles(path)
+    return Computing(
+        lambda rank, nodes: shared_out(nodes, of_rank(profiles, rank).seconds),
+        tuple(one.described() for one in profiles),
+    )
+
+
+def shared_out(nodes: Nodes, wanted: Mapping[str, float]) -> list[float]:
+    """What a kind takes together in a step, shared out among its parts by what each takes at the least."""
+    least: Counter[str] = Counter()
+    for node in nodes:
+        least[node.get("kind", "")] += node.get("seconds", 0.0)
+    return [
+        node["seconds"] / least[node["kind"]] * wanted.get(node["kind"], least[node["kind"]])
+        if node["type"] == "compute" and least[node["kind"]]
+        else 0.0
+        for node in nodes
+    ]
 
 
 def measured(path: Path) -> Seconds:
     """A CSV table with the columns kind (forward, backward, compute), seconds and, if ranks differ, ranks (0-3 or 5).
 
-    What a rank computes of a kind in a step takes so long together, shared out by what each part takes at the least.
-    BadInput.
+    What a rank computes of a kind in a step takes so long together; kinds that are not in it, the least. BadInput.
     """
     rows: list[tuple[str, float, range | None]] = []
     try:
@@ -73,20 +108,14 @@ def measured(path: Path) -> Seconds:
         raise BadInput(
             where="--compute",
             got=str(path),
-            expected=f"{UTILISATION}, {ROOFLINE} or a table: {error.strerror}",
+            expected=f"{UTILISATION}, {ROOFLINE}, a profiler's trace (.json, .json.gz, a folder of them) or a table: "
+            f"{error.strerror}",
         ) from None
 
     def by_table(rank: int, nodes: Nodes) -> list[float]:
-        least: Counter[str] = Counter()
-        for node in nodes:
-            least[node.get("kind", "")] += node.get("seconds", 0.0)
-        wanted = {kind: seconds for kind, seconds, ranks in rows if ranks is None or rank in ranks}
-        return [
-            node["seconds"] / least[node["kind"]] * wanted.get(node["kind"], least[node["kind"]])
-            if node["type"] == "compute" and least[node["kind"]]
-            else 0.0
-            for node in nodes
-        ]
+        return shared_out(
+            nodes, {kind: seconds for kind, seconds, ranks in rows if ranks is None or rank in ranks}
+        )
 
     return by_table
 

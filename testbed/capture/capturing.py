@@ -74,7 +74,7 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
     """Record a script. said: gets a line as each rank ends. CaptureError, RanksDoNotMatch, BadInput."""
     begun_s = time.monotonic()
     accelerator = accelerators()[request.accelerator]
-    seconds = computing(request.compute, accelerator)
+    model = computing(request.compute, accelerator)
     if not Path(request.script).is_file():
         raise BadInput(where="capture", got=request.script, expected="a Python file")
     with (
@@ -84,7 +84,7 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
         ranks, classes, notes = _Capture(request, recorder, said).run()
     origin = f"{request.script} {' '.join(request.arguments)}".strip()
     records = recorder.records
-    trace = assemble(ranks, seconds, origin, request.accelerator)
+    trace = assemble(ranks, model.seconds, origin, request.accelerator)
     if (problem := first_mismatch(trace, senders_wait=True)) is not None:
         raise RanksDoNotMatch(f"{request.script}: {problem}")
     return Captured(
@@ -93,7 +93,7 @@ def capture(request: Request, said: Callable[[str], None] = lambda _: None) -> C
         sorted(records),
         time.monotonic() - begun_s,
         recorder.peak_bytes,
-        [*notes, *_scalar_notes(records[min(records)])],
+        [*model.notes, *notes, *_scalar_notes(records[min(records)])],
     )
 
 

@@ -38,7 +38,8 @@ def capture_script(
         str,
         typer.Option(
             help="What computing takes: utilisation (the part of the peak that training reaches), roofline (each "
-            "kernel at the least), or a CSV file with kind,seconds as measured."
+            "kernel at the least), or as measured: a PyTorch profiler's trace (.json, .json.gz) or a folder of them, "
+            "or a CSV file with kind,seconds."
         ),
     ] = "utilisation",
     python: Annotated[str, typer.Option(help="A Python that has PyTorch.")] = sys.executable,

@@ -221,7 +221,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
         for rank in ranks
     ]
     h100 = accelerators()["h100"]
-    trace = assemble(ranks, computing("utilisation", h100), "train.py", "h100")
+    trace = assemble(ranks, computing("utilisation", h100).seconds, "train.py", "h100")
     assert first_mismatch(trace, senders_wait=True) is None
     computed, reduced, sent = trace.ranks[1][:3]
     assert isinstance(computed, Compute)
@@ -232,7 +232,7 @@ def test_a_trace_has_every_rank_in_its_own_place() -> None:
     assert isinstance(sent, PointToPoint)
     assert (sent.peer, sent.kind) == (5, "pipeline")
     assert set(trace.groups) == {name for name in GROUPS if not name.startswith("pipeline")}
-    least = assemble(ranks, computing("roofline", h100), "train.py", "h100").ranks[0][0]
+    least = assemble(ranks, computing("roofline", h100).seconds, "train.py", "h100").ranks[0][0]
     assert isinstance(least, Compute)
     assert least.duration_s == 1e-3
 
@@ -268,6 +268,7 @@ def test_a_table_that_is_none_is_refused(text: str, said: str, tmp_path: Path) -
     with pytest.raises(BadInput, match=said):
         measured(table)
     with pytest.raises(
-        BadInput, match=r"--compute: got .*none.csv, expected utilisation, roofline or a table"
+        BadInput,
+        match=r"--compute: got .*none.csv, expected utilisation, roofline, a profiler.s trace .* or a table",
     ):
         measured(tmp_path / "none.csv")

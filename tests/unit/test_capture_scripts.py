@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testbed.capture.capturing import Captured, CaptureError, RanksDoNotMatch, Request, capture
+from testbed.capture.profiles import read_profile
 from testbed.config.workload import ModelSpec, WorkloadSpec
+from testbed.errors import BadInput
 from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 from testbed.workload.buckets import gradient_buckets
 from testbed.workload.models import parameters
@@ -225,6 +229,56 @@ def test_mistakes_are_named_before_anything_is_emulated(
     script.write_text(HEAD + lines + "    optimizer.step()\n")
     with pytest.raises(kind, match=said):
         captured(script, ranks=2)
+
+
+PROFILED = """
+import sys, torch
+from torch.profiler import ProfilerActivity, profile, schedule
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+steps, kept = schedule(wait=0, warmup=1, active=2), lambda profiler: profiler.export_chrome_trace(sys.argv[1])
+with profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=kept) as profiler:
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        profiler.step()
+"""
+
+
+def launching(events: list[dict[str, Any]], operation: str, long_us: float) -> list[dict[str, Any]]:
+    """An accelerator's side of operations that a trace of the CPU has: a launch and a kernel for each."""
+    made: list[dict[str, Any]] = []
+    for event in [one for one in events if one.get("name") == operation]:
+        number = len(events) + len(made)
+        launch = {**event, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "args": {"correlation": number}}
+        on_device = {"cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1e6 * number, "dur": long_us}
+        arguments = {"device": 0, "stream": 7, "correlation": number}
+        made += [{**launch, "ts": event["ts"] + event["dur"] / 2}, {**event, **on_device, "args": arguments}]
+    return made
+
+
+def test_a_profilers_trace_is_read_as_this_pytorch_writes_it(tmp_path: Path) -> None:
+    """Without an accelerator it has no kernels, and says so; with those of one put in, parts of the step are told."""
+    script, path = tmp_path / "profiled.py", tmp_path / "trace.json"
+    script.write_text(PROFILED)
+    subprocess.run([str(PEERS), str(script), str(path)], check=True, capture_output=True)
+    with pytest.raises(BadInput, match=r"of category cpu_op and none of kernel, .*expected kernels of an"):
+        read_profile(path)
+    document = json.loads(path.read_text())
+    events = document["traceEvents"]
+    for operation, long_us in (
+        ("aten::addmm", 10.0),
+        ("aten::mm", 20.0),
+        ("aten::_foreach_norm", 4.0),
+        ("aten::_foreach_addcdiv_", 3.0),
+    ):
+        events += launching(events, operation, long_us)
+    path.write_text(json.dumps(document))
+    found = read_profile(path)
+    assert found.steps == 2
+    assert found.seconds == pytest.approx({"forward": 10e-6, "backward": 20e-6, "compute": 7e-6})
 
 
 @pytest.mark.thorough

@@ -55,6 +55,7 @@ class Steps:
             finally:
                 recorder.backward = outer
                 if not outer:
+                    recorder.doing = "compute"  # until a module runs: clipping gradients is no forward pass
                     recorder.backward_over()
 
         torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = backward
