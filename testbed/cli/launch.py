@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption
 from testbed.config import TransportSpec
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.job.tuning import tuning_of
+from testbed.results.directory import default_path
+from testbed.results.failed import failed_path
 from testbed.running.bench_request import congestion_control_for, wants_guest
 from testbed.running.choosing import choose_network, guest_settings
 from testbed.running.program_run import check_words, guest_bytes, program_given, run_programs
@@ -81,6 +84,15 @@ def launch(
         typer.Option(help="Virtual clock: a folder of this machine that programs may change."),
     ] = None,
     stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="PyTorch's backend testbed: where flight recorders are dumped when a rank fails, for `testbed "
+            "diagnose` [default: runs/launch-DATE-TIME.failed].",
+        ),
+    ] = None,
 ) -> None:
     """Run a program once per rank, each in its host: testbed launch -t TOPOLOGY -- python train.py
 
@@ -97,24 +109,41 @@ def launch(
         congestion_control_for(None, topology),
         torch_default,
     )
+    output = output or failed_path(default_path("launch"))
     if wants_guest(clock):
         needed = guest_bytes(ranks, topology)
-        _in_guest(
-            guest_settings(
-                memory, "free", SEED, stall_timeout, None, writable or [], default_memory_bytes=needed
+        output.mkdir(parents=True, exist_ok=True)
+        seen = [*(writable or []), output]
+        try:
+            _in_guest(
+                guest_settings(memory, "free", SEED, stall_timeout, None, seen, default_memory_bytes=needed),
+                output,
             )
-        )
+        finally:
+            with contextlib.suppress(OSError):
+                output.rmdir()  # where nothing was dumped
     console = Console(stderr=True, highlight=False)
     network, count = choose_network(topology, policy, link_engine, datapath, size_scale, ranks, least=1)
     status = run_programs(
-        command, network, count, _show, lambda line: console.print(f"  {line}"), options, strict
+        command,
+        network,
+        count,
+        _show,
+        lambda line: console.print(f"  {line}", soft_wrap=True),
+        options,
+        strict,
+        output,
     )
     raise typer.Exit(status)
 
 
-def _in_guest(settings: GuestSettings) -> NoReturn:
+def _in_guest(settings: GuestSettings, output: Path) -> NoReturn:
     """The same command in a guest, where it finds the clock that it wants; ends with its status."""
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
+    words = sys.argv[1:]
+    # the last of an option counts: before the program, which may have one of that name
+    at = words.index("--") if "--" in words else words.index("launch") + 1
+    words[at:at] = ["--output", str(output)]
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *words]
     # what the programs go by besides, as they would find it outside
     environment = {key: value for key, value in os.environ.items() if key not in KEPT_OUTSIDE}
     guest = Guest(find_image(), settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import socket
@@ -21,14 +22,20 @@ GRACE_S = 2.0  # for the others to end by themselves, once one has failed
 KILL_S = 2.0  # from asking to end to killing
 HOST_INTERFACE = "eth0"
 
+# as Python ends a traceback, and PyTorch each of its lines with the rank before
+_ERROR = re.compile(r"(?:\[rank\d+\]: )?(?P<said>[A-Za-z_][\w.]*(?:: .*)?)$")
+
 # rank, whether on standard error, a line without its end
 OnLine = Callable[[int, bool, str], None]
+# of ranks that have ended, how: "finished", or in words
+OnFailing = Callable[[Mapping[int, str]], None]
 
 
 class Programs:
     """The same command once per rank, with the environment that torchrun and MPICH's mpiexec would give it.
 
-    `run` returns the worst exit status: 0, or that of the first to fail (128 + n where signal n ended it).
+    `run` returns the worst exit status: 0, or that of the first to fail (128 + n where signal n ended it). failing: is
+    called once where they do not all end well, before any is stopped for that.
     """
 
     def __init__(
@@ -38,12 +45,17 @@ class Programs:
         on_line: OnLine,
         environment: Mapping[str, str] | None = None,
         check: Callable[[], str | None] = lambda: None,
+        failing: OnFailing = lambda ended: None,
     ) -> None:
         self.command = list(command)
         self.endpoints = endpoints
         self.on_line = on_line
         self.environment = dict(environment or {})
         self.check = check
+        self.failing = failing
+        self._ended: dict[int, int] = {}
+        self._said: dict[int, str] = {}  # what is wrong, by the last line that says so
+        self._told = False
         self._selector = selectors.DefaultSelector()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._partial: dict[int, bytes] = {}
@@ -54,11 +66,15 @@ class Programs:
 
     def run(self) -> int:
         """Start all, pass on what they say, until all have ended; OSError when the command cannot be started."""
+        status = 1
         try:
             for endpoint in self.endpoints:
                 self._start(endpoint)
-            return self._watch()
+            status = self._watch()
+            return status
         finally:
+            if status:
+                self._tell()
             self._stop()
 
     def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
@@ -148,6 +164,7 @@ class Programs:
         while living or self._selector.get_map():
             now_s = time.monotonic()
             if living and now_s >= deadline_s:
+                self._tell()
                 self._signal(living, signal.SIGKILL if asked else signal.SIGTERM)
                 asked, deadline_s = True, now_s + KILL_S
             for key, _ in self._selector.select(0.1):
@@ -162,6 +179,8 @@ class Programs:
                 if ended is None:
                     continue
                 living.discard(rank)
+                if not asked:
+                    self._ended[rank] = ended
                 if ended and not asked:
                     status = status or (ended if ended > 0 else 128 - ended)
                     deadline_s = min(deadline_s, now_s + GRACE_S)
@@ -172,8 +191,22 @@ class Programs:
                 return 1
         return status
 
+    def _tell(self) -> None:
+        """Of those that ended by themselves, how."""
+        if not self._told:
+            self._told = True
+            self.failing({rank: self._how(rank, status) for rank, status in self._ended.items()})
+
+    def _how(self, rank: int, status: int) -> str:
+        if status <= 0:
+            return f"killed by signal {-status}" if status else "finished"
+        said = self._said.get(rank)
+        return f"ended with status {status}: {said}" if said else f"ended with status {status}"
+
     def _on_output(self, descriptor: int, rank: int, is_error: bool) -> None:
         for line in self._lines(descriptor):
+            if is_error and (error := _ERROR.match(line)):
+                self._said[rank] = error["said"]
             self.on_line(rank, is_error, line)
 
     def _on_pmi(self, descriptor: int, rank: int, is_error: bool) -> None:

@@ -14,6 +14,7 @@ from testbed.ranks.programs import Programs
 from testbed.running.choosing import LOOPBACK_RANKS, command_given
 from testbed.running.networks import Network
 from testbed.running.program_check import ProgramCheck, words_of
+from testbed.running.program_flight import ProgramFlight
 from testbed.running.torch_programs import TorchOptions, torch_environment
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, TRANSPORTS
@@ -57,6 +58,7 @@ def run_programs(
     progress: Callable[[str], None],
     options: TorchOptions | None = None,
     strict: bool = False,
+    output: Path | None = None,
 ) -> int:
     """Run a program once per rank, each in its host, to their end; nothing is left, however that comes.
 
@@ -68,6 +70,7 @@ def run_programs(
         progress: Called with a line for each phase of building.
         options: Of collectives of programs with PyTorch that use the backend `testbed`.
         strict: Measure the network before, check it after.
+        output: Where dumps of flight recorders go when a rank fails; None: nobody records.
 
     Returns:
         The worst exit status; UNTRUSTED where that is 0 and the network was not the one that was asked for.
@@ -81,8 +84,9 @@ def run_programs(
         with loopback_endpoints(2 * ranks) as endpoints:
             theirs, ours = endpoints[:ranks], endpoints[ranks:]  # ports for programs, and for the backend
             ours = [replace(one, rank=rank) for rank, one in enumerate(ours)]
-            with torch_environment(options, ours, None, Scale(), SEED) as environment:
-                return Programs(list(command), theirs, show, environment).run()
+            flight = None if output is None else ProgramFlight(ours, output)
+            with torch_environment(options, ours, None, Scale(), SEED, flight) as environment:
+                return _run(Programs(list(command), theirs, show, environment), flight, output, progress)
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
     multipath = multipath_of(options.transport, resolved.hosts[:ranks])
@@ -93,7 +97,8 @@ def run_programs(
             progress("measuring rate and delay of every WAN link")
         check = ProgramCheck(fabric) if strict else None
         endpoints = endpoints_on(resolved, resolved.hosts[:ranks], fabric.state.pids)
-        with torch_environment(options, endpoints, resolved, network.scale, SEED) as environment:
+        flight = None if output is None else ProgramFlight(endpoints, output)
+        with torch_environment(options, endpoints, resolved, network.scale, SEED, flight) as environment:
             environment[ENVIRONMENT_MARK] = fabric.state.id
 
             def failure() -> str | None:
@@ -101,10 +106,25 @@ def run_programs(
                     check.look()
                 return fabric.failure()
 
-            status = Programs(list(command), endpoints, show, environment, failure).run()
+            programs = Programs(list(command), endpoints, show, environment, failure)
+            status = _run(programs, flight, output, progress)
         if check is None or status:
             return status
         verdict = check.verdict()
         for line in words_of(verdict):
             progress(line)
         return UNTRUSTED if verdict.status == "untrusted" else 0
+
+
+def _run(
+    programs: Programs, flight: ProgramFlight | None, output: Path | None, progress: Callable[[str], None]
+) -> int:
+    """To their end; says where dumps are, if there are any."""
+    if flight is None:
+        return programs.run()
+    programs.failing = flight.keep
+    try:
+        return programs.run()
+    finally:
+        if flight.kept:
+            progress(f"what ranks' collectives did last: testbed diagnose {output}")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from testbed.catalogue import accelerators
@@ -19,6 +19,7 @@ from testbed.config import ConfigError, Problem, Topology, TransportSpec
 from testbed.errors import did_you_mean
 from testbed.job.resolving import wiring_of
 from testbed.job.wiring import RankEndpoint
+from testbed.running.program_flight import ProgramFlight
 from testbed.scale import Scale
 from testbed.torch.job import DEFAULT_VARIABLE, VARIABLE, ProgramJob
 from testbed.version import VERSION
@@ -67,10 +68,11 @@ def torch_environment(
     topology: Topology | None,
     scale: Scale,
     seed: int,
+    flight: ProgramFlight | None = None,
 ) -> Iterator[dict[str, str]]:
     """The environment, and within the block the folder that it speaks of.
 
-    endpoints: of ranks, with ports of their own. topology: emulated; None on loopback.
+    endpoints: of ranks, with ports of their own. topology: emulated; None on loopback. flight: where ranks record.
     """
     wiring = wiring_of(
         options.transport,
@@ -83,6 +85,9 @@ def torch_environment(
     tuning = TuningTable(options.tuning.entries, scale.size_scale)
     job = ProgramJob(wiring, dict(options.algorithms), tuning, dict(accelerators()))
     with tempfile.TemporaryDirectory(prefix="testbed-torch-") as folder:
+        if flight is not None:
+            flight.make(Path(folder))
+            job = replace(job, rings=folder)
         site = Path(folder) / "site"
         metadata = site / SITE.format(version=VERSION)
         metadata.mkdir(parents=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from testbed.collectives import Communicator
+from testbed.flight import Recorder
 from testbed.job.wiring import join
 from testbed.torch.group import Group
-from testbed.torch.job import DEFAULT_VARIABLE, BackendError, ProgramJob
+from testbed.torch.job import DEFAULT_VARIABLE, BackendError, ProgramJob, ring_name
 from testbed.torch.members import NAME
 from testbed.torch.worker import Worker
 
@@ -32,9 +35,21 @@ class _Process:
     def _join(self) -> Communicator:
         wiring = self.job.wiring
         joined = join(wiring, self.rank)
-        made = Communicator(joined.transport, wiring.buildings, wiring.timeout_s, tuning=self.job.tuning)
+        made = Communicator(
+            joined.transport,
+            wiring.buildings,
+            wiring.timeout_s,
+            tuning=self.job.tuning,
+            recorder=self._recorder(),
+        )
         made.engine.costs = joined.costs
         return made
+
+    def _recorder(self) -> Recorder | None:
+        if not self.job.rings:
+            return None
+        with (Path(self.job.rings) / ring_name(self.rank)).open("r+b") as file:
+            return Recorder(mmap.mmap(file.fileno(), 0), self.rank)
 
 
 _processes: list[_Process] = []
@@ -66,8 +81,9 @@ def make_group(options: Any, backend_options: Any) -> Group:
         process.defaults += 1
     number = _number(process, options, default)
     timeout_s = options.timeout.total_seconds()
+    name = "world" if default else options.group_id
     communicator = process.worker.call(
-        lambda everybody: everybody.split_as(number, ranks, options.group_id, timeout_s=timeout_s)
+        lambda everybody: everybody.split_as(number, ranks, name, timeout_s=timeout_s)
     )
     return Group(process.worker, communicator, process.job, timeout_s, options.store)
 

@@ -20,18 +20,27 @@ VARIABLE = "TESTBED_TORCH_JOB"
 DEFAULT_VARIABLE = "TESTBED_TORCH_DEFAULT"  # set: what asks for no backend gets this one
 
 
+def ring_name(rank: int) -> str:
+    """The file that a rank's flight recorder writes into."""
+    return f"ring-{rank}"
+
+
 class BackendError(TestbedError):
     """A process group that cannot be made, or an operation that it does not have."""
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """algorithms: by collective, for those that are not `auto`. accelerators: as `catalogue.accelerators` has them."""
+    """algorithms: by collective, for those that are not `auto`. accelerators: as `catalogue.accelerators` has them.
+
+    rings: the folder with every rank's memory for its flight recorder; "": nobody records.
+    """
 
     wiring: Wiring
     algorithms: Mapping[str, str] = field(default_factory=dict)
     tuning: TuningTable = field(default_factory=TuningTable)
     accelerators: Mapping[str, Any] = field(default_factory=dict)
+    rings: str = ""
 
     def algorithm(self, collective: str) -> str:
         """For a collective, by name."""

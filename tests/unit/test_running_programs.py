@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,16 @@ import pytest
 
 import testbed
 from testbed.config import ConfigError
+from testbed.diagnosis import read_evidence
 from testbed.fidelity.capacity import NetworkBackend
+from testbed.flight import Recorder
+from testbed.job.resolving import loopback_endpoints
+from testbed.ranks.programs import Programs
 from testbed.running import choosing, networks
 from testbed.running.choosing import choose_network_without_ranks
+from testbed.running.program_flight import ProgramFlight
 from testbed.running.program_run import program_given, run_programs
+from testbed.torch.job import ring_name
 
 BACKEND = NetworkBackend("userspace", "netdev")
 
@@ -77,3 +84,43 @@ def test_ranks_on_loopback_run_to_their_end_and_the_worst_status_is_theirs() -> 
     status = run_programs(["sh", "-c", script], None, 2, lambda *line: said.add(line), print)
     assert status == 3
     assert said == {(0, False, "0 of 2"), (1, False, "1 of 2"), (0, True, "oops"), (1, True, "oops")}
+
+
+def test_before_ranks_are_stopped_is_said_how_the_others_ended() -> None:
+    told: list[dict[int, str]] = []
+    script = """
+        case $RANK in
+            0) ;;
+            1) echo "[rank1]: ValueError: no such batch" >&2; echo "  and so on" >&2; exit 3;;
+            2) kill -9 $$;;
+            3) sleep 60;;
+        esac
+    """
+    with loopback_endpoints(4) as endpoints:
+        programs = Programs(["sh", "-c", script], endpoints, lambda *_: None)
+        programs.failing = lambda ended: told.append(dict(ended))
+        assert programs.run() in (3, 137)
+    expected = {0: "finished", 1: "ended with status 3: ValueError: no such batch", 2: "killed by signal 9"}
+    assert told == [expected]
+    with loopback_endpoints(1) as endpoints:
+        assert Programs(["true"], endpoints, lambda *_: None, failing=lambda _: told.clear()).run() == 0
+    assert told == [expected], "nothing is told of those that end well"
+
+
+def test_a_rank_that_made_no_process_group_leaves_no_dump(tmp_path: Path) -> None:
+    with loopback_endpoints(2) as endpoints:
+        flight = ProgramFlight(endpoints, tmp_path / "failed")
+        flight.make(tmp_path)
+    flight.keep({0: "finished"})
+    assert not flight.kept
+    assert not (tmp_path / "failed").exists()
+    with (tmp_path / ring_name(1)).open("r+b") as file:
+        Recorder(mmap.mmap(file.fileno(), 0), 1).begin(0, 1, "all_reduce", 5.0)
+    (tmp_path / ring_name(1)).unlink()
+    flight.keep({1: "ended with status 1: boom"})
+    (evidence,) = read_evidence(tmp_path / "failed")
+    assert [(dump.rank, dump.ended, len(dump.entries)) for dump in evidence.dumps] == [
+        (1, "ended with status 1: boom", 1)
+    ]
+    assert evidence.paths is not None
+    assert evidence.paths.one_clock

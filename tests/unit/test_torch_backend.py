@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from testbed.diagnosis import diagnose, read_evidence
+from testbed.diagnosis.verdicts import CRASHED, RANK_NOT_JOINED
+
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 OPERATIONS, TRAIN = ROOT / "tests" / "torch_operations.py", ROOT / "benchmarks" / "training" / "train.py"
@@ -72,3 +75,42 @@ def test_four_ranks_add_in_another_order_and_come_to_the_same() -> None:
         assert ours["losses"] == pytest.approx(
             gloo["losses"], rel=1e-5 if "bf16" not in gloo["way"] else 0.02
         )
+
+
+ABSENT = """
+import sys, time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("testbed")
+hurried = dist.new_group(timeout=timedelta(seconds=1))
+dist.all_reduce(torch.ones(1000), group=hurried)
+if dist.get_rank() == 1:
+    if len(sys.argv) > 1:
+        raise ValueError("no such batch")
+    time.sleep(60)
+dist.all_reduce(torch.ones(1000), group=hurried)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        ([], RANK_NOT_JOINED, "rank 0 waits in all_reduce #2 of"),
+        pytest.param(
+            ["x"], CRASHED, "ended with status 1: ValueError: no such batch", marks=pytest.mark.thorough
+        ),
+    ],
+)
+def test_who_keeps_the_others_waiting_is_named(
+    arguments: list[str], kind: str, said: str, tmp_path: Path
+) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "failed"
+    script.write_text(ABSENT)
+    words = ["-m", "testbed", "launch", "--ranks", "3", "--output", str(output)]
+    command = [sys.executable, *words, "--", str(PEERS), str(script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=ROOT)
+    assert done.returncode == 1, done.stderr
+    assert f"what ranks' collectives did last: testbed diagnose {output}" in done.stderr
+    (evidence,) = read_evidence(output)
+    found = diagnose(evidence.dumps, evidence.paths).verdicts[0]
+    assert (found.kind, found.ranks) == (kind, (1,))
+    assert any(said in line for line in found.evidence), found.evidence

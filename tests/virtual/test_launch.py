@@ -78,3 +78,26 @@ def test_a_program_takes_what_line_and_accelerator_allow_and_the_same_each_time(
     # half of it each way, and the other half, each with a way there; windows that have closed take trips to open
     assert 0.32 + 0.04 < reduced_s < 0.32 * 1.01 + 0.04 + 3 * trip_s
     assert computed_s == pytest.approx(0.1, abs=1e-6)
+
+
+ABSENT = """
+import time, torch, torch.distributed as dist
+from datetime import timedelta
+dist.init_process_group("testbed")
+hurried = dist.new_group(timeout=timedelta(seconds=5))
+dist.all_reduce(torch.ones(1000), group=hurried)
+if dist.get_rank() == 1:
+    time.sleep(600)
+dist.all_reduce(torch.ones(1000), group=hurried)
+"""
+
+
+@pytest.mark.thorough
+def test_dumps_of_a_program_that_fails_come_out_of_the_guest(person: Person) -> None:
+    topology, output = person.home / "pair.yaml", person.home / "failed"
+    topology.write_text(TOPOLOGY)
+    options = ("-t", str(topology), "--clock", "virtual", "--output", str(output))
+    done = person.call("launch", *options, "--", str(PEERS), "-W", "ignore", "-c", ABSENT)
+    assert done.returncode == 1, done.stderr
+    told = person.call("diagnose", str(output))
+    assert "RANK_NOT_JOINED: rank 1" in told.stdout, told.stdout + told.stderr
