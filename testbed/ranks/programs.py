@@ -73,9 +73,11 @@ class Programs:
             status = self._watch()
             return status
         finally:
-            if status:
-                self._tell()
-            self._stop()
+            try:
+                if status:
+                    self._tell()
+            finally:
+                self._stop()
 
     def environment_of(self, endpoint: RankEndpoint) -> dict[str, str]:
         """What a rank's process is told about the job."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from testbed.flight import FLIGHT, PATHS_FILE, NetworkPaths, dump_name, read_ring
+from testbed.flight import DUMPS, FLIGHT, PATHS_FILE, NetworkPaths, dump_name, read_ring
 from testbed.flight.ring import ring_bytes
 from testbed.job.wiring import RankEndpoint
 from testbed.results.directory import hand_over
@@ -46,6 +46,8 @@ class ProgramFlight:
             return
         folder = self._output / FLIGHT
         folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(DUMPS):
+            old.unlink()  # of more ranks, perhaps
         for dump in dumps:
             dump.write(folder / dump_name(dump.rank))
         # which parts of the network a pair crosses is not told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -161,27 +163,44 @@ def test_experts_get_as_many_tokens_each() -> None:
     assert {node.module.rpartition(".")[2] for node in tokens} == {"feed_forward"}
 
 
-def has_transformers() -> bool:
-    asked = [
-        str(PEERS),
-        "-c",
-        "import importlib.util as u; raise SystemExit(u.find_spec('transformers') is None)",
-    ]
-    return PEERS.exists() and subprocess.run(asked, check=False).returncode == 0
+def has(package: str, python: str = str(PEERS)) -> bool:
+    code = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
+    return PEERS.exists() and subprocess.run([python, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("model", "matrices"),
-    [("llama", 3 * 256 * 896), ("mixtral", 2 * 3 * 256 * 896 + 8 * 256)],  # of a layer, that work on a token
+    ("model", "matrices"),  # of a layer, that work on a token
+    [
+        ("llama", 3 * 256 * 896),
+        pytest.param("mixtral", 2 * 3 * 256 * 896 + 8 * 256, marks=pytest.mark.thorough),
+    ],
 )
 def test_transformers_models_are_what_their_configuration_says(model: str, matrices: int) -> None:
-    if not has_transformers():
+    if not has("transformers"):
         pytest.skip("there is no transformers beside PyTorch in .venv-peers")
     trace = captured("train_hf.py", "--model", model, ranks=4).trace
     working = 4 * (3 * 256 * 256 + matrices) + 1024 * 256
     attention = 4 * 4 * 256 * 256 * 256
     assert flops(trace) == pytest.approx(3 * 2 * working * 256 + 3.5 * attention)
+
+
+@pytest.mark.thorough
+def test_torchtitan_is_recorded_as_it_is(tmp_path: Path) -> None:
+    python = os.environ.get("TESTBED_TORCHTITAN", str(PEERS))
+    if not has("torchtitan", python):
+        pytest.skip("TESTBED_TORCHTITAN names no Python with torchtitan 0.2.2, and .venv-peers has none")
+    benchmark = runpy.run_path(str(ROOT / "benchmarks" / "roofline_error.py"))
+    benchmark["write_assets"](tmp_path)
+    sizes = "--model.flavor debugmodel --training.seq_len 512 --training.local_batch_size 1"
+    request = benchmark["request_of"](python, {"ranks": 4, "arguments": sizes}, tmp_path)
+    found: Counter[str] = Counter()
+    for node in capture(request).trace.ranks[0]:
+        if isinstance(node, Collective):
+            found[node.collective] += node.numel * element_bytes(node.dtype)
+    kept = 2048 * 256 + 256  # the last norm and the output, from forward to backward
+    whole = 6 * (4 * 256 * 256 + 3 * 256 * 768 + 2 * 256) + 2048 * 256 + kept
+    assert found["reduce_scatter"] == 4 * whole
+    assert found["all_gather"] == 2 * (2 * whole - kept)
 
 
 HEAD = """

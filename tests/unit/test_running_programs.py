@@ -117,6 +117,8 @@ def test_a_rank_that_made_no_process_group_leaves_no_dump(tmp_path: Path) -> Non
     with (tmp_path / ring_name(1)).open("r+b") as file:
         Recorder(mmap.mmap(file.fileno(), 0), 1).begin(0, 1, "all_reduce", 5.0)
     (tmp_path / ring_name(1)).unlink()
+    (tmp_path / "failed" / "flight").mkdir(parents=True)
+    (tmp_path / "failed" / "flight" / "rank-7.json").write_text("of another launch")
     flight.keep({1: "ended with status 1: boom"})
     (evidence,) = read_evidence(tmp_path / "failed")
     assert [(dump.rank, dump.ended, len(dump.entries)) for dump in evidence.dumps] == [
