@@ -66,7 +66,7 @@ def test_a_rank_has_a_token_once_however_many_of_its_experts_are_there() -> None
 def test_what_travels_is_as_the_metadata_allow(experts_per_token: int) -> None:
     rows = across(rows_of(experts_per_token))
     counts = 8 * RANKS * (RANKS - 1)
-    options = {"experts_per_token": experts_per_token}
+    options: dict[str, Any] = {"experts_per_token": experts_per_token}
     # there: counts and rows; back: rows
     assert sent(workload(metadata="resident", **options)) == counts + 2 * rows * ROW
     assert sent(workload(metadata="eager", **options)) == counts + 2 * rows * ROW
