@@ -21,12 +21,13 @@ from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
 from testbed.config.forms import Count, CountOrZero, Factor, Name, Timeout, choice
+from testbed.config.host_counts import free_hosts
 from testbed.config.loading import (
     Document,
     Origin,
     show,
 )
-from testbed.config.model import Finding, Form, Strict, look, validate
+from testbed.config.model import Finding, Form, Strict, validate
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
 from testbed.config.presets import PRESET, PRESETS, preset_changes, with_preset
 from testbed.config.scenario_files import read_scenario
@@ -219,13 +220,13 @@ class Scenario(Strict):
     def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
         """One rank per host unless told otherwise; what a preset says."""
         data = with_preset(data)
-        hosts = _free_hosts(data)
+        hosts = free_hosts(data)
         return {"ranks": hosts, **data} if hosts else data
 
     @classmethod
     def raw_checks(cls, data: Mapping[str, Any]) -> Iterator[Finding]:
         """There is a host for every rank."""
-        hosts, ranks = _free_hosts(data), data.get("ranks")
+        hosts, ranks = free_hosts(data), data.get("ranks")
         if hosts and isinstance(ranks, int) and ranks > hosts:
             whose = "`hosts`" if data.get("hosts") else "the topology"
             yield Finding(("ranks",), str(ranks), f"at most {hosts}, one on each host of {whose}")
@@ -376,26 +377,6 @@ class Scenario(Strict):
     def named_algorithms(self) -> Mapping[str, str]:
         """By what they are called in results; of FILE.py:NAME FILE:NAME, so that no folder of this machine is shown."""
         return told_apart(self.algorithms)
-
-
-def _free_hosts(data: Mapping[str, Any]) -> int | None:
-    """Hosts for ranks in a scenario that is not validated yet; None if they cannot be counted."""
-    if isinstance(named := data.get("hosts"), list | tuple):
-        return len(named)
-    background = data.get("background_traffic")
-    entries = background if isinstance(background, list | tuple) else ()
-    taken = [look(entry, "hosts") for entry in entries if isinstance(entry, Mapping)]
-    count = _host_count(data)
-    return None if count is None else count - sum(len(hosts) for hosts in taken if isinstance(hosts, list))
-
-
-def _host_count(data: Mapping[str, Any]) -> int | None:
-    """Hosts of a scenario that is not validated yet; None if they cannot be counted."""
-    buildings = look(data, "topology", "buildings")
-    counts = (
-        [look(building, "hosts") for building in buildings.values()] if isinstance(buildings, Mapping) else []
-    )
-    return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None
 
 
 def load_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> Scenario:
