@@ -15,6 +15,7 @@ from testbed.collectives.messages import Members
 from testbed.collectives.operations import check_array
 from testbed.collectives.recording import About
 from testbed.collectives.work import Work
+from testbed.flight import Record
 from testbed.transport import Transport, TransportError
 from testbed.transport.onesided import FENCE, Exposed, OneSided, one_sided, put_tag, signal_tag
 
@@ -114,8 +115,7 @@ class Window:
             if view:
                 yield (self._carrier.isend(there, tag, view, members.traffic),)
 
-        words = f"put to rank {dst}, window {number}"
-        return _waited(members._work(words, steps(), timeout_s, record=record), async_op)
+        return self._begin(f"put to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
     def signal(self, dst: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Have rank `dst` know that all puts to it that were begun before this are in place."""
@@ -129,8 +129,7 @@ class Window:
                 record.sent(there, 0, members.transport.now_s)
             yield (self._carrier.isend(there, tag, NOTHING, members.traffic),)
 
-        words = f"signal to rank {dst}, window {number}"
-        return _waited(members._work(words, steps(), timeout_s, record=record), async_op)
+        return self._begin(f"signal to rank {dst}, window {number}", steps(), async_op, timeout_s, record)
 
     def wait_signal(self, peer: int, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Done when a signal of rank `peer`'s has come that no other `wait_signal` has had; each has one."""
@@ -147,7 +146,7 @@ class Window:
                 record.received(there, 0, members.transport.now_s)
 
         words = f"wait_signal from rank {peer}, window {number}"
-        return _waited(members._work(words, steps(), timeout_s, record=record), async_op)
+        return self._begin(words, steps(), async_op, timeout_s, record)
 
     def fence(self, async_op: bool = False, timeout_s: float | None = None) -> Work:
         """Done when all members have called it and all puts that any began before are in place, as `MPI_Win_fence`.
@@ -183,15 +182,23 @@ class Window:
         self.fence(timeout_s=timeout_s)
         self._exposed.remove(self._numbers[self._members.rank])
 
+    def _begin(
+        self, name: str, steps: Steps, async_op: bool, timeout_s: float | None, record: Record | None
+    ) -> Work:
+        """An operation without a control part: what it needs was registered, and told, with the window."""
+        members, engine = self._members, self._members.engine
+        if record is not None:
+            record.started(record.scheduled_s)
+        name = f"{name} of {members.name}" if members.name else name
+        task = engine.start(name, steps, None, members._scope, record)
+        work = Work(engine, task, members.timeout_s if timeout_s is None else timeout_s)
+        if not async_op:
+            work.wait()
+        return work
+
     def _known(self, rank: int, name: str = "dst") -> tuple[int, int]:
         """A member's window: its number there, its elements."""
         members = self._members
         if not 0 <= rank < members.size or rank == members.rank:
             raise ValueError(f"{name}: got {rank}, expected another rank of 0 to {members.size - 1}")
         return self._numbers[rank], self._sizes[rank]
-
-
-def _waited(work: Work, async_op: bool) -> Work:
-    if not async_op:
-        work.wait()
-    return work

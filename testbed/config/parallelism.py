@@ -44,7 +44,8 @@ CONSECUTIVE = "consecutive"
 MAPPINGS = (CONSECUTIVE, "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
 WAYS_TO_SHARE = (EVEN, BY_SPEED)
 RECEIVES = ("early", "in_order")
-TENSOR_WAYS = ("all_reduce", "sequence_parallel")
+TENSOR_WAYS = ("all_reduce", "sequence_parallel", "tree", "overlapped_ring", "overlapped_tree")
+BLOCK_WISE = TENSOR_WAYS[2:]
 
 # the collectives of each dimension; checked once more with what these really are
 COLLECTIVES_OF = {
@@ -217,7 +218,10 @@ class ParallelismSpec(Strict):
     tensor_communication: Annotated[str, choice("a way", TENSOR_WAYS)] = Field(
         default="all_reduce",
         description="What tensor-parallel ranks do twice per block and direction: an all-reduce; or, where they also "
-        "share out the sequence, a reduce-scatter and an all-gather, of as many bytes.",
+        "share out the sequence, a reduce-scatter and an all-gather, of as many bytes (sequence_parallel, by an "
+        "algorithm of `collectives`); or the same in blocks through windows: by a tree over nodes, the hosts of one "
+        "leaf switch (tree), or, while matrices are multiplied block by block, as they come and go, by a ring or tree "
+        "(overlapped_ring, overlapped_tree).",
     )
     routing_skew: Annotated[float, number(0, 10, 0.5)] = Field(
         default=0.0,
@@ -266,6 +270,10 @@ class ParallelismSpec(Strict):
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
+        own = f"{self.tensor_communication} with"
+        for name in ("context_parallel_degree", "expert_parallel_degree") if self.in_blocks else ():
+            if (degree := getattr(self, name)) > 1:
+                yield Finding(("tensor_communication",), f"{own} {name} {degree}", "1, or another way")
         tensor = "all_reduce" if self.tensor_communication == "all_reduce" else "all_gather"
         experts = "all_to_all_v" if self.routing_skew else "all_to_all"
         for name, collective, why in (
@@ -277,8 +285,15 @@ class ParallelismSpec(Strict):
             wanted = expected_algorithm(algorithm, [collective])
             if wanted is None and collective == "all_to_all_v" and _pads(algorithm):
                 wanted = "late_counts, or another that does not pad"  # ranks' most rows differ
+            if self.in_blocks and name == "tensor_parallel":
+                wanted = "none, or another way"
             if wanted is not None:
                 yield Finding(("collectives",), f"{name}: {algorithm} with {why}", wanted)
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether tensor ranks work in blocks."""
+        return self.tensor_communication in BLOCK_WISE
 
     @property
     def degrees(self) -> dict[str, int]:

@@ -391,3 +391,8 @@ class WorkloadSpec(Strict):
         usual = float(own["utilisation"]) if own else UTILISATION
         reached = float(entry["utilisation"]) * self.flops_utilisation / usual
         return float(entry["peak"][self.compute_dtype]) * reached
+
+    @property
+    def gemm_half_rows(self) -> float:
+        """Rows of a matrix at which products run at half the accelerator's speed; 0 where only a peak is said."""
+        return float(accelerators()[self.accelerator]["gemm_half_rows"]) if self.accelerator else 0.0

@@ -34,6 +34,7 @@ from testbed.paths import Network, network_of
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import Software
+from testbed.workload.blocks import RING, TREE, BlockWise
 from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
 from testbed.workload.outer import Outer
@@ -172,6 +173,7 @@ class _Planner:
             algorithms=spec.collectives,
             early_receives=asked.receives == "early",
             sequence_parallel=spec.tensor_communication == "sequence_parallel",
+            blocks=_block_wise(self.scenario, self.hosts),
             routing_skew=spec.routing_skew,
             send_tokens=_send_tokens(self.network, self.hosts) if asked.wan_send_tokens else {},
             slowdowns=self.slowdowns,
@@ -240,6 +242,23 @@ class _Planner:
         known = sorted((entry for one, *_ in found for entry in one.known), key=lambda entry: entry[1])
         searched = replace(best, bounds_s=bounds_s, known=tuple(known))
         return replace(schedule, searched=searched), stages, layers
+
+
+def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
+    """Of tensor ranks that work in blocks; a node is the hosts of a leaf switch."""
+    spec = scenario.workload.parallelism
+    assert spec is not None
+    _, overlaps, way = spec.tensor_communication.rpartition("overlapped_")
+    if way not in (RING, TREE):
+        return None
+    topology = scenario.topology.resolve()
+    leaves: dict[tuple[str, int], int] = {}
+    nodes = []
+    for host in hosts:
+        building = topology.building(host.building)
+        leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
+        nodes.append(leaves.setdefault((host.building, leaf), len(leaves)))
+    return BlockWise(way, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
 
 
 def _send_tokens(network: Network, hosts: Sequence[Host]) -> dict[tuple[int, int], SendToken]:

@@ -128,6 +128,24 @@ class Messaging:
             self._transmit(ends[::-1], NOTE_BYTES, dscp, box.allow, Event(), note=True)
         return box.receive()
 
+    def put(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
+        """Begin to write into the other side's memory, and a signal behind it, whatever the protocol is.
+
+        The event is as that of `send`. The other side's software has to do with the signal alone.
+        """
+        taken, box = Event(), self._box(key)
+
+        def come() -> None:
+            self._work(ends[1], 0, box.arrive, note=False)
+
+        self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
+        self._work(ends[0], 0, lambda: None, note=False)
+        return taken
+
+    def wait_signal(self, key: Key) -> Event:
+        """Wait for the next signal of this key."""
+        return self._box(key).receive()
+
     def _box(self, key: Key) -> Mailbox:
         return self.boxes.setdefault(key, Mailbox())
 

@@ -23,7 +23,16 @@ from testbed.model.messaging import Arrival, Key, Messaging
 from testbed.model.waiting import Event
 from testbed.paths.network import Ends, Members, Network, arrival_s, drawn_arrival_s
 from testbed.transport import Software
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, Tracker
+from testbed.workload.plan import (
+    Block,
+    Computing,
+    GroupCollective,
+    JobPlan,
+    Message,
+    Operation,
+    Pause,
+    Tracker,
+)
 
 Events = Generator[list[Event], None, None]
 
@@ -151,6 +160,8 @@ class _Simulation(Messaging):
             self.computing[rank].begin(operation.duration_s, over)
         elif isinstance(operation, Pause):
             self.later(operation.duration_s, over)
+        elif isinstance(operation, Block):
+            self._move(rank, operation, over)
         else:
             self._communicate(rank, operation, over)
 
@@ -173,6 +184,15 @@ class _Simulation(Messaging):
             self.later(software.launch_s, lambda: self._exchange_messages(rank, operation, complete))
         else:
             self._exchange_messages(rank, operation, complete)
+
+    def _move(self, rank: int, block: Block, over: Callable[[], None]) -> None:
+        """Through windows, without a control part, and nothing taken of computing."""
+        ends = (rank, block.peer) if block.sends else (block.peer, rank)
+        key = ("block", *ends, block.tag)
+        if block.sends:
+            self.put(key, ends, block.numel * self.itemsize, self.plan.dscp(block)).and_then(over)
+        else:
+            self.wait_signal(key).and_then(over)
 
     def _exchange_messages(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
         if isinstance(operation, Message):

@@ -13,12 +13,14 @@ import numpy as np
 
 from testbed.collectives import Array, CollectiveTimeout, Communicator, Work, count_wrong, fill
 from testbed.ranks.arrays import CollectiveArrays
+from testbed.ranks.block_windows import BlockWindows
 from testbed.ranks.faults import RankFaults, mismatched
 from testbed.ranks.receive_credits import ReceiveCredits
 from testbed.ranks.timed import Timed
 from testbed.replicas import ReplicaGroup
 from testbed.transport import TransportError
 from testbed.workload.plan import (
+    Block,
     Computing,
     GroupCollective,
     JobPlan,
@@ -45,6 +47,11 @@ class Done:
     wrong: int = 0
     checked: int = 0
     unlooked: list[Callable[[], None]] = field(default_factory=list)
+
+    def found(self, wrong: int, checked: int) -> None:
+        """Somebody has looked at some."""
+        self.wrong += wrong
+        self.checked += checked
 
     def look(self) -> Done:
         """At all of it."""
@@ -84,6 +91,7 @@ class Executor:
         self._rooms = {
             stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
         }
+        self._blocks = BlockWindows(self.operations, groups, dtype)
         self._keys = array_keys(self.operations, self._lasting)
         # those that one operation alone uses are filled before a step
         self._uses = Counter(self._keys.values())
@@ -99,6 +107,8 @@ class Executor:
         self._sequence = dict.fromkeys([*self.groups, *self._lasting], 0)
         self._salts: dict[int, int] = {}
         for index, operation in enumerate(self.operations):
+            if isinstance(operation, Block):
+                continue  # filled as they begin
             if isinstance(operation, Message) and operation.sends:
                 fill(self._rooms[operation.stream], FIRST, salt)
             elif isinstance(operation, GroupCollective):
@@ -140,7 +150,7 @@ class Executor:
                 elif isinstance(operation, Message) and self._must_wait(operation):
                     held.append(index)
                 else:
-                    computing.slow(begun_s, True)
+                    self._go_beside(computing, operation, begun_s)
                     works[index] = self._start(index, operation, done)
             now_s = time.monotonic()
             over = computing.over(now_s)
@@ -150,7 +160,7 @@ class Executor:
                 work.wait()  # raises what went wrong
                 check()
                 over[index] = work.end_s
-            if completed and not works:
+            if completed and all(isinstance(self.operations[index], Block) for index in works):
                 computing.slow(max(over[index] for index in completed), False)
             for index, end_s in over.items():
                 ends[index] = end_s
@@ -161,6 +171,12 @@ class Executor:
             elif tracker.open:
                 self._wait(last_s, computing, works, held)
         return done
+
+    @staticmethod
+    def _go_beside(computing: Timed, operation: Operation, at_s: float) -> None:
+        """Whatever is under way takes part of computing, but puts."""
+        if not isinstance(operation, Block):
+            computing.slow(at_s, True)
 
     def _stand_still(self) -> NoReturn:
         """Begin nothing more until somebody ends the run; what is under way goes on."""
@@ -200,7 +216,7 @@ class Executor:
 
     def _must_wait(self, operation: Message) -> bool:
         """Whether a message may not leave yet; and tell the sender of one that this rank waits for."""
-        if self.credits is None:
+        if self.credits is None or isinstance(operation, Block):
             return False
         if operation.sends:
             return not self.credits.take(operation.peer, operation.tag)
@@ -208,6 +224,8 @@ class Executor:
         return False
 
     def _start(self, index: int, operation: Operation, done: Done) -> tuple[Work, Callable[[], None]]:
+        if isinstance(operation, Block):
+            return self._blocks.start(operation, self._salt, self.timeout_s, done.found)
         if isinstance(operation, Message):
             room = self._rooms[operation.stream][: operation.numel]
             communicator = self.of_class[self.plan.dscp(operation)]

@@ -28,7 +28,7 @@ from testbed.ranks.socket_sampler import SocketSampler
 from testbed.transport import OperationCosts, TrafficClass, TransportError
 from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
-from testbed.workload.plan import EVERYBODY, Computing, GroupCollective, Message, Operation, Pause
+from testbed.workload.plan import EVERYBODY, Block, Computing, GroupCollective, Message, Operation, Pause
 
 CALIBRATIONS = 5
 # Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
@@ -128,7 +128,7 @@ class Rank:
             assert made is not None
             of_class[dscp] = made
         groups: dict[int, Communicator] = {}
-        collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective)]
+        collectives = [op for op in plan.ranks[self.rank] if isinstance(op, GroupCollective | Block)]
         dscps = {op.group: plan.dscp(op) for op in collectives}
         for name in dict.fromkeys(name for name, _ in plan.groups):
             same = [(number, who) for number, (own, who) in enumerate(plan.groups) if own == name]

@@ -77,7 +77,7 @@ def merge_records(results: Sequence[ShardRecord]) -> Records:
             found.sockets.append({"variant": variant, **reading, "time_s": reading["time_s"] + offset_s})
         carried |= last
         steps += 1 + max(sample["step"] for sample in result.samples)
-        shift_s = max(end_s, *(link["time_s"] for link in result.links)) + offset_s + GAP_S
+        shift_s = max([end_s, *(link["time_s"] for link in result.links)]) + offset_s + GAP_S
     return found
 
 

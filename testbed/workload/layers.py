@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from testbed.collectives import AUTO, collective_of
 from testbed.scale import UNSCALED, Scale
+from testbed.workload.block_plans import BlockPlanner
+from testbed.workload.blocks import BlockWise
 from testbed.workload.outer import WHOLE_BITS, Outer
 from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation
@@ -52,7 +54,7 @@ class Options:
     algorithms: of dimensions' collectives, where not the usual ones; replicas' is the variant's. early_receives: if
     receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
     when its action is next, and its message leaves then.
-    sequence_parallel: tensor ranks share out the sequence.
+    sequence_parallel: tensor ranks share out the sequence. blocks: and put it together block by block.
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     send_tokens: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
@@ -67,6 +69,7 @@ class Options:
     algorithms: Mapping[str, str] = field(default_factory=dict)
     early_receives: bool = True
     sequence_parallel: bool = False
+    blocks: BlockWise | None = None
     routing_skew: float = 0.0
     send_tokens: Mapping[tuple[int, int], SendToken] = field(default_factory=dict)
     slowdowns: Mapping[int, float] = field(default_factory=dict)
@@ -100,6 +103,9 @@ class LayerPlanner:
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._own_bytes = 0.0  # of gradients of what replicas have alike
         self._last = self._last_microbatches()
+        self._tensor_blocks: BlockPlanner | None = None
+        if options.blocks is not None and TENSOR in groups:
+            self._tensor_blocks = BlockPlanner(self, options.blocks, *groups[TENSOR])
 
     def layer(self, action: Action, number: int, part: Part) -> None:
         """All of an action's work on its layer of that number."""
@@ -108,6 +114,10 @@ class LayerPlanner:
         seconds = computing_s(part, action.kind)
         if action.kind is Kind.BACKWARD_WEIGHT or not (part.tensor or part.context or part.expert):
             self.compute(name, action.kind, seconds)
+        elif part.tensor and self._tensor_blocks is not None:
+            size = self.numel(part.tensor / self._tensor_blocks.size)
+            for half in ("attention", "feed-forward"):
+                self._tensor_blocks.plan(f"{name} {half}", action.kind, seconds / 2, part.rows, size)
         else:
             # attention, then what comes after it
             scores_s = part.scores_s if action.kind is Kind.FORWARD else part.scores_input_s

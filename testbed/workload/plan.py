@@ -66,6 +66,25 @@ class Message(Operation):
     sends: bool = False
 
 
+GATHERED, REDUCED = "gathered", "reduced"
+
+
+@dataclass(frozen=True)
+class Block(Message):
+    """One end of a block's way into a window of a group's member: put there, and signalled, by the one that `sends`.
+
+    window: GATHERED, for blocks of members, each in its place; REDUCED, for partial sums of a block, to which whoever
+    sends one adds its own and all that came for it. numel: of a block. block: whose, by place in the group. slot: in
+    the receiver's window, in blocks. call: of the group's gathers, or reductions, in a step, from 0.
+    """
+
+    group: int = 0
+    window: str = GATHERED
+    block: int = 0
+    slot: int = 0
+    call: int = 0
+
+
 @dataclass(frozen=True)
 class GroupCollective(Operation):
     """A collective of one of the plan's groups; numel: elements of a rank's larger array.
@@ -113,6 +132,7 @@ _TYPES: dict[str, type[Operation]] = {
     "pause": Pause,
     "inside": Inside,
     "message": Message,
+    "block": Block,
     "collective": GroupCollective,
 }
 _NAMES = {made: name for name, made in _TYPES.items()}

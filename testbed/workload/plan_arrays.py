@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from testbed.collectives import collective_of
-from testbed.workload.plan import GroupCollective, JobPlan, Message, RankPlan
+from testbed.workload.plan import Block, GroupCollective, JobPlan, Message, RankPlan
 
 ArrayKey = tuple[str, int, str, int]
 """A stream, a group of it, a collective, elements."""
@@ -38,9 +38,18 @@ def room_elements(plan: RankPlan) -> dict[str, int]:
     """Of the array that a rank's messages of each stream share."""
     rooms: dict[str, int] = {}
     for operation in plan:
-        if isinstance(operation, Message):
+        if isinstance(operation, Message) and not isinstance(operation, Block):
             rooms[operation.stream] = max(rooms.get(operation.stream, 0), operation.numel)
     return rooms
+
+
+def block_elements(plan: RankPlan) -> dict[int, int]:
+    """The largest block of each group in whose windows a rank has some."""
+    found: dict[int, int] = {}
+    for operation in plan:
+        if isinstance(operation, Block):
+            found[operation.group] = max(found.get(operation.group, 0), operation.numel)
+    return found
 
 
 def plan_elements(plan: JobPlan) -> int:
@@ -49,6 +58,9 @@ def plan_elements(plan: JobPlan) -> int:
     found = 0
     for rank, own in enumerate(plan.ranks):
         found += sum(room_elements(own).values())
+        for group, numel in block_elements(own).items():
+            # two windows, and what is added to partial sums
+            found += (3 * len(plan.groups[group][1]) - 1) * numel
         for _, group, collective, numel in set(array_keys(own).values()):
             members = plan.groups[group][1]
             own_rank = members.index(rank)

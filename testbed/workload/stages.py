@@ -71,7 +71,8 @@ class Part:
     expert_reduced: likewise, of routed experts. tensor: of a partial sum, and of the sequence that it stands for.
     context: of one rank's keys and values. expert: of tokens on their way to all experts together. routed: part of the
     computing, attention's scores aside, that experts do once tokens are there. scores_s, scores_input_s: of forward_s
-    and input_s what is those scores. inner: of what goes on within a rank.
+    and input_s what is those scores. inner: of what goes on within a rank. rows: tokens that products
+    work on together.
     """
 
     forward_s: float
@@ -88,6 +89,7 @@ class Part:
     scores_s: float = 0.0
     scores_input_s: float = 0.0
     inner: InnerSizes = InnerSizes()
+    rows: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ def model_stages(
             scores_s=scores_s,
             scores_input_s=scores_input_s,
             inner=inner(layer),
+            rows=tokens * own,
         )
 
     return [

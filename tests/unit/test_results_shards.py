@@ -189,6 +189,13 @@ def test_what_went_by_before_a_shard_began_is_in_no_interval() -> None:
     assert [row["packets"] for row in forth] == [0, 4, 5, 5, 9, 10]
 
 
+def test_a_network_without_links_between_buildings_has_steps_all_the_same() -> None:
+    parts = cut(scenario(12, "ring"))
+    merged = merge_records([replace(result(part, [1.0]), links=[]) for part in parts])
+    assert merged.links == []
+    assert len({sample["step"] for sample in merged.samples if sample["operation"] == "step"}) == len(parts)
+
+
 def test_the_summary_is_that_of_all_trials() -> None:
     twelve = scenario(12, "ring")
     first, second = cut(twelve)
