@@ -13,6 +13,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from testbed.config.algorithms import algorithm, names_of
+from testbed.config.allocation import AllocationSpec
 from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Host
 from testbed.config.control import ControlSpec
@@ -21,7 +22,7 @@ from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
 from testbed.config.forms import Count, CountOrZero, Factor, Name, Timeout, choice
-from testbed.config.host_counts import free_hosts
+from testbed.config.free_hosts import free_hosts
 from testbed.config.loading import (
     Document,
     Origin,
@@ -158,6 +159,9 @@ class Scenario(Strict):
         description="Hosts of the ranks, in the ranks' order, such as [east1, west1]; default: the topology's, in its "
         "order, without those of `background_traffic`.",
     )
+    allocation: AllocationSpec | None = Field(
+        default=None, description="In place of `hosts`: which ones a scheduler gives the ranks."
+    )
     workload: WorkloadSpec = Field(description="What every rank computes and reduces.")
     algorithms: tuple[Annotated[str, algorithm("all_reduce")], ...] = Field(
         default=("ring",),
@@ -281,7 +285,10 @@ class Scenario(Strict):
         return parallelism is not None and parallelism.faults is not None
 
     def _host_findings(self, topology: Topology) -> Iterator[Finding]:
-        """Hosts by name are there, once."""
+        """Hosts by name are there, once; a scheduler has as many as it is asked for."""
+        if self.allocation is not None:
+            taken = self._taken_hosts
+            yield from self.allocation.findings(topology, self.ranks, taken, self.seed, self.hosts)
         known = [host.name for host in topology.hosts]
         for position, name in enumerate(self.hosts or ()):
             if name not in known:
@@ -289,13 +296,19 @@ class Scenario(Strict):
             elif name in (self.hosts or ())[:position]:
                 yield Finding(("hosts", position), f"{name} again", "each host once")
 
+    @property
+    def _taken_hosts(self) -> set[str]:
+        return {name for other in self.background_traffic for name in other.hosts}
+
     def rank_hosts(self, topology: Topology) -> tuple[Host, ...]:
         """The hosts of the ranks, in the ranks' order; `topology`: this scenario's, resolved."""
+        taken = self._taken_hosts
+        if self.allocation is not None:
+            return self.allocation.hosts(topology, self.ranks, taken, self.seed)
         if self.hosts is not None:
             known = {host.name: host for host in topology.hosts}
             found = [known[name] for name in self.hosts if name in known]
         else:
-            taken = {name for other in self.background_traffic for name in other.hosts}
             found = [host for host in topology.hosts if host.name not in taken]
         return tuple(found[: self.ranks])
 

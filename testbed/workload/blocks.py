@@ -111,9 +111,10 @@ def _tree(nodes: Sequence[int]) -> tuple[list[tuple[int, ...]], list[_Send]]:
         place = here.index(own)
         # others of the node, the next one first, so that not all send to one at once
         near = [here[(place + distance) % width] for distance in range(1, width)]
+        coming = near[::-1]  # as they come: the one before sends here first
         far = [group[place] for group in groups if group is not here]
-        passed = [group[here.index(peer)] for group in groups if group is not here for peer in near]
-        orders.append((own, *near, *far, *passed))
+        passed = [group[here.index(peer)] for group in groups if group is not here for peer in coming]
+        orders.append((own, *coming, *far, *passed))
         sends += [_Send(own, peer, own) for peer in (*far, *near)]
         sends += [_Send(own, peer, block) for block in far for peer in near]
     return orders, sends

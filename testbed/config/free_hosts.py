@@ -1,4 +1,4 @@
-"""How many hosts a scenario has for ranks, before it is validated."""
+"""How many hosts a scenario has for its ranks, before it is known whether it is one."""
 
 from __future__ import annotations
 
