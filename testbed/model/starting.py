@@ -127,4 +127,6 @@ def growth(points: Sequence[tuple[int, float]]) -> float:
     """The exponent of ranks by which seconds grow: the slope of log over log, least squares."""
     pairs = [(math.log(ranks), math.log(seconds)) for ranks, seconds in points]
     mean_x, mean_y = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in pairs) / sum((x - mean_x) ** 2 for x, _ in pairs)
+    return math.fsum((x - mean_x) * (y - mean_y) for x, y in pairs) / math.fsum(
+        (x - mean_x) ** 2 for x, _ in pairs
+    )

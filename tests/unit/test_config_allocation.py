@@ -113,7 +113,9 @@ def test_whatever_is_given_is_as_was_asked_for(
     seed: int,
 ) -> None:
     asked = {"per_rack": rack, "per_zone": zone, "per_building": building}
-    spec = AllocationSpec.model_construct(**{"busy": busy, "busy_unit": unit, "order": order, **asked})
+    spec = AllocationSpec.model_construct(
+        busy=busy, busy_unit=unit, order=order, per_rack=rack, per_zone=zone, per_building=building
+    )
     assume(not list(spec.checks()) and spec.wrong_ranks(ranks) is None)
     others = {host.name for host in busy_hosts(TOPOLOGY, spec, seed)}
     try:
