@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, load_scenario
 from testbed.config.model import look
 from testbed.config.presets import preset_changes
+from testbed.job.workloads.trace import ranks_of_trace
 from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated, print_training_steps
@@ -51,6 +52,7 @@ def plan(
         print(json.dumps(found, indent=1))
     else:
         _print(found, loaded)
+        _print_ranks(loaded, tried)
 
 
 def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
@@ -99,6 +101,17 @@ def _preset_words(variant: Scenario) -> str:
         f"{path} {', '.join(value) if isinstance(value, list) else value}" for path, value in values.items()
     ]
     return f"preset {variant.preset}: {'; '.join(said)}"
+
+
+def _print_ranks(scenario: Scenario, variants: Iterable[str]) -> None:
+    """Which ranks of its trace a recorded job's are, where they are in another order."""
+    console = Console(highlight=False)
+    for name in variants if scenario.variants is not None else [scenario.name]:
+        own = scenario if scenario.variants is None else scenario.variant(name)
+        if (ranks := ranks_of_trace(own)) is not None:
+            console.print(
+                f"{name}: ranks 0, 1, ... are the trace's {', '.join(map(str, ranks))}.", soft_wrap=True
+            )
 
 
 def _searched_words(found: Mapping[str, Any]) -> str:

@@ -14,14 +14,14 @@ from testbed.errors import did_you_mean
 
 
 def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:
-    """Copy a shipped scenario, and its topology beside it, into a folder, which is made if it is not there.
+    """Copy a shipped scenario, with its topology and its trace beside it, into a folder, made if it is not there.
 
     Args:
         scenario: Its name, such as "quickstart" or "controller/windows".
         folder: Where to; other files may be in it.
 
     Returns:
-        The copies, the scenario first; it loads, as it names the copied topology.
+        The copies, the scenario first; it loads, as it names the other copies.
 
     Raises:
         ConfigError: For a name that is none, and for a file that is there already; nothing is copied.
@@ -32,18 +32,21 @@ def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:
     source = known[scenario]
     own = folder / source.name
     targets = {own: source}
-    topology = yaml.safe_load(source.read_text()).get("topology")
-    if isinstance(topology, str):
-        targets[folder / Path(topology).name] = (source.parent / topology).resolve()
+    document = yaml.safe_load(source.read_text())
+    named = {"topology": document.get("topology"), "trace": document["workload"].get("trace")}
+    files = {key: file for key, file in named.items() if isinstance(file, str)}
+    for file in files.values():
+        targets[folder / Path(file).name] = (source.parent / file).resolve()
     for target in targets:
         if target.exists():
             raise _wrong("FOLDER", str(folder), f"one without {target.name}")
     folder.mkdir(parents=True, exist_ok=True)
-    for target, file in targets.items():
-        shutil.copy(file, target)
-    if isinstance(topology, str):
-        text = own.read_text()
-        own.write_text(text.replace(f"topology: {topology}", f"topology: {Path(topology).name}", 1))
+    for target, given in targets.items():
+        shutil.copy(given, target)
+    text = own.read_text()
+    for key, file in files.items():
+        text = text.replace(f"{key}: {file}", f"{key}: {Path(file).name}", 1)
+    own.write_text(text)
     load_scenario(own)
     return tuple(targets)
 

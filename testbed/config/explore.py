@@ -12,6 +12,7 @@ from testbed.config.forms import Count, Flag, SizeOrNone, choice
 from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
 from testbed.config.recorded import OF_RECORDED
+from testbed.config.workload import WorkloadSpec
 
 BASELINES = tuple(baselines())
 _OF_RECORDED = tuple(f"workload.{name}." for name in (*OF_RECORDED, "tuning"))
@@ -82,7 +83,17 @@ class ExploreSpec(Strict):
             if name in self.baselines[:position]:
                 yield Finding(("baselines", position), f"{name} again", "each baseline once")
 
-    def recorded_findings(self) -> Iterator[Finding]:
+    def findings_of(self, workload: WorkloadSpec) -> Iterator[Finding]:
+        """What of this search does not go with what ranks do."""
+        if workload.recorded:
+            yield from self._recorded_findings()
+        elif workload.parallelism is None:
+            expected = "a step that has it, or trace, or chakra"
+            yield Finding((), "a search without workload.parallelism", expected)
+        if workload.outer or workload.training_steps:
+            yield Finding((), "a search with workload.outer or training_steps", "a step by itself")
+
+    def _recorded_findings(self) -> Iterator[Finding]:
         """What there is to choose of a job that was recorded: what its ranks do is the trace's."""
         for path in self.space:
             if path.split(".")[0] == "workload" and not f"{path}.".startswith(_OF_RECORDED):

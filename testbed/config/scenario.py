@@ -351,18 +351,12 @@ class Scenario(Strict):
             yield Finding(("variants",), f"training steps of a step: {shown}", expected)
 
     def _explore_findings(self) -> Iterator[Finding]:
-        """There is a training step to search for, alone, and what differs may differ."""
+        """There is a step to search for, alone, and what differs may differ."""
+        assert self.explore is not None
         if self.variants is not None:
             yield Finding(("explore",), "a search and variants", "one of the two")
-        if self.workload.outer or self.workload.training_steps:
-            yield Finding(("explore",), "a search with workload.outer or training_steps", "a step by itself")
-        assert self.explore is not None
-        if self.workload.recorded:
-            for finding in self.explore.recorded_findings():
-                yield replace(finding, location=("explore", *finding.location))
-        elif self.workload.parallelism is None:
-            expected = "a step that has it, or trace, or chakra"
-            yield Finding(("explore",), "a search without workload.parallelism", expected)
+        for finding in self.explore.findings_of(self.workload):
+            yield replace(finding, location=("explore", *finding.location))
         for path in self.explore.space:
             if path.split(".")[0] in FIXED_IN_VARIANTS:
                 yield Finding(("explore", "space", path), "it", "paths of what configurations may differ in")

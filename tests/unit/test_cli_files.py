@@ -76,6 +76,15 @@ def test_an_example_is_copied_whole_and_over_nothing(tmp_path: Path) -> None:
     assert "  controller/windows\n" in said("init")
 
 
+def test_an_example_of_a_recorded_job_has_its_trace_beside_it(tmp_path: Path) -> None:
+    own, trace = copy_example("explore/recorded-8b-region", tmp_path / "mine")
+    assert trace.name == "llama3-8b-hsdp.json.gz"
+    assert load_scenario(own).workload.trace == str(trace)
+    given = load_scenario("explore/recorded-8b-region").workload.trace
+    assert given is not None
+    assert Path(given).read_bytes() == trace.read_bytes()
+
+
 def test_examples_are_copied_from_python_and_names_that_are_none_refused(tmp_path: Path) -> None:
     own, topology = copy_example("quickstart", tmp_path / "mine")
     assert own == tmp_path / "mine/quickstart.yaml"

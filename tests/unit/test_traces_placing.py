@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from testbed.cli.main import app
 from testbed.config import ConfigError, Host, load_scenario
 from testbed.exchange import export_chakra, exported_job
 from testbed.job.job import job_of
@@ -113,6 +115,14 @@ def test_a_mapping_is_the_rank_of_each_place(tmp_path: Path) -> None:
     assert computing_s(job) == [1, 3, 0, 2]
     outer = {"mapping": "by_distance"}
     assert computing_s(job_of(asked(tmp_path, marked(4), 4, workload=outer), UNSCALED)) == [0, 1, 2, 3]
+
+
+def test_plan_says_which_ranks_of_the_trace_are_where(tmp_path: Path) -> None:
+    asked(tmp_path, marked(4), workload={"mapping": [2, 0, 3, 1]})
+    said = CliRunner().invoke(app, ["plan", str(tmp_path / "scenario.yaml")], catch_exceptions=False).stdout
+    assert "mine: ranks 0, 1, ... are the trace's 1, 3, 0, 2." in said
+    own = ["plan", str(tmp_path / "scenario.yaml"), "--set", "workload.mapping=consecutive"]
+    assert "the trace's" not in CliRunner().invoke(app, own, catch_exceptions=False).stdout
 
 
 def marked(ranks: int) -> JobTrace:

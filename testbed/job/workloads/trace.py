@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from testbed.config import ConfigError, Problem
+from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.workload import TRACE
 from testbed.job.recorded import Pairs, check_choices, done_by, rank_order, recorded_trace
 from testbed.job.workloads.base import WORKLOADS, JobRequest
 from testbed.paths import Network, network_of
+from testbed.scale import UNSCALED
 from testbed.traces import JobTrace, TraceError
 from testbed.traces.placing import reordered
 from testbed.workload.plan import JobPlan
@@ -43,9 +44,21 @@ def trace_plan(trace: JobTrace, source: str, request: JobRequest, key: str = TRA
 
 def placed(trace: JobTrace, request: JobRequest) -> JobTrace:
     """A trace with as many ranks as the scenario has, in the order that it says, by its algorithms. TraceError."""
-    spec = request.scenario.workload
-    done = done_by(trace, spec.algorithms or {})
+    done = done_by(trace, request.scenario.workload.algorithms or {})
+    return reordered(done, _order(done, request))
 
+
+def ranks_of_trace(scenario: Scenario) -> tuple[int, ...] | None:
+    """The rank of the trace that each rank of a planned scenario is; None where there is none, or each is its own."""
+    if not scenario.workload.recorded:
+        return None
+    request = JobRequest.of(scenario, scenario.topology.resolve(), UNSCALED)
+    trace = recorded_trace(scenario.workload)
+    order = _order(done_by(trace, scenario.workload.algorithms or {}), request)
+    return None if order == tuple(range(len(order))) else order
+
+
+def _order(done: JobTrace, request: JobRequest) -> tuple[int, ...]:
     def pairs() -> Pairs:
         plan = replace(plan_trace(done, request), buildings=request.building_indices)
         return plan_traffic(plan.using(request.scenario.algorithms[0]), request.itemsize)
@@ -53,4 +66,4 @@ def placed(trace: JobTrace, request: JobRequest) -> JobTrace:
     def network() -> Network:
         return network_of(request.topology, request.hosts, request.link_engine)
 
-    return reordered(done, rank_order(done, spec, request.hosts, network, pairs))
+    return rank_order(done, request.scenario.workload, request.hosts, network, pairs)
