@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -70,13 +70,13 @@ def _parse_order(value: object) -> str | tuple[str, ...]:
     raise ValueError(f"a placement ({', '.join(PLACEMENTS)}), or each of {', '.join(DIMENSIONS)} once")
 
 
-def parse_mapping(value: object) -> str | tuple[int, ...]:
-    """A way of mapping, or a rank for each coordinate. ValueError says what is expected."""
-    if value in MAPPINGS:
+def parse_mapping(value: object, ways: Sequence[str] = MAPPINGS) -> str | tuple[int, ...]:
+    """One of these ways of mapping, or a rank for each coordinate. ValueError says what is expected."""
+    if value in ways:
         return str(value)
     if isinstance(value, (list, tuple)) and sorted(map(str, value)) == sorted(map(str, range(len(value)))):
         return tuple(value)
-    raise ValueError(f"{', '.join(MAPPINGS)}, or a list with each rank once, such as [0, 2, 1, 3]")
+    raise ValueError(f"{', '.join(ways)}, or a list with each rank once, such as [0, 2, 1, 3]")
 
 
 def _parse_classes(value: object) -> dict[str, int]:

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 from testbed.config.algorithms import algorithm_schema, expected_algorithm
 from testbed.config.model import Form
-from testbed.config.parallelism import CONSECUTIVE, MAPPINGS, parse_mapping
+from testbed.config.parallelism import BY_SPEED, CONSECUTIVE, MAPPINGS, parse_mapping
 from testbed.plugins import registry
 
 AS_RECORDED = "as_recorded"
+WAYS = tuple(way for way in MAPPINGS if way != BY_SPEED)  # computing is as it was recorded, wherever it is
 OF_RECORDED = ("placement", "mapping", "algorithms")  # keys of a workload with a trace
 
 
@@ -23,7 +24,7 @@ def _parse_placement(value: object) -> tuple[str, ...] | None:
 
 
 def _parse_mapping(value: object) -> str | tuple[int, ...] | None:
-    return None if value == CONSECUTIVE else parse_mapping(value)
+    return None if value == CONSECUTIVE else parse_mapping(value, WAYS)
 
 
 def _parse_algorithms(value: object) -> dict[str, str]:
@@ -42,7 +43,7 @@ PLACEMENT = Form(
 )
 MAPPING = Form(
     _parse_mapping,
-    {"anyOf": [{"enum": list(MAPPINGS)}, {"type": "array", "items": {"type": "integer"}}]},
+    {"anyOf": [{"enum": list(WAYS)}, {"type": "array", "items": {"type": "integer"}}]},
     lambda value: value if isinstance(value, str) else list(value),
 )
 KIND_ALGORITHMS = Form(

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from testbed.collectives import AUTO, collective_of
 from testbed.config import ConfigError, Host, Problem
-from testbed.config.parallelism import BY_DISTANCE, BY_SPEED, TOPOLOGY_AWARE
+from testbed.config.parallelism import BY_DISTANCE, TOPOLOGY_AWARE
 from testbed.config.workload import WorkloadSpec
 from testbed.errors import did_you_mean
 from testbed.job.chakra import chakra_changed_ns, chakra_trace
-from testbed.job.errors import wrong_workload
 from testbed.job.mapping import mapped
 from testbed.paths import Network
 from testbed.traces import Collective, JobTrace, Node, RankTrace
@@ -132,9 +131,6 @@ def rank_order(
         return _inverse(
             _least_crossing(tuple(sorted(pairs().items())), buildings, tuple(map(_inverse, starts)))
         )
-    if spec.mapping == BY_SPEED:
-        expected = "another, as what a recorded job computes takes as long in every building"
-        raise wrong_workload("mapping", BY_SPEED, expected)
     places = mapped(spec.mapping, hosts, network() if spec.mapping == BY_DISTANCE else None, {})
     return tuple(order[place] for place in _inverse(places))
 

@@ -176,6 +176,7 @@ def test_what_is_of_another_job_is_named(workload: dict[str, Any], said: str, tm
         ({"placement": "production"}, "expected as_recorded, or kinds of communication"),
         ({"placement": [SHARD, SHARD]}, "expected as_recorded, or kinds of communication"),
         ({"mapping": "scatterd"}, "expected consecutive, scattered"),
+        ({"mapping": "by_speed"}, "expected consecutive, scattered, topology_aware, by_distance, or a list"),
         ({"algorithms": {SHARD: "rin"}}, "of shard FILE.py:NAME or an algorithm: .* did you mean ring"),
     ],
 )
