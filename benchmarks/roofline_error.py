@@ -71,7 +71,8 @@ def read_published(path: Path = PUBLISHED) -> tuple[list[Row], list[Share]]:
     shares = []
     for own in document["shares"]:
         accelerator = accelerators()[own["accelerator"]]
-        published = own.get("share") or own["flops_per_s"] / accelerator["peak"][own["type"]]
+        flops_per_s = own.get("flops_per_s") or own.get("tokens_per_s", 0) * own.get("flops_per_token", 0)
+        published = own.get("share") or flops_per_s / accelerator["peak"][own["type"]]
         shares.append(
             Share(own["name"], own["accelerator"], own["type"], published, accelerator["utilisation"])
         )
