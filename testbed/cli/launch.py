@@ -23,6 +23,7 @@ from testbed.cli.options import (
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
 from testbed.config import TransportSpec
 from testbed.config.policy import DEFAULT_POLICY
+from testbed.errors import BadInput
 from testbed.job.tuning import tuning_of
 from testbed.results.directory import default_path
 from testbed.results.failed import failed_path
@@ -109,11 +110,18 @@ def launch(
         congestion_control_for(None, topology),
         torch_default,
     )
-    output = output or failed_path(default_path("launch"))
+    asked, output = output, output or failed_path(default_path("launch"))
     if wants_guest(clock):
         needed = guest_bytes(ranks, topology)
-        output.mkdir(parents=True, exist_ok=True)
-        seen = [*(writable or []), output]
+        seen = [*(writable or [])]
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            seen.append(output)
+        except OSError as error:
+            if asked is not None:
+                raise BadInput(
+                    where="--output", got=str(output), expected=f"a folder: {error.strerror}"
+                ) from None
         try:
             _in_guest(
                 guest_settings(memory, "free", SEED, stall_timeout, None, seen, default_memory_bytes=needed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,7 +122,14 @@ def _run(
     """To their end; says where dumps are, if there are any."""
     if flight is None:
         return programs.run()
-    programs.failing = flight.keep
+
+    def keep(ended: Mapping[int, str]) -> None:
+        try:
+            flight.keep(ended)
+        except OSError as error:
+            progress(f"what ranks' collectives did last cannot be kept: {error}")
+
+    programs.failing = keep
     try:
         return programs.run()
     finally:

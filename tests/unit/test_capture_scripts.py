@@ -124,6 +124,9 @@ def test_fsdp2_gathers_parameters_twice_and_prefetches(replicas: int) -> None:
     gather = own[layers[0]]
     before = [node.module for node in own[: layers[0]] if isinstance(node, Compute) and node.flops]
     assert gather.stream == "group shard 0" if replicas > 1 else "group world"
+    kinds = [node.kind for node in own if isinstance(node, Compute)]
+    over = len(kinds) - kinds[::-1].index("backward")
+    assert set(kinds[over:]) == {"compute"}, "clipping gradients is no forward pass"
     assert "layers.0" not in before, "layer 1 is gathered before layer 0 has computed"
 
 

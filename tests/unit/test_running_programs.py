@@ -107,6 +107,19 @@ def test_before_ranks_are_stopped_is_said_how_the_others_ended() -> None:
     assert told == [expected], "nothing is told of those that end well"
 
 
+def test_dumps_that_cannot_be_written_leave_the_status_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(self: ProgramFlight, ended: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(ProgramFlight, "keep", keep)
+    told: list[str] = []
+    status = run_programs(["false"], None, 1, lambda *_: None, told.append, output=tmp_path)
+    assert status == 1
+    assert told == ["what ranks' collectives did last cannot be kept: not yours"]
+
+
 def test_a_rank_that_made_no_process_group_leaves_no_dump(tmp_path: Path) -> None:
     with loopback_endpoints(2) as endpoints:
         flight = ProgramFlight(endpoints, tmp_path / "failed")
