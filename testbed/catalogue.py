@@ -20,8 +20,8 @@ def models() -> Mapping[str, Entry]:
 
 @cache
 def accelerators() -> Mapping[str, Entry]:
-    """By name: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation,
-    gemm_half_rows, scale_up, scale_up_bandwidth (bytes/s)."""
+    """By name: name, source, peak (flop/s by type), memory (bytes), memory_bandwidth (bytes/s), utilisation, scale_up,
+    scale_up_bandwidth (bytes/s), gemm_half_rows, power (W), hourly (US dollars)."""
     return _read("accelerators")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from testbed.catalogue import accelerators
 from testbed.config.forms import DelayOrZero, Name, Queue, Rate, Ratio, choice, whole
 from testbed.config.model import Finding, Strict
+from testbed.config.nodes import NodesSpec
+from testbed.config.units import format_duration, format_rate
 from testbed.config.wan import queue_size
 from testbed.directions import Direction
 from testbed.scale import Scale
@@ -55,7 +57,8 @@ class Building:
 
     region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
     it still comes in; the others have all of it first. accelerator: what computes in its hosts, where it is not the
-    workload's.
+    workload's. cards: of each node, where leaves are nodes' PCIe switches: a leaf's first host is the node's, the
+    others are its cards.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Building:
     region: str = ""
     cut_through: tuple[str, ...] = ()
     accelerator: str | None = None
+    cards: int = 0
 
     @property
     def leaves(self) -> tuple[str, ...]:
@@ -158,12 +162,19 @@ class ClosSpec(Strict):
 class BuildingSpec(Strict):
     """A building."""
 
+    computed = frozenset({"hosts", "nic"})
+
     hosts: Annotated[int, whole(1, MAX_HOSTS_PER_BUILDING)] = Field(
-        description="How many hosts; they are named after the building: east1, east2, ..."
+        description="How many hosts; they are named after the building: east1, east2, ... With `nodes` it is theirs."
     )
-    nic: NicSpec = Field(description="Network card of each host.")
+    nic: NicSpec = Field(description="Network card of each host; with `nodes` a card's lanes.")
     clos: ClosSpec | None = Field(
         default=None, description="Tiers of switches; one switch without bottleneck if left out."
+    )
+    nodes: NodesSpec | None = Field(
+        default=None,
+        description="Inference nodes in place of `hosts` and `nic`: a host and accelerator cards on a PCIe switch, and "
+        "a network card to the building's switch.",
     )
 
     switching: Switching = Field(
@@ -181,21 +192,53 @@ class BuildingSpec(Strict):
         "one's own holds here in the same proportion.",
     )
 
+    @classmethod
+    def completed(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Hosts and cards of nodes."""
+        nodes = data.get("nodes")
+        if nodes is None:
+            return data
+        try:
+            spec = nodes if isinstance(nodes, NodesSpec) else NodesSpec.model_validate(nodes)
+        except ValueError:  # said where the nodes are validated
+            return {"hosts": 1, "nic": {"rate": "1 Gbit/s"}, **data}
+        return {"hosts": spec.hosts, "nic": _lanes(spec), **data}
+
+    @model_serializer(mode="wrap")
+    def _written(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Nodes say how many hosts there are, and their cards."""
+        data: dict[str, Any] = handler(self)
+        if self.nodes is not None:
+            data = {key: value for key, value in data.items() if key not in self.computed}
+        return data
+
     def checks(self) -> Iterator[Finding]:
-        """Every leaf has equally many hosts."""
+        """Every leaf has equally many hosts; nodes say what there is."""
+        if self.nodes is not None and self.clos is not None:
+            yield Finding(("clos",), "clos beside nodes", "one of both")
+        if self.nodes is not None and self.hosts != self.nodes.hosts:
+            expected = f"{self.nodes.hosts}, as nodes have, or nothing"
+            yield Finding(("hosts",), str(self.hosts), expected)
+        if self.nodes is not None and self.nic != NicSpec.model_validate(_lanes(self.nodes)):
+            yield Finding(("nic",), "nic beside nodes", "one of both")
         if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
             leaves = self.clos.zones * self.clos.leaves
             yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
 
-    def nic_direction(self, mtu: int, scale: Scale) -> Direction:
-        """Each direction between a host and its switch."""
-        rate_bps = scale.emulated_bps(self.nic.rate_bps)
+    def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
+        """Each direction between a host, of this number in the building from 0, and its switch."""
+        real_bps = self.nic.rate_bps if self.nodes is None else self.nodes.rate_bps(number)
+        rate_bps = scale.emulated_bps(real_bps)
         auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
         queue_bytes = queue_size(self.nic.queue_bytes, auto_bytes, mtu, scale)
         return Direction(rate_bps, scale.emulated_s(self.nic.delay_s), 0.0, 0.0, queue_bytes)
 
     def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
-        """The switches between host and edge, None for the single one."""
+        """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
+        if (nodes := self.nodes) is not None:
+            network_bps = scale.emulated_bps(nodes.network_bps)
+            network = _link(network_bps, nodes.network_delay_s, mtu, scale)
+            return Clos(1, nodes.count, 1, network, _link(nodes.count * network_bps, 0.0, mtu, scale))
         if (clos := self.clos) is None:
             return None
         below_bps = self.hosts // (clos.zones * clos.leaves) * scale.emulated_bps(self.nic.rate_bps)
@@ -213,8 +256,17 @@ class BuildingSpec(Strict):
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
 
 
+def _lanes(nodes: NodesSpec) -> dict[str, Any]:
+    """A card's end of its PCIe lanes, as a network card is written."""
+    return {"rate": format_rate(nodes.rate_bps(1)), "delay": format_duration(nodes.lane_delay_s)}
+
+
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
     """One of so many links that share what comes from below."""
-    rate_bps = below_bps / spec.oversubscription / links
+    return _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale)
+
+
+def _link(rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> Direction:
+    """Of an emulated rate and a real delay."""
     queue_bytes = queue_size("auto", rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
-    return Direction(rate_bps, scale.emulated_s(spec.delay_s), 0.0, 0.0, queue_bytes)
+    return Direction(rate_bps, scale.emulated_s(delay_s), 0.0, 0.0, queue_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.config.model import look
+from testbed.config.nodes import hosts_of
 
 
 def free_hosts(data: Mapping[str, Any]) -> int | None:
@@ -22,7 +23,5 @@ def free_hosts(data: Mapping[str, Any]) -> int | None:
 def _host_count(data: Mapping[str, Any]) -> int | None:
     """Hosts of a scenario that is not validated yet; None if they cannot be counted."""
     buildings = look(data, "topology", "buildings")
-    counts = (
-        [look(building, "hosts") for building in buildings.values()] if isinstance(buildings, Mapping) else []
-    )
+    counts = list(map(hosts_of, buildings.values())) if isinstance(buildings, Mapping) else []
     return sum(counts) if counts and all(isinstance(count, int) and count > 0 for count in counts) else None

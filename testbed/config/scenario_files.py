@@ -69,6 +69,8 @@ def _root_files(data: dict[str, Any], folder: Path) -> None:
         for key in ("tuning", "trace", "chakra"):
             _root(where.get("workload"), key, folder)
             _root(where, f"workload.{key}", folder)
+        _root(look(where, "workload", "inference"), "trace", folder)
+        _root(where, "workload.inference.trace", folder)
         failures = where.get("failures")
         for failure in failures if isinstance(failures, list) else ():
             _root(failure, "trace", folder)

@@ -15,6 +15,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.forms import BuildingName, Name, whole
 from testbed.config.loading import Document, Location, read_document, show
 from testbed.config.model import Finding, Strict, look, validate
+from testbed.config.nodes import hosts_of
 from testbed.config.shipped import located
 from testbed.config.units import format_size
 from testbed.config.wan import WanLink, WanSpec, first
@@ -99,7 +100,7 @@ class TopologySpec(Strict):
             return
         if len(names) > MAX_BUILDINGS:
             yield Finding(("buildings",), f"{len(names)} buildings", f"at most {MAX_BUILDINGS}")
-        yield from _ambiguous_names({name: look(buildings, name, "hosts") for name in names})
+        yield from _ambiguous_names({name: hosts_of(look(buildings, name)) for name in names})
         wan = data.get("wan", ())
         if not isinstance(wan, Sequence) or isinstance(wan, str):
             return
@@ -135,14 +136,15 @@ class TopologySpec(Strict):
         buildings: list[Building] = []
         first = 0
         for index, (name, spec) in enumerate(self.buildings.items()):
-            nic = spec.nic_direction(self.mtu, scale)
+            nics = [spec.nic_direction(self.mtu, scale, number) for number in range(spec.hosts)]
             addresses = [host_address(index, number) for number in range(spec.hosts)]
             hosts = tuple(
-                Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), nic)
+                Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), nics[number])
                 for number, ip in enumerate(addresses)
             )
             clos = spec.resolve_clos(self.mtu, scale)
-            building = Building(name, index, hosts, clos, spec.region or "")
+            cards = spec.nodes.cards if spec.nodes else 0
+            building = Building(name, index, hosts, clos, spec.region or "", cards=cards)
             cut_through = spec.cut_through(building)
             buildings.append(replace(building, cut_through=cut_through, accelerator=spec.accelerator))
             first += spec.hosts

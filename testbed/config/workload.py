@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from testbed.catalogue import accelerators, models
+from testbed.catalogue import accelerators
 from testbed.config.algorithms import COLLECTIVE, expected_algorithm
+from testbed.config.architecture import MODEL, ModelSpec
 from testbed.config.forms import (
     OPTIONS,
     Count,
     CountOrNone,
-    CountOrZero,
     Dscp,
     Duration,
     DurationOrNone,
@@ -24,26 +24,26 @@ from testbed.config.forms import (
     named,
     pattern,
 )
+from testbed.config.inference import InferenceSpec
 from testbed.config.loading import show
-from testbed.config.model import Finding, Form, Strict, inlined_schema
+from testbed.config.model import Finding, Strict
 from testbed.config.outer import REDUCED_BITS, OuterSpec
 from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.config.recorded import KIND_ALGORITHMS, MAPPING, OF_RECORDED, PLACEMENT
-from testbed.errors import did_you_mean
 from testbed.plugins import OWN_FILE
 
-MODELS = tuple(models())
 ACCELERATORS = tuple(accelerators())
 COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
 ATTENTION_SCORES = ("left_out", "causal", "full", "recomputed")
 ITEMSIZES = {"float32": 4, "float64": 8}
 DATA_PARALLEL, COLLECTIVES, PARALLEL = "data_parallel", "collectives", "parallel_training"
-TRACE, CHAKRA = "trace", "chakra"
+TRACE, CHAKRA, INFERENCE = "trace", "chakra", "inference"
 REPLICATE = "data_parallel_replicate"
 DESCRIBED_BY = {
     TRACE: ("trace",),
     CHAKRA: ("chakra",),
+    INFERENCE: ("inference",),
     PARALLEL: ("parallelism",),
     DATA_PARALLEL: ("model",),
     COLLECTIVES: ("collectives", "exchange"),
@@ -55,51 +55,6 @@ OF_OUR_OWN = (
     *("collectives", "exchange", "compute_s"),
 )
 """Keys of what a plan or a trace says by itself."""
-
-
-class ModelSpec(Strict):
-    """A decoder-only transformer of the Llama 3 kind, or with experts of the Mixtral kind, by its dimensions."""
-
-    dim: Count = Field(description="Width of the residual stream.")
-    n_layers: Count = Field(description="Transformer blocks.")
-    n_heads: Count = Field(description="Query heads; must divide `dim`.")
-    n_kv_heads: Count = Field(description="Key and value heads; must divide `n_heads`.")
-    ffn_dim: Count = Field(description="Width of the feed-forward layer.")
-    vocab_size: Count = Field(description="Tokens in the vocabulary.")
-    experts: CountOrZero = Field(
-        default=0,
-        description="Experts of each feed-forward layer, which has `ffn_dim` then; none in dense models.",
-    )
-    experts_per_token: CountOrZero = Field(default=0, description="Experts that work on a token.")
-
-    def checks(self) -> Iterator[Finding]:
-        """Heads have whole sizes and share keys evenly; tokens go to experts that there are."""
-        if not min(1, self.experts) <= self.experts_per_token <= self.experts:
-            expected = (
-                f"1 to {self.experts}, as there are experts" if self.experts else "0, as there are no experts"
-            )
-            yield Finding(("experts_per_token",), str(self.experts_per_token), expected)
-        if self.dim % self.n_heads:
-            yield Finding(("n_heads",), str(self.n_heads), f"a divisor of dim ({self.dim})")
-        if self.n_heads % self.n_kv_heads:
-            yield Finding(("n_kv_heads",), str(self.n_kv_heads), f"a divisor of n_heads ({self.n_heads})")
-
-
-def _parse_model(value: object) -> str | ModelSpec:
-    if isinstance(value, (Mapping, ModelSpec)):
-        return ModelSpec.model_validate(value)
-    if value not in MODELS:
-        raise ValueError(
-            f"a model ({did_you_mean(value, MODELS)}) or its dimensions ({', '.join(ModelSpec.file_keys())})"
-        )
-    return str(value)
-
-
-_MODEL = Form(
-    _parse_model,
-    {"anyOf": [{"enum": list(MODELS)}, inlined_schema(ModelSpec)]},
-    lambda value: value.to_data() if isinstance(value, ModelSpec) else value,
-)
 
 
 _ALGORITHM = rf"[a-z][a-z0-9_]*|{OWN_FILE.pattern}"
@@ -139,14 +94,15 @@ class WorkloadSpec(Strict):
 
     computed = frozenset({"flops_utilisation"})
 
-    model: Annotated[str | ModelSpec | None, _MODEL] = Field(
+    model: Annotated[str | ModelSpec | None, MODEL] = Field(
         default=None, description="A published model, or dimensions."
     )
     plan: Annotated[str | None, named("workloads")] = Field(
         default=None,
         description="What ranks do, in place of a model or collectives: a workload, or one of your own as "
-        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training, trace and "
-        "chakra are what `model`, `collectives`, `parallelism`, `trace` and `chakra` describe, and need not be named.",
+        "FILE.py:FUNCTION, which yields every rank's plan. data_parallel, collectives, parallel_training, trace, "
+        "chakra and inference are what `model`, `collectives`, `parallelism`, `trace`, `chakra` and `inference` "
+        "describe, and need not be named.",
     )
     trace: str | None = Field(
         default=None,
@@ -176,6 +132,11 @@ class WorkloadSpec(Strict):
         description="With `trace` or `chakra`: algorithms of the collectives of a kind, such as {shard: hierarchical}, "
         "where these have one of that name. Of all others: that of the trace, or else all-reduces by the scenario's "
         "`algorithms`, and others auto.",
+    )
+    inference: InferenceSpec | None = Field(
+        default=None,
+        description="Requests that nodes of accelerator cards answer, in place of training: buildings have `nodes`. A "
+        "step is all requests.",
     )
     options: Annotated[Mapping[str, Any] | None, OPTIONS] = Field(
         default=None, description="What the function of `plan` is called with."
@@ -275,11 +236,13 @@ class WorkloadSpec(Strict):
                 if getattr(self, key) is not None:
                     yield Finding((key,), f"{key} without trace or chakra", "it with one of them")
         if self.plan is not None and self.plan not in DESCRIBED_BY:
-            yield from self._beside("a plan", "trace", "chakra")
+            yield from self._beside("a plan", "trace", "chakra", "inference")
         elif self.trace is not None:
-            yield from self._beside("a trace", "options", "chakra")
+            yield from self._beside("a trace", "options", "chakra", "inference")
         elif self.chakra is not None:
-            yield from self._beside("traces", "options")
+            yield from self._beside("traces", "options", "inference")
+        elif self.inference is not None:
+            yield from self._beside("requests", "options")
         else:
             yield from self._described()
 
@@ -291,7 +254,7 @@ class WorkloadSpec(Strict):
         if self.options is not None:
             yield Finding(("options",), "options without a plan", "them with a plan")
         if self.model is None and not self.collectives and self.exchange is None and self.stage is None:
-            expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces"
+            expected = "a model, or collectives, or exchange, or a stage, or a plan, or traces, or inference"
             yield Finding(("model",), "nothing", expected)
         if self.parallelism is None:
             for key in ("schedule", "stage", "outer", "training_steps"):

@@ -15,15 +15,20 @@ from testbed.workload.added import check_added
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_arrays import plan_elements
 from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.serving import Serving
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Every rank's plan. training: how it came about, where the scenario spreads a model over ranks."""
+    """Every rank's plan. training: how it came about, where the scenario spreads a model over ranks.
+
+    serving: the requests that it answers, where it does.
+    """
 
     itemsize: int
     plan: JobPlan
     training: Training | None = None
+    serving: Serving | None = None
     _pairs: dict[str, dict[int, Pairs]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -84,9 +89,15 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
     spec, request = scenario.workload, JobRequest.of(scenario, topology, scale, link_engine)
     made = make_plan(spec.kind, request, spec.options or {})
     training = made if isinstance(made, Training) else None
+    serving = made if isinstance(made, Serving) else None
     plan = replace(
         made if isinstance(made, JobPlan) else made.plan,
         buildings=request.building_indices,
         tuning=tuning_of(spec.tuning, scenario.name, "workload.tuning", scale),
     )
-    return Workload(request.itemsize, plan, training and replace(training, plan=plan))
+    return Workload(
+        request.itemsize,
+        plan,
+        training and replace(training, plan=plan),
+        serving and replace(serving, plan=plan),
+    )

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from testbed.results.errors import BadResult
+from testbed.results.model import ResultModel
 from testbed.results.records import read_text
-from testbed.results.result import ResultModel, ScaleRecord
+from testbed.results.result import ScaleRecord
 
 MANIFEST = "manifest.json"
 Entry = dict[str, Any]

@@ -124,6 +124,8 @@ def merge_variants(
             figures["events"] = own[0].events
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
+        if own[0].serving is not None:
+            figures["serving"] = _middle(own).serving
         figures["training"] = training = _training(own, steps, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())
@@ -137,9 +139,14 @@ def _predicted_s(own: Sequence[ShardVariant]) -> float | None:
     return statistics.median(found) if found else None
 
 
+def _middle(own: Sequence[ShardVariant]) -> ShardVariant:
+    """The shard whose step took the median."""
+    return sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2]
+
+
 def _training(own: Sequence[ShardVariant], steps: Sequence[StepResult], scale: Scale) -> Training:
     """Of the shard whose step took the median; its prediction held against all steps."""
-    training = sorted(own, key=lambda part: part.step_time_s)[(len(own) - 1) // 2].training
+    training = _middle(own).training
     changes: dict[str, Any] = {"median_step": middle_step(steps).index}
     if training.predicted is not None:
         measured_s = statistics.median(scale.real_s(step.step_time_s) for step in steps)

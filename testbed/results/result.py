@@ -9,29 +9,21 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr, ValidationError
 
 from testbed.errors import BadInput
 from testbed.fidelity.verdict import Status
 from testbed.plugins import registry
 from testbed.results.errors import BadResult
 from testbed.results.figure import Figure
+from testbed.results.model import ResultModel
+from testbed.results.serving import Serving
 from testbed.scale import Scale
 
 if TYPE_CHECKING:
     import pandas
 
 SUMMARY = "summary.json"
-
-
-class ResultModel(BaseModel):
-    """What a file of a run holds, or a part of it: nothing in it that is not named here, and nothing changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
-    def document(self) -> dict[str, Any]:
-        """Ready for JSON, as it stands in the file: without what was not set."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class StepTimes(ResultModel):
@@ -267,6 +259,7 @@ class Variant(ResultModel):
     )
     events: Events | None = None
     replication: Replication | None = None
+    serving: Serving | None = Field(default=None, description="Where requests were served.")
 
 
 class ScaleRecord(ResultModel):

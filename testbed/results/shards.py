@@ -15,17 +15,18 @@ from typing import Any, Literal
 from testbed.config import Scenario
 from testbed.results.directory import write_json, write_lines
 from testbed.results.manifest import Manifest
+from testbed.results.model import ResultModel
 from testbed.results.records import EVENTS, LINKS, SAMPLES
 from testbed.results.result import (
     Control,
     Events,
     Number,
     Replication,
-    ResultModel,
     ScaleRecord,
     Training,
     VerdictRecord,
 )
+from testbed.results.serving import Serving
 
 TRIALS = 10
 SEED_STEP = 1_000_003
@@ -118,6 +119,7 @@ class ShardVariant(ResultModel):
     training: Training
     events: Events | None = None
     replication: Replication | None = None
+    serving: Serving | None = None
 
 
 class ShardFigures(ResultModel):

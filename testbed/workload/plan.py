@@ -1,12 +1,14 @@
 """What each rank of a job does in a step: operations on streams, with what they wait for.
 
-As on an accelerator, operations of one stream come one after the other, and streams go on side by side. The same plan
+As on an accelerator, operations of one stream come one after the other, and streams go on side by side; a stream that
+is a queue takes them in the order in which they can begin. The same plan
 is carried out by ranks on a network, and by a model of both: `Tracker` says for either of them what may start when.
 """
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -18,6 +20,9 @@ from testbed.collectives.tuning import TuningTable
 COMPUTE = "compute"
 COMPUTING = (COMPUTE, "forward", "backward", "full_backward", "backward_input", "backward_weight")
 """Kinds of Computing that count as a rank's computing in figures and drawings."""
+
+QUEUE = "queue"
+"""How a stream's name begins whose operations come one at a time in the order in which they can begin."""
 
 EVERYBODY = "all"  # the name of groups of all ranks, one for each class of traffic, which need not be made
 
@@ -217,11 +222,16 @@ def _tuples(value: Any) -> Any:
 
 
 def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
-    """What each operation of a rank waits for: what it says, and the one before it on its stream."""
+    """What each operation of a rank waits for: what it says, and the one before it on its stream.
+
+    On a queue it is not known beforehand which one that is.
+    """
     last: dict[str, int] = {}
     found = []
     for index, operation in enumerate(plan):
         before = {*operation.after, *([last[operation.stream]] if operation.stream in last else [])}
+        if operation.stream.startswith(QUEUE):
+            before = {*operation.after}
         last[operation.stream] = index
         found.append(tuple(sorted(before)))
     return found
@@ -239,7 +249,10 @@ def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
 
 @dataclass
 class Tracker:
-    """What of a rank's plan may start, what is done; before: what each operation waits for."""
+    """What of a rank's plan may start, what is done; before: what each operation waits for.
+
+    Of a queue's operations one may start at a time; the one before it is known then, and is in `before`.
+    """
 
     plan: Sequence[Operation]
     ready: list[int] = field(default_factory=list)
@@ -251,19 +264,45 @@ class Tracker:
         self._done: set[int] = set()
         self._missing = list(map(len, self.before))
         self._next: list[list[int]] = [[] for _ in self.plan]
+        self._queues: dict[str, deque[int]] = {}  # of those that are busy: what waits for them
         for index, before in enumerate(self.before):
             for earlier in before:
                 self._next[earlier].append(index)
-        self.ready = [index for index, count in enumerate(self._missing) if not count]
+        for index, count in enumerate(self._missing):
+            if not count:
+                self._offer(index)
+
+    def _offer(self, index: int) -> None:
+        """What waits for nothing any more may start, unless its queue is busy."""
+        stream = self.plan[index].stream
+        if stream in self._queues:
+            self._queues[stream].append(index)
+            return
+        if stream.startswith(QUEUE):
+            self._queues[stream] = deque()
+        self.ready.append(index)
+
+    def _leave(self, index: int) -> None:
+        """Let the next one of its queue start, if it has one."""
+        stream = self.plan[index].stream
+        if stream not in self._queues:
+            return
+        if not self._queues[stream]:
+            del self._queues[stream]
+            return
+        following = self._queues[stream].popleft()
+        self.before[following] = (*self.before[following], index)
+        self.ready.append(following)
 
     def done(self, index: int) -> None:
         """Note that an operation is over; what it kept waiting is put in `ready`."""
         self.open -= 1
         self._done.add(index)
+        self._leave(index)
         for later in self._next[index]:
             self._missing[later] -= 1
             if not self._missing[later]:
-                self.ready.append(later)
+                self._offer(later)
 
     def under_way(self) -> list[int]:
         """What could start and is not done."""

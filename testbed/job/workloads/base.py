@@ -15,6 +15,7 @@ from testbed.plugins import PluginError, Registry, blamed
 from testbed.scale import Scale
 from testbed.workload.plan import JobPlan
 from testbed.workload.plans import PlanProblem, WorkloadRequest, check_plan
+from testbed.workload.serving import Serving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +55,11 @@ class JobRequest(WorkloadRequest):
         return tuple(self.topology.building(name).index for name in self.buildings)
 
 
-MakePlan = Callable[..., "JobPlan | Training"]
-"""Called with a JobRequest and the scenario's options. Training: a plan that has stages, and with them memory."""
+MakePlan = Callable[..., "JobPlan | Training | Serving"]
+"""Called with a JobRequest and the scenario's options.
+
+Training: a plan that has stages, and with them memory. Serving: one that answers requests.
+"""
 
 
 def _check(thing: object) -> str | None:
@@ -68,7 +72,7 @@ WORKLOADS: Registry[MakePlan] = Registry("workload", "testbed.job.workloads", "t
 """All that have a name. Each registers where it stands: `@WORKLOADS.register("local_sgd")`."""
 
 
-def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> JobPlan | Training:
+def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> JobPlan | Training | Serving:
     """What one of WORKLOADS, or of a file, returns; options: what its function takes beside the request.
 
     PluginError, with file and line, where the function raises, or what an added one returns is no plan of these ranks.
@@ -84,10 +88,10 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
         ) from None
     with blamed(f"workload {name}", Path(file)):
         made: Any = make(request, **options)
-    if not isinstance(made, JobPlan | Training):
+    if not isinstance(made, JobPlan | Training | Serving):
         raise PluginError(where=where, got=f"a {type(made).__name__}", expected="a JobPlan")
     if is_added(name):
-        _check_added(made.plan if isinstance(made, Training) else made, request, where)
+        _check_added(made if isinstance(made, JobPlan) else made.plan, request, where)
     return made
 
 

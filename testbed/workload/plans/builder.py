@@ -15,6 +15,7 @@ from testbed.workload.plan import (
     JobPlan,
     Message,
     Operation,
+    Pause,
     RankPlan,
 )
 from testbed.workload.plans.checking import PlanProblem
@@ -52,8 +53,9 @@ class Options(TypedDict, total=False):
 class PlanBuilder:
     """Every rank's operations, in the order in which they are added.
 
-    Operations of a rank that are on one stream come one after the other; streams go on side by side. `after` says what
-    else an operation waits for. Sizes and durations are real ones, as numbers of bytes and seconds or as text.
+    Operations of a rank that are on one stream come one after the other; streams go on side by side. One whose name
+    begins with "queue" takes them in the order in which they can begin. `after` says what else an operation waits for.
+    Sizes and durations are real ones, as numbers of bytes and seconds or as text.
     """
 
     def __init__(self, request: WorkloadRequest) -> None:
@@ -78,6 +80,10 @@ class PlanBuilder:
             raise PlanProblem(where=name, got=f"kind {kind}", expected=f"one of: {', '.join(COMPUTING)}")
         seconds = self.request.seconds(duration)
         return self._add(rank, Computing(name, stream, kind, self._before(rank, after), seconds))
+
+    def pause(self, rank: int, duration: float | str, *, name: str = "pause", stream: str = "pause") -> Mark:
+        """Time that passes on a stream, whatever the rank does."""
+        return self._add(rank, Pause(name, stream, "pause", (), self.request.seconds(duration)))
 
     def message(
         self,

@@ -1,0 +1,20 @@
+"""Serving: when requests arrive, how they go together, what nodes of accelerator cards do for them and send."""
+
+from testbed.workload.serving.arrivals import Batch, closed_batches, drawn_arrivals, read_arrivals
+from testbed.workload.serving.costs import Card, ServingProblem, card_of
+from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.planning import Answer, Serving, plan_serving
+
+__all__ = [
+    "Answer",
+    "Batch",
+    "Card",
+    "Node",
+    "Serving",
+    "ServingProblem",
+    "card_of",
+    "closed_batches",
+    "drawn_arrivals",
+    "plan_serving",
+    "read_arrivals",
+]

@@ -1,0 +1,168 @@
+"""What nodes do for requests to a transformer: prefill, the cache of keys and values, a token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.config.inference import HOST, PIPELINE, InferenceSpec
+from testbed.config.units import format_size
+from testbed.workload.plans import Mark
+from testbed.workload.serving.arrivals import Batch
+from testbed.workload.serving.costs import TOKEN_BYTES, Card, GenerationCosts, ServingProblem
+from testbed.workload.serving.front import Front
+from testbed.workload.serving.nodes import Node
+
+
+class Generation:
+    """Serves batches on nodes; decode, experts: others for that, if apart. ServingProblem where memory is too small."""
+
+    def __init__(
+        self,
+        spec: InferenceSpec,
+        card: Card,
+        nodes: Sequence[Node],
+        decode: Sequence[Node] = (),
+        experts: Sequence[Node] = (),
+    ) -> None:
+        assert spec.generation is not None
+        self.spec, self.card, self.model = spec, card, spec.generation
+        self.costs = GenerationCosts(spec.generation, spec.itemsize)
+        self.decode, self.experts = tuple(decode), tuple(experts)
+        self.piped = spec.partition == PIPELINE
+        for node in (*nodes, *decode):
+            own = self.costs.weights - (self.costs.expert_weights if experts else 0)
+            self._check_memory(own / (len(node.cards) if self.piped else 1))
+        for node in experts:
+            self._check_memory(self.costs.expert_weights / len(node.cards))
+        for node in decode:
+            if self.piped and len(node.cards) != len(nodes[0].cards):
+                found = f"nodes of {len(node.cards)} cards"
+                raise ServingProblem("generation.decode", found, f"of {len(nodes[0].cards)}, as prefill")
+        self._turns: dict[int, int] = {}
+
+    def _check_memory(self, weights: float) -> None:
+        needed = weights * self.costs.itemsize
+        if needed > self.card.memory_bytes:
+            found = f"{self.spec.partition}, which keeps {format_size(round(needed))} of weights on a card"
+            expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
+            raise ServingProblem("partition", found, expected)
+
+    def _turn(self, node: Node) -> tuple[int, ...]:
+        """The cards for a batch: all, or the next one."""
+        if self.piped:
+            return node.cards
+        turn = self._turns[node.host] = self._turns.get(node.host, -1) + 1
+        return (node.cards[turn % len(node.cards)],)
+
+    def serve(self, front: Front, number: int, batch: Batch, node: Node) -> list[Mark]:
+        """When each token has arrived, the first one first."""
+        size, prompt = batch.size, self.model.prompt_tokens
+        ready = front.arrive(number, batch, node, size * prompt * TOKEN_BYTES)
+        cards = self._turn(node)
+        came = front.send(f"prompt {number}", node.host, cards[0], size * prompt * TOKEN_BYTES, ready)
+        done = self._pass(front, f"prefill {number}", cards, node, size * prompt, 0, [came])
+        tokens = [self._token(front, number, size, cards[-1], node, done[-1])]
+        there, known = node, [done[-1]]
+        if self.decode:
+            there = self.decode[number % len(self.decode)]
+            before, cards = cards, self._turn(there)
+            known = self._move_cache(front, number, size, (node, before), (there, cards), done)
+        elif len(cards) > 1:
+            known = [self._back(front, number, size, cards, node, done[-1])]
+        for place in range(1, self.model.output_tokens):
+            context = size * (prompt + place)
+            done = self._pass(front, f"decode {number}.{place}", cards, there, size, context, known)
+            tokens.append(self._token(front, number, size, cards[-1], there, done[-1]))
+            known = [done[-1]]
+            if len(cards) > 1 and place + 1 < self.model.output_tokens:
+                known = [self._back(front, number, size, cards, there, done[-1])]
+        return tokens
+
+    def _token(self, front: Front, number: int, size: int, card: int, node: Node, after: Mark) -> Mark:
+        """To who asked for it."""
+        lane = str(number)
+        out = front.send(f"token {number}", card, node.host, size * TOKEN_BYTES, after, lane)
+        return front.answer(f"token {number}", node, size * TOKEN_BYTES, out, lane)
+
+    def _back(
+        self, front: Front, number: int, size: int, cards: Sequence[int], node: Node, after: Mark
+    ) -> Mark:
+        """The last card's token to the first, which goes on with it."""
+        way = [cards[-1], *([node.host] if self.spec.gather == HOST else []), cards[0]]
+        return front.by_way(f"next {number}", way, size * TOKEN_BYTES, after, str(number))
+
+    def _move_cache(
+        self,
+        front: Front,
+        number: int,
+        size: int,
+        source: tuple[Node, Sequence[int]],
+        target: tuple[Node, Sequence[int]],
+        done: Sequence[Mark],
+    ) -> list[Mark]:
+        """Each card's part of the cache to the one that goes on with it; the first of these has the token, too."""
+        (here, cards), (there, others) = source, target
+        part = self.costs.cache_bytes(size * self.model.prompt_tokens) / len(cards)
+        hosts = [here.host, there.host] if self.spec.gather == HOST else []
+        came = []
+        for place, (card, other) in enumerate(zip(cards, others, strict=True)):
+            came.append(front.by_way(f"cache {number}", [card, *hosts, other], part, done[place]))
+        # the first stage begins with the last one's token
+        if len(cards) > 1:
+            way = [cards[-1], *hosts, others[0]]
+            token = front.by_way(f"next {number}", way, size * TOKEN_BYTES, done[-1], str(number))
+            return [came[0], token, *came[1:]]
+        return came
+
+    def _pass(
+        self,
+        front: Front,
+        name: str,
+        cards: Sequence[int],
+        node: Node,
+        tokens: int,
+        context: int,
+        after: Sequence[Mark],
+    ) -> list[Mark]:
+        """So many tokens through all layers; each card's end of it. context: tokens whose cache is read."""
+        if self.experts:
+            return [self._layers(front, name, cards[0], tokens, context, after)]
+        stages = len(cards)
+        seconds = self.card.takes_s(
+            2 * self.costs.active * tokens / stages, self.costs.read_bytes(tokens, context) / stages
+        )
+        activations, lane = self.costs.activation_bytes(tokens), name.partition(" ")[2].partition(".")[0]
+        kind = "hidden" if context else "prompted"
+        done: list[Mark] = []
+        for place, card in enumerate(cards):
+            waits = [mark for mark in after if mark.rank == card]
+            if place:
+                way = [cards[place - 1], *([node.host] if self.spec.gather == HOST else []), card]
+                hidden = front.by_way(f"{kind} {lane}", way, activations, done[-1], lane if context else "")
+                waits.append(hidden)
+            done.append(front.compute(name, card, seconds, waits))
+        return done
+
+    def _layers(
+        self, front: Front, name: str, card: int, tokens: int, context: int, after: Sequence[Mark]
+    ) -> Mark:
+        """Layer by layer: attention here, experts there; each of their cards gets an equal part of the tokens."""
+        costs, lane = self.costs, name.partition(" ")[2].partition(".")[0]
+        node = self.experts[int(lane) % len(self.experts)]
+        layers, count = costs.layers, len(node.cards)
+        copies = costs.activation_bytes(tokens) * costs.experts_per_token / count
+        own = costs.active - costs.active_expert_weights
+        own_bytes = (costs.weights - costs.expert_weights) * costs.itemsize + costs.cache_bytes(context)
+        here_s = self.card.takes_s(2 * own * tokens / layers, own_bytes / layers)
+        read = (costs.touched(tokens) - (costs.weights - costs.expert_weights)) * costs.itemsize
+        flop = 2 * costs.active_expert_weights * tokens
+        there_s = self.card.takes_s(flop / layers / count, read / layers / count)
+        waits = list(after)
+        for _ in range(layers):
+            attended = front.compute(name, card, here_s, waits)
+            waits = []
+            for other in node.cards:
+                sent = front.send(f"routed {lane}", card, other, copies, attended, lane)
+                worked = front.compute(f"experts {lane}", other, there_s, [sent])
+                waits.append(front.send(f"routed {lane}", other, card, copies, worked, lane))
+        return front.compute(name, card, self.card.launch_s, waits)

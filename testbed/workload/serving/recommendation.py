@@ -1,0 +1,133 @@
+"""What a node does for requests to a recommendation model: indices to cards, look-ups, pooled vectors, dense part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from testbed.config.inference import HOST, PIPELINE, REPLICATE, InferenceSpec
+from testbed.config.units import format_size
+from testbed.workload.plans import Mark
+from testbed.workload.serving.arrivals import Batch
+from testbed.workload.serving.costs import Card, RecommendationCosts, ServingProblem
+from testbed.workload.serving.front import Front
+from testbed.workload.serving.nodes import Node
+
+
+def shares(tables: int, cards: int) -> list[int]:
+    """Tables of each card, as even as can be."""
+    return [tables // cards + (card < tables % cards) for card in range(cards)]
+
+
+class Recommendation:
+    """Serves batches on nodes. ServingProblem where a card's memory is too small."""
+
+    def __init__(self, spec: InferenceSpec, card: Card, nodes: Sequence[Node]) -> None:
+        assert spec.recommendation is not None
+        self.spec, self.card, self.model = spec, card, spec.recommendation
+        self.costs = RecommendationCosts(spec.recommendation, spec.itemsize, spec.partial_tensors)
+        for node in nodes:
+            self._check_memory(len(node.cards))
+        self._turns = dict.fromkeys((node.host for node in nodes), 0)
+
+    def _check_memory(self, cards: int) -> None:
+        most = max(shares(self.model.tables, cards))
+        if self.spec.partition == REPLICATE:
+            needed = self.costs.weights_bytes(self.model.tables)
+        else:
+            needed = self.costs.weights_bytes(most, 1 / cards if self.spec.partition == PIPELINE else 1.0)
+        if needed > self.card.memory_bytes:
+            found = f"{self.spec.partition}, which keeps {format_size(round(needed))} on a card"
+            expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
+            raise ServingProblem("partition", found, expected)
+
+    def request_bytes(self, requests: int) -> int:
+        """What arrives: all indices, and features."""
+        return self.costs.indices_bytes(requests, self.model.tables) + self.costs.features_bytes(requests)
+
+    def serve(self, front: Front, number: int, batch: Batch, node: Node) -> list[Mark]:
+        """The answer's arrival."""
+        size = batch.size
+        ready = front.arrive(number, batch, node, self.request_bytes(size))
+        turn = self._turns[node.host]
+        self._turns[node.host] += 1
+        how = {REPLICATE: self._replicate, PIPELINE: self._pipeline}.get(self.spec.partition, self._sharded)
+        scored, card = how(front, number, size, node, ready, turn)
+        back = front.send(f"scores {number}", card, node.host, self.costs.scores_bytes(size), scored)
+        return [front.answer(f"answer {number}", node, self.costs.scores_bytes(size), back)]
+
+    def _lookup(
+        self, front: Front, number: int, size: int, card: int, tables: int, after: Sequence[Mark]
+    ) -> list[Mark]:
+        """Pooled vectors of a card's tables; where it has none, what it waited for."""
+        if not tables:
+            return list(after)
+        seconds = self.card.takes_s(0.0, self.costs.lookup_bytes(size, tables))
+        return [front.compute(f"lookup {number}", card, seconds, after)]
+
+    def _dense(
+        self, front: Front, number: int, size: int, card: int, share: float, after: Sequence[Mark]
+    ) -> Mark:
+        flop = share * self.costs.dense_flop(size)
+        seconds = self.card.takes_s(flop, self.costs.weights_bytes(0, share))
+        return front.compute(f"dense {number}", card, seconds, after)
+
+    def _replicate(
+        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+    ) -> tuple[Mark, int]:
+        card = node.cards[turn % len(node.cards)]
+        came = front.send(f"indices {number}", node.host, card, self.request_bytes(size), ready)
+        looked = self._lookup(front, number, size, card, self.model.tables, [came])
+        return self._dense(front, number, size, card, 1.0, looked), card
+
+    def _sharded(
+        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+    ) -> tuple[Mark, int]:
+        """The dense part's card has its own pooled vectors and needs those of all others."""
+        costs, host = self.costs, node.host
+        last = node.cards[turn % len(node.cards)]
+        own: list[Mark] = []
+        pooled: list[Mark] = []
+        elsewhere = 0
+        for card, tables in zip(node.cards, shares(self.model.tables, len(node.cards)), strict=True):
+            features = costs.features_bytes(size) if card == last else 0
+            size_bytes = costs.indices_bytes(size, tables) + features
+            if not size_bytes:
+                continue
+            came = front.send(f"indices {number}", host, card, size_bytes, ready)
+            looked = self._lookup(front, number, size, card, tables, [came])
+            if card == last:
+                own = looked
+            elif tables:
+                target = host if self.spec.gather == HOST else last
+                vectors = costs.pooled_bytes(size, tables)
+                pooled.append(front.send(f"pooled {number}", card, target, vectors, looked))
+                elsewhere += vectors
+        if pooled and self.spec.gather == HOST:
+            pooled = [front.send(f"pooled {number}", host, last, elsewhere, pooled)]
+        return self._dense(front, number, size, last, 1.0, [*own, *pooled]), last
+
+    def _pipeline(
+        self, front: Front, number: int, size: int, node: Node, ready: Mark, turn: int
+    ) -> tuple[Mark, int]:
+        """Each card adds its pooled vectors to those of the cards before it, and does its part of the layers."""
+        costs, host = self.costs, node.host
+        count = len(node.cards)
+        done: Mark | None = None
+        before = 0
+        for place, (card, tables) in enumerate(
+            zip(node.cards, shares(self.model.tables, count), strict=True)
+        ):
+            features = costs.features_bytes(size) if place == 0 else 0
+            size_bytes = costs.indices_bytes(size, tables) + features
+            after: list[Mark] = []
+            if size_bytes:
+                came = front.send(f"indices {number}", host, card, size_bytes, ready)
+                after = self._lookup(front, number, size, card, tables, [came])
+            if done is not None:
+                so_far = costs.pooled_bytes(size, before) + costs.features_bytes(size)
+                way = [node.cards[place - 1], *([host] if self.spec.gather == HOST else []), card]
+                after.append(front.by_way(f"pooled {number}", way, max(so_far, 1), done))
+            done = self._dense(front, number, size, card, 1 / count, after)
+            before += tables
+        assert done is not None
+        return done, node.cards[-1]

@@ -1,0 +1,310 @@
+"""Requests on inference nodes: topology, arrivals, batches, bytes by formula, queues, latencies, capacity."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.config import ConfigError, load_topology
+from testbed.config.scenario import Scenario, load_scenario
+from testbed.job.declared import total
+from testbed.job.job import Job, job_of
+from testbed.model.latency import at_share, request_times
+from testbed.model.predicting import predict
+from testbed.results.serving import Serving
+from testbed.results.serving_summary import serving_figures
+from testbed.scale import Scale
+from testbed.workload.plan import QUEUE, Computing, JobPlan, Tracker
+from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
+from testbed.workload.serving.queueing import md1_wait_s, waits_s
+
+CARDS, SAMPLES, TABLES, DIM, POOLING, REQUESTS = 6, 4, 20, 8, 3, 30
+RECOMMENDATION = {
+    "tables": TABLES,
+    "rows": 1000,
+    "dim": DIM,
+    "pooling": POOLING,
+    "samples": SAMPLES,
+    "features": 5,
+    "dense_flops": 1e8,
+    "dense_parameters": 1000,
+}
+
+
+def scenario(**inference: Any) -> Scenario:
+    """One node in a building `east`, and a host `users1` in another."""
+    given: dict[str, Any] = {"rate": 5000, "requests": REQUESTS, **inference}
+    if "generation" not in given:
+        given = {"recommendation": RECOMMENDATION, **given}
+    return load_scenario(
+        {
+            "name": "serving",
+            "topology": {
+                "name": "serving",
+                "buildings": {
+                    "east": {"nodes": {"count": 2, "cards": CARDS, "network": "25 Gbit/s"}},
+                    "users": {"hosts": 1, "nic": {"rate": "100 Gbit/s"}},
+                },
+                "wan": [{"a": "east", "b": "users", "rate": "100 Gbit/s", "delay": "1 ms"}],
+            },
+            "workload": {"inference": {"serve": ["east1"], **given}},
+            "transport": {"software_cost": {"per_message": "0 ms", "per_gigabyte": "0 ms"}},
+        }
+    )
+
+
+def job(**inference: Any) -> Job:
+    return job_of(scenario(**inference), Scale())
+
+
+def sent(of: Job) -> Counter[tuple[int, int]]:
+    return Counter(total(of.workload.pairs("ring").values()))
+
+
+def test_a_node_is_a_host_and_cards_behind_a_switch_of_its_own() -> None:
+    topology = scenario().topology
+    building = topology.resolve().building("east")
+    assert building.cards == CARDS
+    assert [host.name for host in building.leaf_hosts(1)] == [f"east{number}" for number in range(8, 15)]
+    lane = 8e9 * 128 / 130
+    rates = [host.nic.rate_bps for host in building.leaf_hosts(1)]
+    assert rates == pytest.approx([16 * lane, *[4 * lane] * CARDS])
+    assert building.clos is not None
+    assert building.clos.leaf_uplink.rate_bps == 25e9
+    assert load_topology(topology.to_data()) == topology
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "expected"),
+    [
+        ({"hosts": 3}, "hosts", "14"),
+        ({"nic": {"rate": "1 Gbit/s"}}, "nic", "one of both"),
+        ({"clos": {"leaves": 2, "spines": 1}}, "clos", "one of both"),
+    ],
+)
+def test_nodes_say_all_of_a_building(more: dict[str, Any], field: str, expected: str) -> None:
+    building = {"nodes": {"count": 2, "network": "25 Gbit/s"}, **more}
+    with pytest.raises(ConfigError) as caught:
+        load_topology({"name": "n", "buildings": {"east": building}})
+    (problem,) = caught.value.problems
+    assert problem.field == f"buildings.east.{field}"
+    assert expected in problem.expected
+
+
+def test_arrivals_have_the_rate_that_was_asked_for_and_are_the_same_again() -> None:
+    for kind in ("poisson", "bursts", "even"):
+        drawn = drawn_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
+        assert drawn == sorted(drawn) == drawn_arrivals(kind, 500.0, 100_000, seed=7, burst=4)
+        assert len(drawn) / drawn[-1] == pytest.approx(500.0, rel=0.02)
+    gaps = Counter(drawn_arrivals("bursts", 500.0, 4000, seed=7, burst=4))
+    assert set(gaps.values()) == {4}
+
+
+def test_mean_waits_of_one_server_are_those_of_theory() -> None:
+    for load in (0.3, 0.5, 0.8):
+        service_s = 1e-3
+        waits = waits_s(drawn_arrivals("poisson", load / service_s, 1_000_000, seed=3), service_s)
+        assert sum(waits) / len(waits) == pytest.approx(md1_wait_s(load / service_s, service_s), rel=0.02)
+    with pytest.raises(ValueError, match="less than 1"):
+        md1_wait_s(1000.0, 1e-3)
+
+
+def test_batches_go_when_they_are_full_or_their_first_has_waited() -> None:
+    arrivals = [0.0, 0.1, 0.2, 0.9, 2.0, 2.1]
+    found = closed_batches(arrivals, 3, 0.5)
+    assert [(one.first, one.end, one.closed_s) for one in found] == [
+        (0, 3, 0.2),
+        (3, 4, pytest.approx(1.4)),
+        (4, 6, pytest.approx(2.5)),
+    ]
+    assert [one.closed_s for one in closed_batches(arrivals, 1, 0.0)] == arrivals
+
+
+def test_a_file_of_arrivals_is_read_and_what_is_wrong_in_it_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "arrivals.txt"
+    file.write_text("0.5\n\n1\n1\n")
+    assert read_arrivals(file) == [0.5, 1.0, 1.0]
+    for text, words in (("1\nsoon\n", "line 2: 'soon'"), ("1\n0.5\n", "line 2"), ("", "no line")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=words):
+            read_arrivals(file)
+
+
+def test_a_queue_takes_what_can_begin_first_and_one_at_a_time() -> None:
+    other = Computing("other", "beside", "compute")
+    late = Computing("late", f"{QUEUE} 0", "compute", after=(0,))
+    early = Computing("early", f"{QUEUE} 0", "compute")
+    tracker = Tracker((other, late, early, early))
+    assert tracker.ready == [0, 2]
+    tracker.ready = []
+    tracker.done(0)  # what was there before goes first
+    assert tracker.ready == []
+    tracker.done(2)
+    assert tracker.ready == [3]
+    assert tracker.before[3] == (2,)
+    tracker.done(3)
+    assert tracker.ready == [3, 1]
+    assert tracker.before[1] == (0, 3)
+
+
+@pytest.mark.parametrize("partial", [True, False])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+@pytest.mark.parametrize("gather", ["host", "peer_to_peer"])
+def test_bytes_of_sharded_tables_are_those_of_the_formula(partial: bool, precision: str, gather: str) -> None:
+    made = job(partition="sparse_sharded", gather=gather, partial_tensors=partial, precision=precision)
+    found = sent(made)
+    index = 4 * POOLING + 4 if partial else 4 * 4 * POOLING
+    vector = DIM * {"bf16": 2, "fp8": 1}[precision]
+    tables = [4, 4, 3, 3, 3, 3]
+    turns = REQUESTS // CARDS
+    for place, own in enumerate(tables):
+        card = 1 + place
+        indices = REQUESTS * SAMPLES * own * index + turns * SAMPLES * 5 * 4
+        elsewhere = SAMPLES * (TABLES - own) * vector * turns
+        pooled = (REQUESTS - turns) * SAMPLES * own * vector
+        scores = turns * SAMPLES * 4
+        if gather == "host":
+            assert found[0, card] == indices + elsewhere
+            assert found[card, 0] == pooled + scores
+        else:
+            assert found[0, card] == indices
+            assert found[card, 0] == scores
+            assert sum(found[card, other] for other in range(1, 7)) == pooled
+            assert sum(found[other, card] for other in range(1, 7)) == elsewhere
+
+
+def test_gathering_by_the_host_takes_the_pooled_vectors_over_its_link_twice() -> None:
+    by_host, direct = (
+        sent(job(partition="sparse_sharded", gather=gather)) for gather in ("host", "peer_to_peer")
+    )
+    pooled = sum(count for (source, target), count in direct.items() if source and target)
+    over_host = [sum(n for pair, n in found.items() if 0 in pair) for found in (by_host, direct)]
+    assert over_host[0] - over_host[1] == 2 * pooled > 0
+
+
+def test_a_pipeline_hands_on_all_vectors_so_far() -> None:
+    found = sent(job(partition="pipeline"))
+    so_far = 0
+    for place, own in enumerate([4, 4, 3, 3, 3]):
+        so_far += own
+        assert found[1 + place, 2 + place] == REQUESTS * SAMPLES * (so_far * DIM * 2 + 5 * 4)
+
+
+def test_requests_from_another_building_cross_and_answers_come_back() -> None:
+    made = job(entry="users1")
+    request = SAMPLES * (TABLES * (4 * POOLING + 4) + 5 * 4)
+    assert sent(made)[14, 0] == REQUESTS * request
+    assert sent(made)[0, 14] == REQUESTS * SAMPLES * 4
+    spans = predict(made, "ring").spans
+    assert made.workload.serving is not None
+    times = request_times(made.workload.serving, spans, Scale())
+    assert all(one.latency_s > 2e-3 for one in times)
+
+
+@pytest.mark.parametrize(
+    "inference",
+    [
+        {"rate": 60_000},
+        {"rate": 60_000, "partition": "sparse_sharded", "gather": "host"},
+        {"rate": 60_000, "partition": "pipeline", "batching": {"size": 4, "wait": "1 ms"}},
+        {"generation": {"output_tokens": 4}, "requests": 6, "rate": 20, "precision": "fp8"},
+        {
+            "generation": {"output_tokens": 3, "decode": ["east8"]},
+            "requests": 6,
+            "rate": 20,
+            "partition": "pipeline",
+            "gather": "host",
+        },
+    ],
+)
+def test_a_request_s_time_is_the_sum_of_its_parts(inference: dict[str, Any]) -> None:
+    made = job(**inference)
+    serving = made.workload.serving
+    assert serving is not None
+    times = request_times(serving, predict(made, "ring").spans, Scale())
+    assert len(times) == made.scenario.workload.inference.requests  # type: ignore[union-attr]
+    for one in times:
+        assert one.parts.total_s == pytest.approx(one.latency_s, rel=1e-9)
+        assert min(one.parts.batching_s, one.parts.queue_s, one.parts.transfer_s) >= -1e-12
+        assert one.parts.compute_s > 0
+
+
+def test_one_card_on_the_model_waits_as_lindley_says() -> None:
+    made = job(rate=4000, requests=300, recommendation={**RECOMMENDATION, "tables": 0})
+    serving = made.workload.serving
+    assert serving is not None
+    times = request_times(serving, predict(made, "ring").spans, Scale())
+    card = serving.nodes[0].cards[0]
+    service_s = serving.card.takes_s(SAMPLES * 1e8, 2000)
+    assert serving.computing_s[card] == pytest.approx(service_s * 300 / CARDS)
+    # each card serves every sixth request
+    own = [waits_s(serving.arrivals_s[turn::CARDS], service_s) for turn in range(CARDS)]
+    expected = [own[number % CARDS][number // CARDS] for number in range(300)]
+    assert [one.parts.queue_s for one in times] == pytest.approx(expected, abs=2e-6)
+
+
+def test_figures_say_what_limits_and_what_a_request_costs() -> None:
+    made = job(rate=2000, requests=60)
+    found = Serving.model_validate(serving_figures(made, "ring", predict(made, "ring").spans))
+    serving = made.workload.serving
+    assert serving is not None
+    each_s = serving.computing_s[1] / 10
+    assert found.capacity_per_s == pytest.approx(CARDS / each_s)
+    assert found.limited_by == "card east2"
+    assert found.latency.p50 <= found.latency.p99 <= found.latency.p999 <= found.latency.max
+    assert all(link.bytes_expected == link.bytes_observed for link in found.links)
+    step_s = predict(made, "ring").step_time_s
+    assert found.energy_j == pytest.approx(CARDS * 72 * step_s / 60)
+    assert at_share([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("inference", "field", "expected"),
+    [
+        ({"card_memory": "100 kB"}, "partition", "100 kB, a card's memory"),
+        ({"serve": ["east2"]}, "serve", "the host of a node"),
+        ({"entry": "user"}, "entry", "a host"),
+        ({"serve": ["east1", "east8"], "batching": {"size": 2, "wait": "1 ms"}}, "batching.size", "entry"),
+    ],
+)
+def test_what_does_not_fit_is_said(inference: dict[str, Any], field: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        job(**inference)
+    (problem,) = caught.value.problems
+    assert problem.field == f"workload.inference.{field}"
+    assert expected in problem.expected
+
+
+def test_the_cache_of_keys_and_values_crosses_where_decode_is_apart() -> None:
+    generation = {"prompt_tokens": 100, "output_tokens": 2, "decode": ["east8"]}
+    made = job(generation=generation, requests=6, rate=10)
+    # 32 layers, keys and values of 8 heads of 128 elements, 2 bytes each
+    cache = 100 * 32 * 2 * 8 * 128 * 2
+    for card in range(1, 7):
+        assert sent(made)[card, 7 + card] == cache
+    through = job(generation=generation, requests=6, rate=10, gather="host")
+    assert sent(through)[0, 7] == 6 * cache
+
+
+def test_a_layer_s_tokens_go_to_the_experts_and_back() -> None:
+    generation = {
+        "model": "mixtral-8x7b",
+        "prompt_tokens": 60,
+        "output_tokens": 2,
+        "experts": ["east8"],
+    }
+    made = job(generation=generation, requests=2, rate=1, precision="fp8")
+    # in each of 32 layers, two experts for each token, an equal part on each of six cards
+    one = 32 * 4096 * 2 / CARDS
+    for card in range(8, 14):
+        # the prompt's and one more token of a request; batches take turns over cards
+        assert sent(made)[1, card] == pytest.approx(61 * one, abs=4 * 64)
+        assert sent(made)[card, 1] == sent(made)[1, card]
+
+
+def test_plans_of_requests_are_plain_ones() -> None:
+    made = job(requests=3).workload.plan
+    assert JobPlan.from_document(made.to_document()).ranks == made.ranks
