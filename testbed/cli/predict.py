@@ -19,7 +19,9 @@ from testbed.config import load_scenario
 from testbed.experiments import predicting
 from testbed.report.answer import short_queue_words
 from testbed.report.figures import size_text, time_text
+from testbed.report.requests import serving_words
 from testbed.report.terminal import print_training_steps
+from testbed.results.serving import Serving
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -63,6 +65,10 @@ def predict(
     console.print(table)
     variants = map(loaded.variant, loaded.variant_names)
     print_training_steps((variant.workload.training_steps_of_step for variant in variants), console)
+    for name, entry in found.items():
+        served = None if entry.serving is None else Serving.model_validate(entry.serving)
+        for words in serving_words(name, served):
+            console.print(words, soft_wrap=True)
     for what in dict.fromkeys(what for entry in found.values() for what in entry.unmodelled):
         names = [name for name, entry in found.items() if what in entry.unmodelled]
         of = "" if len(names) == len(found) else f" (of {', '.join(names)})"

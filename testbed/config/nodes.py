@@ -6,19 +6,21 @@ delays are not, and are ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from testbed.config.forms import DelayOrZero, Rate, whole
-from testbed.config.model import Strict, look
+from testbed.config.model import Finding, Strict, look
+from testbed.config.units import format_duration
 
 CARDS = 6
 LANES, HOST_LANES = 4, 16
 # 8 GT/s of which 128 of 130 bits are payload: PCI Express 3.0
 LANE_BPS = 8e9 * 128 / 130
-LANE_DELAY_S = 250e-9
+LANE_DELAY_S = 1e-6
+LEAST_DELAY_S = 1e-6  # what the link engines hold a frame for, at least
 MAX_NODES = 64
 MAX_CARDS = 16
 
@@ -56,6 +58,12 @@ class NodesSpec(Strict):
     network_delay_s: DelayOrZero = Field(
         default=0.0, alias="network_delay", description="From node to the building's switch, one way."
     )
+
+    def checks(self) -> Iterator[Finding]:
+        """Delays are long enough to be emulated."""
+        for key, delay_s in (("lane_delay", self.lane_delay_s), ("network_delay", self.network_delay_s)):
+            if 0 < delay_s < LEAST_DELAY_S:
+                yield Finding((key,), format_duration(delay_s), "0 ms, or at least 1 us")
 
     @property
     def hosts(self) -> int:

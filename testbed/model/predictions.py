@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from testbed.config import Scenario
 from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
 from testbed.model.predicting import predict
+from testbed.model.requests import serving_figures
 from testbed.paths.queues import ShortQueue, short_queues
 from testbed.scale import Scale
 
@@ -18,13 +21,14 @@ class Prediction:
     """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
 
     unmodelled: what the scenario asks for and the model leaves out, by name. short_queues: that may overflow, of which
-    the model knows nothing.
+    the model knows nothing. serving: of requests, as results' `Serving` has it.
     """
 
     step_time_s: float
     wan_bytes: int
     unmodelled: tuple[str, ...] = ()
     short_queues: tuple[ShortQueue, ...] = ()
+    serving: Mapping[str, Any] | None = None
 
 
 def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> dict[str, Prediction]:
@@ -39,8 +43,10 @@ def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> d
         job = common or job_of(scenario.variant(name), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
-        step_s = scale.real_s(predict(job, algorithm, calibration).step_time_s)
+        timeline = predict(job, algorithm, calibration)
+        step_s = scale.real_s(timeline.step_time_s)
+        served = serving_figures(job, algorithm, timeline.spans) if job.workload.serving else None
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = tuple(short_queues(job.scenario.topology.resolve()))
-        found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short)
+        found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short, served)
     return found

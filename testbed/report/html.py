@@ -25,6 +25,7 @@ from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
 from testbed.report.replicas import replicas_chart, replication_words
+from testbed.report.requests import latency_chart, load_chart, most_within, serving_rows
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
@@ -74,6 +75,10 @@ def _content(data: RunData) -> dict[str, Any]:
         "events": data.events,
         "replicas": replicas_chart(data.variants),
         "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
+        "requests": serving_rows(data.variants),
+        "latencies": latency_chart(data.variants),
+        "load_curves": load_chart(data.variants),
+        "most_within": most_within(data.variants),
         "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
         "trace_file": TRACE_FILE,

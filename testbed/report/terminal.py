@@ -17,6 +17,7 @@ from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import size_text, time_text
 from testbed.report.replicas import replication_words
+from testbed.report.requests import serving_words
 from testbed.results.result import Result, Variant
 
 _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold white on red"}
@@ -41,6 +42,8 @@ def print_summary(result: Result, console: Console) -> None:
     if words := predicted_words(variants):
         console.print(Text(f"{words}{_calibrated(Path(result.run_dir))}"))
     for words in (words for variant in variants for words in replication_words(variant)):
+        console.print(Text(words))
+    for words in (words for one in variants for words in serving_words(one.name, one.serving)):
         console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))

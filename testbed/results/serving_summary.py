@@ -1,25 +1,16 @@
-"""What a summary says of requests: latencies, what they consist of, what the links carried, what it cost."""
+"""What a summary says of requests: figures of the measured step of median duration, and the model's latencies."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
-from testbed.config import Host, Topology
-from testbed.job.declared import Pairs, total
 from testbed.job.job import Job
 from testbed.model import Timeline
-from testbed.model.latency import RequestTime, Spans, at_share, request_times
+from testbed.model.latency import request_times
+from testbed.model.requests import latencies, serving_figures
 from testbed.results.summary import StepResult, middle_step
 from testbed.results.training_summary import spans_of
-from testbed.scale import Scale
-from testbed.workload.serving import Serving
-
-SHARES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
-HOUR_S = 3600.0
-Key = tuple[str, str]
 
 
 def serving_summary(
@@ -39,145 +30,3 @@ def serving_summary(
         **serving_figures(job, algorithm, spans, step.sent_bytes),
         "predicted": said and latencies([one.latency_s for one in said]),
     }
-
-
-def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None = None) -> dict[str, Any]:
-    """Of measured spans or of the model's. sent: payload by ranks, emulated; None for what the plan has."""
-    serving, scale = job.workload.serving, job.scale
-    assert serving is not None
-    times = request_times(serving, spans, scale)
-    spec = serving.spec
-    waited = sorted(one.latency_s for one in times)
-    step_s = scale.real_s(max(end for own in spans for _, end in own))
-    pairs = total(job.workload.pairs(algorithm).values())
-    links = _links(job.topology, job.hosts, pairs, pairs if sent is None else sent, step_s, scale)
-    busy_s = {card: scale.real_s(seconds) for card, seconds in serving.computing_s.items()}
-    capacity, limited_by = _capacity(serving, job.hosts, busy_s, links)
-    cards = len(busy_s)
-    arrived = len(serving.arrivals_s)
-    return {
-        "requests": len(times),
-        "offered_per_s": serving.offered_per_s,
-        "answered_per_s": len(times) / (max(one.last_s for one in times) - times[0].arrival_s),
-        "latency": latencies(waited),
-        **_tokens(serving, times),
-        "predicted": None,
-        "objective_s": spec.objective_s,
-        "objective_share": spec.objective_share,
-        "within": sum(seconds <= spec.objective_s for seconds in waited) / len(waited),
-        **_parts(times),
-        "cdf_s": [at_share(waited, share) for share in SHARES],
-        "busiest_card": max(busy_s.values()) / step_s,
-        "links": links,
-        "capacity_per_s": capacity,
-        "limited_by": limited_by,
-        "energy_j": cards * serving.card.power_w * step_s / arrived,
-        "cost_usd": 1e6 * cards * serving.card.hourly_usd * step_s / HOUR_S / arrived,
-    }
-
-
-def latencies(values: Sequence[float]) -> dict[str, float]:
-    """As results' `Latencies` has it."""
-    ordered = sorted(values)
-    shares = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "max": 1.0}
-    return {
-        "mean": sum(ordered) / len(ordered),
-        **{name: at_share(ordered, share) for name, share in shares.items()},
-    }
-
-
-def _tokens(serving: Serving, times: Sequence[RequestTime]) -> dict[str, Any]:
-    """Of answers that come in several parts."""
-    tokens = len(serving.answers[0].arrives)
-    if serving.spec.generation is None:
-        return {}
-    found = {"first_token": latencies([one.first_s - one.arrival_s for one in times])}
-    if tokens > 1:
-        found["per_token"] = latencies([(one.last_s - one.first_s) / (tokens - 1) for one in times])
-    return found
-
-
-def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
-    each = [asdict(one.parts) for one in times]
-    mean = {name: sum(one[name] for one in each) / len(each) for name in each[0]}
-    ordered = sorted(times, key=lambda one: one.latency_s)
-    late = ordered[max(0, -(-99 * len(ordered) // 100) - 1)]
-    return {"mean_parts": mean, "p99_parts": asdict(late.parts)}
-
-
-def _links(
-    topology: Topology, hosts: Sequence[Host], expected: Pairs, observed: Pairs, step_s: float, scale: Scale
-) -> list[dict[str, Any]]:
-    """All that payload went over, in real figures: cards of hosts, nodes' network cards, between buildings."""
-    rates: dict[Key, float] = {}
-    ways = _Ways(topology, hosts, rates)
-    counts: list[defaultdict[Key, float]] = [defaultdict(float), defaultdict(float)]
-    for count, pairs in zip(counts, (expected, observed), strict=True):
-        for (source, target), size_bytes in pairs.items():
-            if size_bytes and source != target:
-                for key in ways.of(source, target):
-                    count[key] += size_bytes
-    found = []
-    for key in sorted(counts[0].keys() | counts[1].keys()):
-        rate_bps = scale.real_bps(rates[key])
-        planned, seen = (round(scale.real_bytes(count[key])) for count in counts)
-        found.append(
-            {
-                "name": f"{key[0]}, {key[1]}",
-                "rate_bps": rate_bps,
-                "bytes_expected": planned,
-                "bytes_observed": seen,
-                "utilisation": seen * 8 / rate_bps / step_s,
-            }
-        )
-    return found
-
-
-class _Ways:
-    """What payload between two ranks goes over, by name; rates: emulated ones of what was named so far."""
-
-    def __init__(self, topology: Topology, hosts: Sequence[Host], rates: dict[Key, float]) -> None:
-        self.hosts, self.rates = hosts, rates
-        self.node: dict[str, tuple[str, float]] = {}
-        for building in topology.buildings:
-            if not building.cards or building.clos is None:
-                continue
-            for number in range(len(building.leaves)):
-                own = building.leaf_hosts(number)
-                uplink = building.clos.leaf_uplink.rate_bps
-                self.node |= {host.name: (own[0].name, uplink) for host in own}
-        self.between: defaultdict[Key, float] = defaultdict(float)
-        for link in topology.wan:
-            self.between[link.a, link.b] += link.a_to_b.rate_bps
-            self.between[link.b, link.a] += link.b_to_a.rate_bps
-
-    def of(self, source: int, target: int) -> list[Key]:
-        """Between two ranks; of buildings with no link between them only their ends."""
-        here, there = self.hosts[source], self.hosts[target]
-        found = [
-            self._put((here.name, "out"), here.nic.rate_bps),
-            self._put((there.name, "in"), there.nic.rate_bps),
-        ]
-        nodes = [self.node.get(host.name) for host in (here, there)]
-        if nodes[0] != nodes[1] or nodes[0] is None:
-            for node, way in zip(nodes, ("out", "in"), strict=True):
-                if node is not None:
-                    found.append(self._put((f"network card of {node[0]}", way), node[1]))
-        pair = here.building, there.building
-        if pair in self.between:
-            found.append(self._put((f"{pair[0]} to {pair[1]}", "WAN"), self.between[pair]))
-        return found
-
-    def _put(self, key: Key, rate_bps: float) -> Key:
-        self.rates[key] = rate_bps
-        return key
-
-
-def _capacity(
-    serving: Serving, hosts: Sequence[Host], busy_s: Mapping[int, float], links: Sequence[Mapping[str, Any]]
-) -> tuple[float, str]:
-    """Requests per second at which what has most work for all of them has it all the time, and what that is."""
-    needs_s = {f"card {hosts[card].name}": seconds for card, seconds in busy_s.items()}
-    needs_s |= {link["name"]: link["bytes_expected"] * 8 / link["rate_bps"] for link in links}
-    most = max(needs_s, key=lambda name: needs_s[name])
-    return len(serving.arrivals_s) / needs_s[most], most

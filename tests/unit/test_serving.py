@@ -14,8 +14,8 @@ from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.model.latency import at_share, request_times
 from testbed.model.predicting import predict
+from testbed.model.requests import serving_figures
 from testbed.results.serving import Serving
-from testbed.results.serving_summary import serving_figures
 from testbed.scale import Scale
 from testbed.workload.plan import QUEUE, Computing, JobPlan, Tracker
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
@@ -104,9 +104,9 @@ def test_arrivals_have_the_rate_that_was_asked_for_and_are_the_same_again() -> N
 
 
 def test_mean_waits_of_one_server_are_those_of_theory() -> None:
-    for load in (0.3, 0.5, 0.8):
+    for load, count in ((0.3, 200_000), (0.5, 300_000), (0.8, 1_000_000)):
         service_s = 1e-3
-        waits = waits_s(drawn_arrivals("poisson", load / service_s, 1_000_000, seed=3), service_s)
+        waits = waits_s(drawn_arrivals("poisson", load / service_s, count, seed=3), service_s)
         assert sum(waits) / len(waits) == pytest.approx(md1_wait_s(load / service_s, service_s), rel=0.02)
     with pytest.raises(ValueError, match="less than 1"):
         md1_wait_s(1000.0, 1e-3)
@@ -308,3 +308,9 @@ def test_a_layer_s_tokens_go_to_the_experts_and_back() -> None:
 def test_plans_of_requests_are_plain_ones() -> None:
     made = job(requests=3).workload.plan
     assert JobPlan.from_document(made.to_document()).ranks == made.ranks
+
+
+def test_lanes_are_long_enough_to_be_emulated() -> None:
+    nodes = {"network": "25 Gbit/s", "lane_delay": "250 ns"}
+    with pytest.raises(ConfigError, match="at least 1 us"):
+        load_topology({"name": "n", "buildings": {"east": {"nodes": nodes}}})
