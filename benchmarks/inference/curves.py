@@ -28,14 +28,16 @@ HALVINGS = 4
 def served(setup: str, rate_per_s: float, requests: int) -> dict[str, Any]:
     """What the model says of a setup at a load."""
     scenario = load_scenario(SCENARIO, [f"workload.inference.requests={requests}"])
+    assert scenario.variants is not None
     scenario = scenario.changed({**scenario.variants[setup], "workload.inference.rate": rate_per_s}, setup)
     (found,) = predict_all(scenario, find_calibration(VIRTUAL), Scale()).values()
+    assert found.serving is not None
     return dict(found.serving)
 
 
 def holds(serving: dict[str, Any]) -> bool:
     """Whether the objective is met at a load that can go on."""
-    met = serving["within"] >= serving["objective_share"]
+    met: bool = serving["within"] >= serving["objective_share"]
     return met and serving["offered_per_s"] <= serving["capacity_per_s"]
 
 

@@ -23,6 +23,7 @@ from testbed.config.forms import (
     number,
 )
 from testbed.config.model import Finding, Strict
+from testbed.config.units import format_duration
 
 CARD = "l4"
 POISSON, BURSTS, EVEN, TRACE = ARRIVALS = ("poisson", "bursts", "even", "trace")
@@ -103,6 +104,42 @@ class GenerationSpec(Strict):
             )
 
 
+class FailoverSpec(Strict):
+    """What is done about a node that stands still or is cut off, which an event has to make so.
+
+    Known beforehand, as plans are: what was sent to it shortly before and until it is noticed is sent once more, and
+    the first answer counts; from then until it is back, batches go to other nodes.
+    """
+
+    node: str = Field(description="Its host, such as east1.")
+    at_s: Duration = Field(alias="at", description="When it begins, after the step's start.")
+    detect_s: Timeout = Field(alias="detect", description="How long until it is noticed.")
+    for_s: Timeout = Field(alias="for", description="How long it lasts.")
+    resend_s: Duration = Field(
+        default=0.001, alias="resend", description="What was sent so shortly before is sent once more, too."
+    )
+
+    def checks(self) -> Iterator[Finding]:
+        """It is noticed before it is over."""
+        if self.detect_s >= self.for_s:
+            yield Finding(
+                ("detect",), format_duration(self.detect_s), f"less than {format_duration(self.for_s)}"
+            )
+
+    @property
+    def noticed_s(self) -> float:
+        """When, after the step's start."""
+        return self.at_s + self.detect_s
+
+    def caught(self, closed_s: float) -> bool:
+        """Whether what was sent then has to be sent once more."""
+        return self.at_s - self.resend_s <= closed_s < self.noticed_s
+
+    def avoided(self, closed_s: float) -> bool:
+        """Whether nothing goes to the node then."""
+        return self.noticed_s <= closed_s < self.at_s + self.for_s
+
+
 class InferenceSpec(Strict):
     """Requests that arrive whether or not others are answered, and what answers them."""
 
@@ -168,6 +205,9 @@ class InferenceSpec(Strict):
     )
     launch_s: Duration = Field(
         default=20e-6, alias="launch", description="What a card takes for a batch beside that; ours."
+    )
+    failover: FailoverSpec | None = Field(
+        default=None, description="What is done about a node that an event stops, where several serve."
     )
     objective_s: Timeout = Field(
         default=0.01,

@@ -30,7 +30,7 @@ def export_graphml(spec: TopologySpec, path: Path) -> list[str]:
     for name, building in data["buildings"].items():
         rate = spec.buildings[name].nic.rate_bps
         graph.add_node(
-            name, label=name, hosts=building["hosts"], nic_rate=rate, **{OWN: json.dumps(building)}
+            name, label=name, hosts=spec.buildings[name].hosts, nic_rate=rate, **{OWN: json.dumps(building)}
         )
     for order, (link, own) in enumerate(zip(spec.wan, data["wan"], strict=True)):
         values = _standard(link.a_to_b.rate_bps or link.rate_bps, link.a_to_b.delay_s, link.delay_s)

@@ -129,6 +129,8 @@ def lost(spec: TopologySpec) -> Iterator[str]:
     """What of a topology plain routers do not have, in words."""
     if any(building.clos for building in spec.buildings.values()):
         yield "tiers of switches inside buildings: one router stands for them"
+    if any(building.nodes for building in spec.buildings.values()):
+        yield "inference nodes: hosts and cards are alike, on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
     if any(building.accelerator for building in spec.buildings.values()):

@@ -16,9 +16,10 @@ Spans = Sequence[Sequence[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Parts:
-    """Of a request's time, real seconds. batching: until its batch was closed; queue: for cards that were busy.
+    """Of a request's time, real seconds.
 
-    transfer: from when something was there to be sent until it had come, what waited for the same link included.
+    batching: until its batch was closed, or sent again; queue: for cards that were busy. transfer: from when something
+    was there to be sent until it had come, what waited for the same link included.
     """
 
     batching_s: float = 0.0
@@ -52,7 +53,9 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
     walk = _Walk(serving.plan, spans)
     found = []
     for answer in serving.answers:
-        first, last = answer.arrives[0], answer.arrives[-1]
+        ways = [marks for marks in (answer.arrives, answer.again) if marks]
+        arrives = min(ways, key=lambda marks: spans[marks[-1].rank][marks[-1].number][1])
+        first, last = arrives[0], arrives[-1]
         closed_s, queue_s, transfer_s, compute_s = walk.back_from(last)
         own = [scale.real_s(seconds) for seconds in (queue_s, transfer_s, compute_s)]
         for number in range(answer.batch.first, answer.batch.end):

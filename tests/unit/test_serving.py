@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from testbed.config import ConfigError, load_topology
 from testbed.config.scenario import Scenario, load_scenario
+from testbed.exchange import Given, export_graphml, import_topology
+from testbed.exchange.routed import lost
 from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.model.latency import at_share, request_times
@@ -21,6 +24,7 @@ from testbed.workload.plan import QUEUE, Computing, JobPlan, Tracker
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.queueing import md1_wait_s, waits_s
 
+SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 CARDS, SAMPLES, TABLES, DIM, POOLING, REQUESTS = 6, 4, 20, 8, 3, 30
 RECOMMENDATION = {
     "tables": TABLES,
@@ -314,3 +318,46 @@ def test_lanes_are_long_enough_to_be_emulated() -> None:
     nodes = {"network": "25 Gbit/s", "lane_delay": "250 ns"}
     with pytest.raises(ConfigError, match="at least 1 us"):
         load_topology({"name": "n", "buildings": {"east": {"nodes": nodes}}})
+
+
+@pytest.mark.parametrize("file", sorted(SCENARIOS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_shipped_scenarios_serve_what_they_ask_for(file: Path) -> None:
+    loaded = load_scenario(file, ["workload.inference.requests=4"])
+    for name in loaded.variant_names:
+        serving = job_of(loaded.variant(name), Scale()).workload.serving
+        assert serving is not None
+        assert sum(answer.batch.size for answer in serving.answers) == 4
+
+
+def test_a_topology_with_nodes_goes_out_as_a_graph_and_comes_back(tmp_path: Path) -> None:
+    pytest.importorskip("networkx")
+    file = tmp_path / "nodes.graphml"
+    spec = scenario().topology
+    assert export_graphml(spec, file) == []
+    text, _ = import_topology(file, Given())
+    assert load_topology(yaml.safe_load(text)) == spec
+    assert any("inference nodes" in words for words in lost(spec))
+
+
+def test_what_a_lost_node_has_is_sent_again_and_the_first_answer_counts() -> None:
+    failover = {"node": "east1", "at": "2 ms", "detect": "1 ms", "for": "2 ms", "resend": "0.5 ms"}
+    made = job(serve=["east1", "east8"], entry="users1", arrivals="even", rate=5000, failover=failover)
+    serving = made.workload.serving
+    assert serving is not None
+    lost, other = serving.nodes
+    # every second batch, each 0.2 ms, is for the lost node: closed at 0.2, 0.6, 1.0 ms, ...
+    again = [round(1e4 * answer.batch.closed_s) for answer in serving.answers if answer.again]
+    assert again == [18, 22, 26]
+    request = SAMPLES * (TABLES * (4 * POOLING + 4) + 5 * 4)
+    # those of 3.0, 3.4 and 3.8 ms go elsewhere
+    assert sent(made)[14, lost.host] == (15 - 3) * request
+    assert sent(made)[14, other.host] == (15 + 3 + 3) * request
+    times = request_times(serving, predict(made, "ring").spans, Scale())
+    for answer, one in zip(serving.answers, times, strict=True):
+        assert one.parts.total_s == pytest.approx(one.latency_s)
+        assert one.latency_s < 2.5e-3  # the node is well on the model, and answers first
+        assert len(answer.arrives) == 1
+    with pytest.raises(ConfigError, match=r"failover.*an entry"):
+        job(serve=["east1", "east8"], failover=failover)
+    with pytest.raises(ConfigError, match=r"failover.node.*several nodes"):
+        job(serve=["east1"], entry="users1", failover=failover)

@@ -36,6 +36,7 @@ def inference(request: JobRequest) -> Serving:
             entry=_entry(spec, request),
             decode=_chosen("generation.decode", generation.decode, nodes) if generation else (),
             experts=_chosen("generation.experts", generation.experts, nodes) if generation else (),
+            names=nodes,
         )
     except ServingProblem as error:
         field = f"workload.inference.{error.field}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.catalogue import accelerators
 from testbed.config.inference import GenerationSpec, InferenceSpec, RecommendationSpec
@@ -98,34 +99,34 @@ class GenerationCosts:
     spec: GenerationSpec
     itemsize: int
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Blocks."""
         return dimensions(self.spec.model).n_layers
 
-    @property
+    @cached_property
     def weights(self) -> float:
         """All of them."""
         return float(sum(_elements(one.shape) for one in parameters(self.spec.model)))
 
-    @property
+    @cached_property
     def active(self) -> float:
         """Weights that work on a token."""
         found = parameters(self.spec.model)
         return sum(_elements(one.shape) * one.share for one in found if one.matmul)
 
-    @property
+    @cached_property
     def expert_weights(self) -> float:
         """Those of the experts alone."""
         return float(sum(_elements(one.shape) for one in parameters(self.spec.model) if one.share < 1))
 
-    @property
+    @cached_property
     def active_expert_weights(self) -> float:
         """Experts' weights that work on a token."""
         found = parameters(self.spec.model)
         return sum(_elements(one.shape) * one.share for one in found if one.share < 1)
 
-    @property
+    @cached_property
     def experts_per_token(self) -> int:
         """That work on a token in a layer."""
         return experts_per_token(self.spec.model)

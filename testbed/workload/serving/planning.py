@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from testbed.config.inference import InferenceSpec
@@ -19,11 +19,15 @@ from testbed.workload.serving.recommendation import Recommendation
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a batch: which operations bring it, the first token's, or all of it, first."""
+    """Of a batch: which operations bring it, the first token's, or all of it, first.
+
+    again: the same of a second sending, after the first was given up; what comes earlier counts.
+    """
 
     batch: Batch
     node: Node
     arrives: tuple[Mark, ...]
+    again: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +65,12 @@ def plan_serving(
     entry: int | None = None,
     decode: Sequence[Node] = (),
     experts: Sequence[Node] = (),
+    names: Mapping[str, Node] | None = None,
 ) -> Serving:
-    """For nodes that serve in turns. decode, experts: nodes for these, where they are others. ServingProblem."""
+    """For nodes that serve in turns. decode, experts: nodes for these, where they are others. ServingProblem.
+
+    names: nodes by their hosts, for a failover.
+    """
     if not nodes:
         raise ServingProblem("serve", "no node", "a building with nodes")
     card = card_of(spec)
@@ -73,10 +81,12 @@ def plan_serving(
         model = Generation(spec, card, nodes, decode, experts)
     builder = PlanBuilder(request)
     front = Front(builder, entry)
-    answers: list[Answer] = []
-    for batch, node in _dealt(spec, nodes, arrivals_s, entry is None):
-        marks = model.serve(front, len(answers), batch, node)
-        answers.append(Answer(batch, node, tuple(marks)))
+    dealt = _dealt(spec, nodes, arrivals_s, entry is None)
+    sendings = _sendings(spec, nodes, dealt, names or {})
+    marks: dict[int, list[tuple[Mark, ...]]] = {}
+    for place, (number, batch, node) in enumerate(sendings):
+        marks.setdefault(number, []).append(tuple(model.serve(front, place, batch, node)))
+    answers = [Answer(batch, node, *marks[number]) for number, (batch, node) in enumerate(dealt)]
     taking_part = tuple(dict.fromkeys((*nodes, *decode, *experts)))
     return Serving(builder.plan(), spec, card, taking_part, tuple(arrivals_s), tuple(answers))
 
@@ -94,3 +104,29 @@ def _dealt(
         raise ServingProblem("batching.size", str(batching.size), expected)
     made = closed_batches(arrivals_s, batching.size, batching.wait_s)
     return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]
+
+
+def _sendings(
+    spec: InferenceSpec,
+    nodes: Sequence[Node],
+    dealt: Sequence[tuple[Batch, Node]],
+    names: Mapping[str, Node],
+) -> list[tuple[int, Batch, Node]]:
+    """Batches by number as they are sent, in the order of time; once more, or elsewhere, where a failover says so."""
+    failover = spec.failover
+    if failover is None:
+        return [(number, batch, node) for number, (batch, node) in enumerate(dealt)]
+    lost, others = names.get(failover.node), [node for node in nodes if node != names.get(failover.node)]
+    if lost is None or lost not in nodes or not others:
+        found, expected = repr(failover.node), "the host of one of several nodes that serve"
+        raise ServingProblem("failover.node", found, expected)
+    if spec.entry is None:
+        raise ServingProblem("failover", "no entry", "an entry, where it is noticed and sent again")
+    sendings = []
+    for number, (batch, node) in enumerate(dealt):
+        other = others[number % len(others)]
+        away = node == lost and failover.avoided(batch.closed_s)
+        sendings.append((number, batch, other if away else node))
+        if node == lost and failover.caught(batch.closed_s):
+            sendings.append((number, replace(batch, closed_s=failover.noticed_s), other))
+    return sorted(sendings, key=lambda one: one[1].closed_s)
