@@ -62,7 +62,7 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
             if number < serving.spec.not_counted:
                 continue
             arrival_s = serving.arrivals_s[number]
-            parts = Parts(scale.real_s(closed_s) - arrival_s, *own)
+            parts = Parts(max(0.0, scale.real_s(closed_s) - arrival_s), *own)
             first_s, last_s = (scale.real_s(spans[mark.rank][mark.number][1]) for mark in (first, last))
             found.append(RequestTime(arrival_s, first_s, last_s, parts))
     return found

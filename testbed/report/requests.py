@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from testbed.report.charts import series_class, variant_css
 from testbed.report.figures import percent_text, time_text
-from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing
+from testbed.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.results.records import JsonObject
 from testbed.results.serving import Serving
 
@@ -100,13 +100,13 @@ def latency_chart(variants: Sequence[JsonObject]) -> Markup | None:
     own = [(index, one, one["serving"]["cdf_s"]) for index, one in enumerate(variants) if one.get("serving")]
     if not own:
         return None
-    drawing = Drawing(COLUMN_WIDTH, _HEIGHT, "Share of requests answered within a time")
+    drawing = Drawing(CHART_WIDTH, _HEIGHT, "Share of requests answered within a time")
     shares = [*(number / 100 for number in range(100)), 0.995, 0.999, 1.0]
     low = min(values[0] for _, _, values in own)
-    axis = _log_axis(drawing, low, max(values[-1] for _, _, values in own), COLUMN_WIDTH, "latency")
+    axis = _log_axis(drawing, low, max(values[-1] for _, _, values in own), CHART_WIDTH, "latency")
     up = Axis(0.0, 1.0, _HEIGHT - _AXIS_ROOM, _TOP)
     for share in (0.0, 0.5, 0.99):
-        drawing.line((_LABEL_ROOM, up(share)), (COLUMN_WIDTH - 16, up(share)), "grid")
+        drawing.line((_LABEL_ROOM, up(share)), (CHART_WIDTH - 16, up(share)), "grid")
         drawing.text(_LABEL_ROOM - 8, up(share) + 4, f"{share:.0%}", "tick", anchor="end")
     for index, variant, values in own:
         group = drawing.group(variant_css(index, variant), variant["name"])
