@@ -1,5 +1,6 @@
 """Topology and scenario files: strict models, units, and errors with file, line, field, value and expectation."""
 
+from testbed.config.architecture import ModelSpec
 from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Building, Clos, Host
 from testbed.config.errors import ConfigError, Problem
@@ -25,7 +26,7 @@ from testbed.config.transport import (
     distance,
 )
 from testbed.config.wan import WanLink
-from testbed.config.workload import ModelSpec, WorkloadSpec
+from testbed.config.workload import WorkloadSpec
 from testbed.directions import Direction, LossBursts
 
 __all__ = [

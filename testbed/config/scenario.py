@@ -22,13 +22,13 @@ from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
 from testbed.config.forms import Count, CountOrZero, Factor, Name, Timeout, choice
-from testbed.config.free_hosts import free_hosts
 from testbed.config.loading import (
     Document,
     Origin,
     show,
 )
 from testbed.config.model import Finding, Form, Strict, validate
+from testbed.config.nodes import free_hosts
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
 from testbed.config.presets import PRESET, PRESETS, preset_changes, with_preset
 from testbed.config.scenario_files import read_scenario

@@ -14,7 +14,8 @@ import pytest
 
 from testbed.capture.capturing import Captured, CaptureError, RanksDoNotMatch, Request, capture
 from testbed.capture.profiles import read_profile
-from testbed.config.workload import ModelSpec, WorkloadSpec
+from testbed.config.architecture import ModelSpec
+from testbed.config.workload import WorkloadSpec
 from testbed.errors import BadInput
 from testbed.traces import Collective, Compute, JobTrace, PointToPoint, element_bytes
 from testbed.workload.buckets import gradient_buckets

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from testbed.collectives import between_groups
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.config.workload import ModelSpec
+from testbed.config.architecture import ModelSpec
 from testbed.job.workload import Workload, workload_of
 from testbed.model import critical_path, split_step
 from testbed.model.dry_run import check_memory, dry_run

@@ -39,8 +39,8 @@ def inference(request: JobRequest) -> Serving:
             names=nodes,
         )
     except ServingProblem as error:
-        field = f"workload.inference.{error.field}"
-        problem = Problem(request.scenario.name, None, field, error.found, error.expected)
+        field = f"workload.inference.{error.where}"
+        problem = Problem(request.scenario.name, None, field, error.got, error.expected)
         raise ConfigError([problem]) from None
 
 

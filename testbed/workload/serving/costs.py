@@ -7,17 +7,17 @@ from functools import cached_property
 
 from testbed.catalogue import accelerators
 from testbed.config.inference import GenerationSpec, InferenceSpec, RecommendationSpec
+from testbed.errors import BadInput
 from testbed.workload.models import dimensions, experts_per_token, key_value_dim, parameters
 
 INDEX_BYTES, LENGTH_BYTES, FEATURE_BYTES, SCORE_BYTES, TOKEN_BYTES = 4, 4, 4, 4, 4
 
 
-class ServingProblem(ValueError):
-    """What does not fit: `field` of workload.inference, what was found and expected."""
+class ServingProblem(BadInput, ValueError):
+    """What does not fit; where: a key of workload.inference."""
 
-    def __init__(self, field: str, found: str, expected: str) -> None:
-        super().__init__(f"{field}: {found}, expected {expected}")
-        self.field, self.found, self.expected = field, found, expected
+    def __init__(self, where: str, got: str, expected: str) -> None:
+        super().__init__(where=where, got=got, expected=expected)
 
 
 @dataclass(frozen=True)
