@@ -18,7 +18,6 @@ from testbed.config.forms import (
     Duration,
     Flag,
     Fraction,
-    RateOrNone,
     Size,
     SizeOrNone,
     choice,
@@ -28,6 +27,7 @@ from testbed.config.forms import (
 )
 from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict
+from testbed.config.within import WithinRankSpec
 from testbed.errors import did_you_mean
 
 DIMENSIONS = (
@@ -161,34 +161,6 @@ class StragglerSpec(Strict):
         if (self.rank is None) == (self.building is None):
             found = "neither rank nor building" if self.rank is None else "a rank and a building"
             yield Finding(("rank",), found, "one of both")
-
-
-class WithinRankSpec(Strict):
-    """What a rank's accelerators send each other takes time, by a formula: no network carries it.
-
-    Those joined by links of their own (scale-up) are one tier; where a rank stands for more, the network between these
-    domains is the other, at the rate of an accelerator's share of the rank's card. Latencies are NCCL's of a hop of a
-    ring under its Simple protocol (NVIDIA/nccl, src/graph/tuning.cc, `hwLat` and `baseLat`).
-    """
-
-    scale_up: Count | None = Field(
-        default=None,
-        description="Accelerators joined by links of their own; default: the accelerator's (8 of H100).",
-    )
-    scale_up_rate_bps: RateOrNone = Field(
-        default=None,
-        alias="scale_up_rate",
-        description="Of each accelerator's links to those, one way; default: the accelerator's (3.6 Tbit/s of H100).",
-    )
-    scale_up_latency_s: Duration = Field(
-        default=3.4e-6, alias="scale_up_latency", description="Of a hop between two of those."
-    )
-    scale_out_latency_s: Duration = Field(
-        default=9.6e-6, alias="scale_out_latency", description="Of a hop between two domains."
-    )
-    launch_s: Duration = Field(
-        default=8.4e-6, alias="launch", description="Of each collective, whatever its size."
-    )
 
 
 class ParallelismSpec(Strict):
