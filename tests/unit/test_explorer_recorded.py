@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from testbed.cli.main import app
 from testbed.config import ConfigError, load_scenario
+from testbed.exchange import export_chakra, exported_job
 from testbed.explorer import Configuration, Evaluation, Search, evaluate, searched
 from testbed.explorer.confirming import confirmation, kendall_tau
 from testbed.explorer.keeping import Keeper, OtherSearch
@@ -85,6 +87,19 @@ def test_a_search_finds_what_trying_all_finds(tmp_path: Path) -> None:
     assert confirms.scenario.variants is not None
     changed = [path for one in confirms.scenario.variants.values() for path in one]
     assert set(changed) == SPACE.keys()  # and no microbatches
+
+
+def test_traces_of_chakra_are_searched_alike(tmp_path: Path) -> None:
+    """Those that are written of a job; kinds are in them."""
+    space = {path: SPACE[path] for path in ("workload.placement", "workload.mapping")}
+    own = asked(tmp_path, MESH, explore={"space": space}, algorithms=["ring"])
+    export_chakra(exported_job(tmp_path / "scenario.yaml"), tmp_path / "out")
+    document = yaml.safe_load((tmp_path / "out/scenario.yaml").read_text())
+    file = tmp_path / "out/again.yaml"
+    file.write_text(yaml.safe_dump({**document, "explore": {"space": space}}))
+    one, other = (Search(some).run() for some in (own, load_scenario(file)))
+    assert other.best.configuration == one.best.configuration
+    assert [both.tried for both in other.fitting] == [both.tried for both in one.fitting]
 
 
 def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
