@@ -242,8 +242,8 @@ class ParallelismSpec(Strict):
         if self.data_parallel_shard_degree % self.expert_parallel_degree:
             expected = f"a divisor of data_parallel_shard_degree ({self.data_parallel_shard_degree})"
             yield Finding(("expert_parallel_degree",), str(self.expert_parallel_degree), expected)
-        own = f"{self.tensor_communication} with"
-        for name in ("context_parallel_degree", "expert_parallel_degree") if self.in_blocks else ():
+        own, in_blocks = f"{self.tensor_communication} with", self.tensor_communication in BLOCK_WISE
+        for name in ("context_parallel_degree", "expert_parallel_degree") if in_blocks else ():
             if (degree := getattr(self, name)) > 1:
                 yield Finding(("tensor_communication",), f"{own} {name} {degree}", "1, or another way")
         tensor = "all_reduce" if self.tensor_communication == "all_reduce" else "all_gather"
@@ -257,15 +257,10 @@ class ParallelismSpec(Strict):
             wanted = expected_algorithm(algorithm, [collective])
             if wanted is None and collective == "all_to_all_v" and _pads(algorithm):
                 wanted = "late_counts, or another that does not pad"  # ranks' most rows differ
-            if self.in_blocks and name == "tensor_parallel":
+            if in_blocks and name == "tensor_parallel":
                 wanted = "none, or another way"
             if wanted is not None:
                 yield Finding(("collectives",), f"{name}: {algorithm} with {why}", wanted)
-
-    @property
-    def in_blocks(self) -> bool:
-        """Whether tensor ranks work in blocks."""
-        return self.tensor_communication in BLOCK_WISE
 
     @property
     def degrees(self) -> dict[str, int]:
