@@ -11,8 +11,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from testbed.collectives.baseline import baseline_rounds
+from testbed.collectives.carrying import AHEAD
 from testbed.config import Host, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 from testbed.directions import Direction
@@ -39,10 +41,14 @@ class Step:
         """What a message takes beside its bytes at the slowest hop; messages shorter than a frame are held less."""
         return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
+    @property
+    def returned_s(self) -> float:
+        """What a short message takes the other way."""
+        return self.delay_s if self.back_s is None else self.back_s
+
     def round_trip_s(self, size_bytes: float) -> float:
         """Until a message that is sent alone is acknowledged."""
-        back_s = self.delay_s if self.back_s is None else self.back_s
-        return self.alpha_s(size_bytes) + size_bytes * self.beta_s + back_s
+        return self.alpha_s(size_bytes) + size_bytes * self.beta_s + self.returned_s
 
 
 def nearest_plane(planes: Sequence[Direction]) -> Direction:
@@ -112,24 +118,48 @@ def calibration_bytes(steps: Sequence[Step], mtu: int, largest_bytes: float) -> 
 
 
 def ring_all_reduce_s(
-    steps: Sequence[Step], message_bytes: float, overhead_s: float, pieces: int = 1, rounds: int | None = None
+    steps: Sequence[Step],
+    message_bytes: float,
+    overhead_s: float,
+    pieces: int = 1,
+    rounds: int | None = None,
+    note_s: float | None = None,
 ) -> float:
     """What a ring all-reduce takes in which every message has so many bytes.
 
     Reduce-scatter and all-gather, n - 1 rounds each: a rank sends what it got in the round before, as soon as it has
     it and has sent all before. pieces: into which messages are cut that go round independently, one of which is
     sent while others are on their way; each costs its two ends `overhead_s`. rounds: of one that is broken off.
+    note_s: where a rank sends first once the next one has said that it waits, what that costs its two ends.
     """
     size, piece_bytes = len(steps), message_bytes / pieces
     rounds = 2 * (size - 1) if rounds is None else rounds
     sent = [0.0] * size
     last_s = 0.0
+    # the next one says so at the beginning of the first rounds, and of others so many rounds ahead
+    told_s: dict[tuple[int, int, int], float] = {}
+    if note_s is not None:
+        for rank, piece, number in product(range(size), range(pieces), range(AHEAD)):
+            told_s[number, piece, rank] = steps[rank].returned_s + note_s
+    untold: dict[tuple[int, int, int], float] = {}
     ready = [(0.0, 0, piece, rank) for piece in range(pieces) for rank in range(size)]
     heapq.heapify(ready)
     while ready:
         since_s, number, piece, rank = heapq.heappop(ready)
+        if note_s is not None:  # others of the rank's may go meanwhile
+            if (waits_s := told_s.get((number, piece, rank))) is None:
+                untold[number, piece, rank] = since_s
+                continue
+            if waits_s > since_s:
+                heapq.heappush(ready, (waits_s, number, piece, rank))
+                continue
         sent[rank] = max(since_s, sent[rank]) + piece_bytes * steps[rank].beta_s
         there_s = sent[rank] + steps[rank].alpha_s(piece_bytes) + overhead_s
+        if note_s is not None:
+            later = number + AHEAD, piece, rank
+            told_s[later] = there_s + steps[rank].returned_s + note_s
+            if later in untold:
+                heapq.heappush(ready, (max(untold.pop(later), told_s[later]), *later))
         if number + 1 < rounds:
             heapq.heappush(ready, (there_s, number + 1, piece, (rank + 1) % size))
         last_s = max(last_s, there_s)

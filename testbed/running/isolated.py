@@ -105,14 +105,20 @@ class IsolatedBaseline:
         pieces = pieces_for("all_reduce", "ring", self.message_bytes * size, size)
         rounds, piece_bytes = baseline_rounds(size), self.message_bytes / pieces
         ring = [self._through_slots(step, piece_bytes) for step in ring]
-        if not self.exact:
-            return ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds)
         software = self.software
+        note_s = 2 * software.of_note_s if self._announced else None
+        if not self.exact:
+            return ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
         # of a message that is cut only the first chunk's cost is not hidden behind others' way
         whole_bytes = min(piece_bytes, software.slots.chunk_bytes) if self._copies else piece_bytes
         overhead_s = 2 * (software.message_s + software.handover_s + whole_bytes * software.byte_s)
         around_s = software.launch_s + software.completion_s
-        return around_s + ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, rounds)
+        return around_s + ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, rounds, note_s)
+
+    @property
+    def _announced(self) -> bool:
+        protocol = PROTOCOLS.find(self.software.protocol)
+        return protocol.registers or (protocol.copies and self.software.slots.announced)
 
     @property
     def _copies(self) -> bool:

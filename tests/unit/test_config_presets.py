@@ -105,7 +105,8 @@ def test_slots_that_would_be_smaller_than_a_packet_are_fewer() -> None:
 
 
 def test_plan_says_what_a_preset_comes_to() -> None:
-    ran = CliRunner().invoke(app, ["plan", str(QUICKSTART), "--set", "preset=nccl"])
+    model = "workload.model={dim: 64, n_layers: 1, n_heads: 4, n_kv_heads: 2, ffn_dim: 128, vocab_size: 256}"
+    ran = CliRunner().invoke(app, ["plan", str(QUICKSTART), "--set", "preset=nccl", "--set", model])
     assert ran.exit_code == 0, ran.output
     assert (
         "quickstart: preset nccl: algorithms ring; transport.kind tcp; transport.protocol staged"

@@ -38,6 +38,18 @@ def test_one_that_is_broken_off_has_the_rounds_that_it_has() -> None:
     assert ring_all_reduce_s([quick] * 4, 1e6, 0.0, rounds=6) == ring_all_reduce_s([quick] * 4, 1e6, 0.0)
 
 
+def test_announced_messages_wait_for_their_notes() -> None:
+    """A note is on its way as long as a message, and sent once the round before the last has come."""
+    far = [Step(1.0, 0.0)] * 4
+    assert ring_all_reduce_s(far, 1e6, 0.0) == pytest.approx(6.0)
+    # first the note; then what it costs makes two rounds half a second longer, but for the first two
+    assert ring_all_reduce_s(far, 1e6, 0.0, note_s=0.5) == pytest.approx(1.5 + 6.0 + 2 * 0.5)
+    lone = [Step(0.0, 0.0, back_s=0.0)] * 3 + [Step(1.0, 0.0)]
+    assert ring_all_reduce_s(lone, 1e6, 0.0) == pytest.approx(2.0)
+    # across the long step rounds 0 and 1 are told by 1 s, 2 and 3 as round 0 has come and its note is back, and so on
+    assert ring_all_reduce_s(lone, 1e6, 0.0, note_s=0.0) == pytest.approx(6.0)
+
+
 def test_pieces_of_a_message_travel_while_others_are_sent() -> None:
     near, far = Step(0.0, 1e-6), Step(10.0, 1e-6)
     ring = [near, far, near, far]

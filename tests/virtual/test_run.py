@@ -124,6 +124,18 @@ def test_small_messages_pay_for_software(person: Person) -> None:
     assert medians[1] - medians[0] > 14 * 2 * 100e-6 * 0.9
 
 
+def test_presets_cost_what_the_model_says(person: Person) -> None:
+    variants = "variants={nccl: {preset: nccl}, ncclx: {preset: ncclx}}"
+    done = run(person, "presets", "--trials", "1", "--set", "algorithms=[ring]", "--set", variants)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {one["name"]: one for one in load(person.home / "presets", "summary.json")["variants"]}
+    for variant in found.values():
+        assert variant["verdict"]["status"] == "trusted", variant["verdict"]
+        assert abs(variant["predicted"]["error"]) < 0.02
+    slower = found["nccl"]["step_time_s"]["median"] / found["ncclx"]["step_time_s"]["median"]
+    assert slower > 1.0
+
+
 def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> None:
     events = "events=[{at: 20 ms, action: plane_down, target: 0, for: 30 ms}]"
     done = run(person, "cut", "--set", events, "--set", "telemetry={interval: 10 ms, capture: all}")
