@@ -48,7 +48,9 @@ TOPOLOGIES = {
     + "wan:\n  - {a: here, b: there, rate: 400 Gbit/s, delay: 150 us}\n",
 }
 ONE_WAY_US = {"rack": 10, "zone": 70, "building": 150, "region": 300}
-LEAST, MOST, FACTOR = "8K", "128M", 4
+# from, to, and how often before: short messages take one connection each, whose windows all have to be open
+SIZES = (("8K", "2M", 48), ("8M", "32M", 16), ("128M", "128M", 6))
+FACTOR = 4
 PAPER = (1.09, 2.7)  # NCCLX's Fig. 10, from 1 to 128 MB, by published summaries
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 56, 130, 24, 292
 COLOURS = ("#0072b2", "#009e73", "#e69f00", "#d55e00")
@@ -71,35 +73,30 @@ def topology_file(distance: str, folder: Path) -> Path:
 def measure(distance: str, preset: str, iterations: int) -> dict[str, Any]:
     """All sizes at one distance, and what the model says of each."""
     with tempfile.TemporaryDirectory(dir=ROOT / "docs") as name:
-        folder = Path(name)
-        topology, written = topology_file(distance, folder), folder / "rows.json"
-        size = (
-            "-b",
-            LEAST,
-            "-e",
-            MOST,
-            "-f",
-            str(FACTOR),
-            "-n",
-            str(iterations),
-            "-w",
-            "6",
-        )  # which open TCP's windows
-        command = [sys.executable, "-m", "testbed", "bench", "sendrecv", "--preset", preset, *size]
-        command += ["--topology", str(topology), "--ranks", "2", "--clock", "virtual", "--size-scale", "1"]
-        command += ["-J", str(written)]
-        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-        rows = json.loads(written.read_text())["rows"]
-        points = [
-            {
-                "size_bytes": row["size_bytes"],
-                "time_s": row["slowest_s"],
-                "wrong": row["wrong"],
-                "model_s": predicted_s(topology, preset, row["size_bytes"]),
-            }
-            for row in rows
-        ]
+        topology = topology_file(distance, Path(name))
+        points = [point for sizes in SIZES for point in rows(topology, preset, *sizes, iterations)]
     return {"distance": distance, "preset": preset, "points": points}
+
+
+def rows(
+    topology: Path, preset: str, least: str, most: str, warmup: int, iterations: int
+) -> list[dict[str, Any]]:
+    """Some sizes, in a guest of their own."""
+    written = topology.with_suffix(f".{least}.json")
+    command = [sys.executable, "-m", "testbed", "bench", "sendrecv", "--preset", preset]
+    command += ["-b", least, "-e", most, "-f", str(FACTOR), "-n", str(iterations), "-w", str(warmup)]
+    command += ["--topology", str(topology), "--ranks", "2", "--clock", "virtual", "--size-scale", "1"]
+    command += ["-J", str(written)]
+    subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    return [
+        {
+            "size_bytes": row["size_bytes"],
+            "time_s": row["slowest_s"],
+            "wrong": row["wrong"],
+            "model_s": predicted_s(topology, preset, row["size_bytes"]),
+        }
+        for row in json.loads(written.read_text())["rows"]
+    ]
 
 
 def predicted_s(topology: Path, preset: str, size_bytes: int) -> float:
