@@ -22,7 +22,7 @@ from testbed.results.training_summary import spans_of
 from testbed.scale import UNSCALED
 from testbed.traces import Compute, JobTrace
 from testbed.traces.chakra.writing import Times
-from testbed.workload.plan import Computing
+from testbed.workload.plan import Block, Computing
 from testbed.workload.tracing import About, Durations, trace_of
 
 SCENARIO = "scenario.yaml"
@@ -51,6 +51,8 @@ class ExportedJob:
             yield "jitter of computing"
         if any(plan.dscps.values()):
             yield "traffic classes (DSCP) of operations"
+        if any(isinstance(one, Block) for own in plan.ranks for one in own):
+            yield "windows: blocks that are put into them are messages"
         if any(one.holds or one.gives for own in plan.ranks for one in own if isinstance(one, Computing)):
             yield "memory that activations take"
 

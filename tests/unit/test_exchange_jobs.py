@@ -23,7 +23,7 @@ from testbed.exchange.routes import next_links, shortest_s
 from testbed.model.dry_run import dry_runs
 from testbed.results.errors import BadResult
 from testbed.scale import UNSCALED
-from testbed.traces import Collective, Compute, JobTrace
+from testbed.traces import Collective, Compute, JobTrace, PointToPoint
 from testbed.traces.chakra import read_job
 from testbed.traces.chakra.files import read_file
 from tests.unit.report_run import measured_variant
@@ -270,3 +270,11 @@ def test_options_that_mean_nothing_are_refused(words: list[str], said: str, tmp_
 def test_what_is_no_rate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a rate with its unit"):
         called("import", tmp_path / "x.graphml", "--rate", "fast")
+
+
+def test_what_goes_into_windows_goes_out_as_messages_which_is_said() -> None:
+    job = exported_job(Path("tensor-overlap"))
+    assert "windows: blocks that are put into them are messages" in list(job.lost())
+    sent = [node for node in job.trace.ranks[0] if isinstance(node, PointToPoint) and node.sends]
+    # two gathers and two reductions of a layer and direction, seven blocks each
+    assert len(sent) == 2 * 2 * 4 * 7
