@@ -49,7 +49,7 @@ TOPOLOGIES = {
 }
 ONE_WAY_US = {"rack": 10, "zone": 70, "building": 150, "region": 300}
 # from, to, and how often before: short messages take one connection each, whose windows all have to be open
-SIZES = (("8K", "2M", 48), ("8M", "128M", 6))
+SIZES = (("8K", "2M", 48), ("8M", "32M", 16), ("128M", "128M", 6))
 FACTOR = 4
 PAPER = (1.09, 2.7)  # NCCLX's Fig. 10, from 1 to 128 MB, by published summaries
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 340, 56, 130, 24, 292
