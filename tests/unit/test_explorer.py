@@ -580,11 +580,14 @@ def test_what_tries_at_random_find_too_is_not_called_after_them(tmp_path: Path) 
     assert "random-search" not in confirms.scenario.variant_names
 
 
+OWN = f"{Path(__file__).parent / 'own_protocol.py'}:Own"
+
+
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({"transport": {"kind": "mptcp"}}, "transport.kind: mptcp"),
-        ({"space": {"transport.kind": ["tcp", "mptcp"]}}, "transport.kind: mptcp"),
+        ({"transport": {"protocol": OWN}}, f"transport.protocol: {OWN}"),
+        ({"space": {"transport.protocol": ["eager", OWN]}}, f"transport.protocol: {OWN}"),
         ({"events": [{"at": "1 s", "action": "plane_down", "target": 0, "for": "1 s"}]}, "events"),
     ],
 )
