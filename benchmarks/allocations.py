@@ -1,15 +1,13 @@
 """What a scheduler's allocation costs collectives: 16 of the 48 hosts of topologies/training-region.yaml, by the model.
 
-    .venv/bin/python benchmarks/allocations.py [--run]
+    .venv/bin/python benchmarks/allocations.py
 
-With --run on emulated links under the virtual clock, too, those of RUN. Prints a table of docs/collectives.md.
+Prints a table of docs/collectives.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +29,9 @@ ALLOCATIONS: dict[str, dict[str, Any]] = {
     "half the hosts busy": {"busy": 0.5},
     "half the racks busy": {"busy": 0.5, "busy_unit": "racks"},
 }
-RUN = ("two buildings, whole racks of one zone",)
 
 
-def step_s(
-    allocation: dict[str, Any], collective: str, algorithm: str, seed: int, run: bool = False
-) -> float:
+def step_s(allocation: dict[str, Any], collective: str, algorithm: str, seed: int) -> float:
     """Of one collective of 16 ranks."""
     scenario = testbed.load(
         {
@@ -51,36 +46,25 @@ def step_s(
             "scale": {"size_scale": 16},
         }
     )
-    if not run:
-        return testbed.predict(scenario)["ring"].step_time_s
-    with tempfile.TemporaryDirectory() as folder:
-        result = testbed.run(scenario, output=Path(folder) / "run")
-    if result.status != "trusted":
-        raise SystemExit(f"{allocation}: the run is {result.status}")
-    return result.variants[0].step_time_s.median
+    return testbed.predict(scenario)["ring"].step_time_s
 
 
-def row(name: str, allocation: dict[str, Any], run: bool = False) -> None:
+def row(name: str, allocation: dict[str, Any]) -> None:
     """Print it: median over seeds where others' hosts are drawn."""
     seeds = SEEDS if allocation.get("busy") else SEEDS[:1]
     times = (
-        statistics.median(step_s(allocation, *collective, seed, run) for seed in seeds)
+        statistics.median(step_s(allocation, *collective, seed) for seed in seeds)
         for collective in COLLECTIVES
     )
     print(f"| {name} | " + " | ".join(f"{1e3 * one:.1f} ms" for one in times) + " |", flush=True)
 
 
 def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--run", action="store_true", help="on emulated links, too")
-    run = parser.parse_args().run
+    """Print."""
     print("| allocation | " + " | ".join(" ".join(one) for one in COLLECTIVES) + " |\n|" + "---|" * 5)
     for name, allocation in ALLOCATIONS.items():
         row(name, allocation)
         row(f"{name}; ranks scattered", {**allocation, "order": "scattered"})
-        if run and name in RUN:
-            row(f"{name}, measured", allocation, True)
 
 
 if __name__ == "__main__":

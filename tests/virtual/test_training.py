@@ -44,6 +44,10 @@ variants:
   shards: {workload.parallelism: {data_parallel_shard_degree: 4, data_parallel_replicate_degree: 2}}
   tensor-context:
     workload.parallelism: {tensor_parallel_degree: 2, context_parallel_degree: 2, data_parallel_replicate_degree: 2}
+  tensor-blocks:
+    workload.parallelism:
+      {tensor_parallel_degree: 4, data_parallel_replicate_degree: 2, tensor_communication: overlapped_tree}
+    workload.schedule: {microbatches: 1}
   experts-uneven:
     workload.model:
       {dim: 2048, n_layers: 2, n_heads: 16, n_kv_heads: 8, ffn_dim: 4096, vocab_size: 8192,
@@ -66,6 +70,7 @@ VARIANTS = (
     "in-order",
     "shards",
     "tensor-context",
+    "tensor-blocks",
     "experts-uneven",
     "stages-with-tokens",
     "searched",
