@@ -123,6 +123,13 @@ def per_peer() -> str:
     )
 
 
+def kind_of(sample: Sample) -> str:
+    """Of an operation of the workload: dispatch, combine and so on, as its name begins."""
+    if sample.operation == "all_gather":
+        return "metadata"
+    return {"counts read": "synchronisation"}.get(name := sample.name.split(" of ")[0], name)
+
+
 def tokens_of(samples: Sequence[Sample]) -> list[float]:
     """Of one variant's step: each token's time, on the last rank."""
     steps = {(one.trial, one.step) for one in samples}
@@ -131,7 +138,7 @@ def tokens_of(samples: Sequence[Sample]) -> list[float]:
         own = [one for one in samples if (one.trial, one.step) == (trial, step)]
         ends: dict[int, float] = {}
         for one in own:
-            if one.operation == "combine":
+            if kind_of(one) == "combine":
                 token = int(one.name.split()[3].rstrip(","))
                 ends[token] = max(ends.get(token, 0.0), one.end_s)
         began_s = min(one.start_s for one in own)
@@ -147,8 +154,8 @@ def parts(samples: Sequence[Sample]) -> dict[str, float]:
     steps = {(one.trial, one.step) for one in samples}
     found: dict[str, float] = {}
     for one in samples:
-        if one.operation != "step":
-            found[one.operation] = found.get(one.operation, 0.0) + one.duration_s
+        kind = kind_of(one)
+        found[kind] = found.get(kind, 0.0) + one.duration_s
     return {kind: seconds / len(ranks) / len(steps) for kind, seconds in found.items()}
 
 
@@ -171,8 +178,8 @@ def run_table(folder: Path) -> list[str]:
     for name, own in by_variant.items():
         tokens, kinds = np.array(tokens_of(own)), spent[name]
         rounds_s = kinds["dispatch"] + kinds["combine"]
-        put_s = sum(one.size_bytes for one in own if one.operation in ("dispatch", "combine"))
-        put_s = put_s / len({one.rank for one in own}) * 8 / RATE_BPS
+        whole = [one.size_bytes for one in own if one.operation == "step"]  # of a rank, in a step
+        put_s = sum(whole) / len(whole) * 8 / RATE_BPS
         shares = [rounds_s - least_s, put_s, least_s - put_s]
         split = [f"{share / rounds_s:.0%}" for share in shares]
         cells = [f"{np.percentile(tokens, part) * 1e6:.0f} us" for part in (50, 99)]
