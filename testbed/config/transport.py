@@ -170,6 +170,6 @@ class TransportSpec(Strict):
         for position, entry in enumerate(self.sockets):
             for key in SOCKET_KEYS:
                 if getattr(entry, key) is not None and key not in kind.socket_keys:
-                    taking = [name for name, one in kinds.items() if key in one.socket_keys]
+                    taking = sorted(name for name, one in kinds.items() if key in one.socket_keys)
                     expected = f"it with {' or '.join(taking)}"
                     yield Finding(("sockets", position, key), f"{key} with {self.kind}", expected)

@@ -350,6 +350,6 @@ def test_an_entry_that_sets_nothing_and_pacing_of_mptcp_are_refused(scenario: Pa
     with pytest.raises(Exception, match="expected congestion_control, pacing or buffers") as caught:
         load_scenario(scenario)
     scenario.write_text(text.replace("sockets:", "kind: mptcp\n  sockets:"))
-    with pytest.raises(Exception, match="pacing with mptcp, expected it with tcp or striped") as caught:
+    with pytest.raises(Exception, match="pacing with mptcp, expected it with striped or tcp") as caught:
         load_scenario(scenario)
     assert "transport.sockets.0.pacing" in str(caught.value)

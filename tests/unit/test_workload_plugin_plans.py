@@ -144,7 +144,9 @@ def test_a_plan_stands_alone(tmp_path: Path) -> None:
         scenario(tmp_path, {"plan": "local_sgd", "model": "llama3-8b"})
     with pytest.raises(ConfigError, match=r"workload.options: got options without a plan"):
         scenario(tmp_path, {"exchange": {"messages": 1, "size": "1 MB"}, "options": {}})
-    with pytest.raises(ConfigError, match=r"FILE.py:NAME or a workload: local_sgd"):
+    with pytest.raises(
+        ConfigError, match=r"FILE.py:NAME or a workload: .*local_sgd.*; did you mean local_sgd\?"
+    ):
         scenario(tmp_path, {"plan": "local_sdg"})
 
 
