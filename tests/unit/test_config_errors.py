@@ -500,9 +500,9 @@ def test_the_other_kind_of_file() -> None:
         ),
         (
             "trails=3",
-            "trails: got an unknown key, expected one of: name, topology, ranks, hosts, allocation, workload, algorithms, "
-            "policy, control, preset, transport, background_traffic, events, failures, telemetry, variants, explore, "
-            "trials, warmup, seed, scale; did you mean trials?",
+            "trails: got an unknown key, expected one of: name, topology, ranks, hosts, allocation, workload, "
+            "algorithms, policy, control, preset, transport, background_traffic, events, failures, telemetry, "
+            "variants, explore, trials, warmup, seed, scale; did you mean trials?",
         ),
         (
             "topology.wan.1.delay=5 ms",
