@@ -85,9 +85,12 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
         if "searched" in entry:
             console.print(f"{name}: {_searched_words(entry['searched'])}.")
     print_training_steps((entry.get("training_steps", 1) for entry in found.values()), console)
+    presets: dict[str, list[str]] = {}
     for name in found:
         if words := _preset_words(scenario.variant(name) if scenario.variants else scenario):
-            console.print(f"{name}: {words}.", soft_wrap=True)
+            presets.setdefault(words, []).append(name)
+    for words, names in presets.items():
+        console.print(f"{', '.join(names)}: {words}.", soft_wrap=True)
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
 
 
@@ -98,7 +101,9 @@ def _preset_words(variant: Scenario) -> str:
     data = variant.to_data()
     values = {path: look(data, *path.split(".")) for path, _ in preset_changes(variant.preset, data)}
     said = [
-        f"{path} {', '.join(value) if isinstance(value, list) else value}" for path, value in values.items()
+        f"{path} {', '.join(value) if isinstance(value, list) else value}"
+        for path, value in values.items()
+        if not str(value).startswith("0 ")  # of what costs nothing there is nothing to say
     ]
     return f"preset {variant.preset}: {'; '.join(said)}"
 

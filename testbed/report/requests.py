@@ -25,14 +25,18 @@ _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
+def _rate_text(per_s: float) -> str:
+    """To four digits."""
+    rounded = float(f"{per_s:.4g}")
+    return f"{rounded:,.0f} requests/s" if rounded >= 1000 else f"{rounded:g} requests/s"
+
+
 def serving_words(variant: str, found: Serving | None) -> list[str]:
     """Two sentences of a variant that serves requests; none of others."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
-    words = (
-        f"{variant}: {load:,.4g} requests/s, latency p50 {time_text(late.p50)}, p99 {time_text(late.p99)}, "
-    )
+    words = f"{variant}: {_rate_text(load)}, latency p50 {time_text(late.p50)}, p99 {time_text(late.p99)}, "
     words += (
         f"p99.9 {time_text(late.p999)}; {percent_text(found.within)} within {time_text(found.objective_s)}"
     )
@@ -42,7 +46,7 @@ def serving_words(variant: str, found: Serving | None) -> list[str]:
         words += f", {time_text(found.per_token.p99)} per token"
     parts = found.p99_parts.document()
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] > 0)
-    full = f"{found.limited_by} is full at {found.capacity_per_s:,.4g} requests/s"
+    full = f"{found.limited_by} is full at {_rate_text(found.capacity_per_s)}"
     return [f"{words}.", f"{variant}: the p99 request's time: {where}; {full}."]
 
 
