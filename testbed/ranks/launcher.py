@@ -2,9 +2,9 @@
 
 It imports what the ranks need once, then forks them: see `testbed.ranks.process`. The job comes as one line of JSON on
 standard input; events go out as lines of JSON on standard output. Further lines of input: {"return": [RANK, ...]} has
-ranks that were killed start anew, where the job survives that; {"dump": NAME} dumps the ranks' flight recorders into a
-folder of that name. The end of standard input, like the death of the
-parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
+ranks that were killed start anew, where the job survives that; {"died": RANK} has it known that one was killed;
+{"dump": NAME} dumps the ranks' flight recorders into a folder of that name. The end of standard input, like the death
+of the parent, ends everything. At the end, and on SIGUSR1, it dumps the ranks' flight recorders.
 """
 
 from __future__ import annotations
@@ -159,6 +159,8 @@ class Launcher:
         *lines, self.buffers[0] = (self.buffers[0] + data).split(b"\n")
         for line in lines:
             asked = json.loads(line)
+            if "died" in asked and (held := self.held.pop(asked["died"], None)) is not None:
+                held.close()
             self._return(asked.get("return", ()))
             if "dump" in asked:
                 self.dump(asked["dump"])

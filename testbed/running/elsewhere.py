@@ -125,6 +125,12 @@ class Launchers:
             if isinstance(part, LauncherProcess):
                 part.return_ranks(ranks)
 
+    def tell_of_death(self, rank: int) -> None:
+        """Have it known that a rank's process was killed; on this machine, likewise."""
+        for part in self._parts:
+            if isinstance(part, LauncherProcess):
+                part.tell_of_death(rank)
+
     def dump(self, name: str) -> None:
         """Have the ranks' flight recorders dumped into a folder of that name, where all ranks are on this machine."""
         (*others, last) = self._parts

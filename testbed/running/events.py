@@ -21,9 +21,10 @@ from testbed.scale import Scale
 class EventPlayer:
     """Carries a scenario's events out, anew for each variant. Times are CLOCK_MONOTONIC, log entries in real seconds.
 
-    hosts: by rank. pid_of_rank: None for one that is gone. return_ranks: has those that were killed start anew, each in
-    a process of its own. seed: of the moments that are drawn. Call `step` before every step starts, `play` at `due_s`
-    or later, `finish` after the last step. What ranks do to themselves is only noted.
+    hosts: by rank. pid_of_rank: None for one that is gone. told: has it known that a rank's process was killed, where
+    that would not show. return_ranks: has those that were killed start anew, each in a process of its own. seed: of the
+    moments that are drawn. Call `step` before every step starts, `play` at `due_s` or later, `finish` after the last
+    step. What ranks do to themselves is only noted.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class EventPlayer:
         faults: Faults,
         hosts: Sequence[str],
         pid_of_rank: Callable[[int], int | None],
+        told: Callable[[int], None],
         return_ranks: Callable[[Collection[int]], None],
         seed: int = 1,
     ) -> None:
@@ -43,6 +45,7 @@ class EventPlayer:
         self._faults = faults
         self._hosts = hosts
         self._pid_of_rank = pid_of_rank
+        self._told = told
         self._return_ranks = return_ranks
         self._seed = seed
         self._variant = ""
@@ -143,6 +146,8 @@ class EventPlayer:
                 os.kill(pid, signal.SIGSTOP)
                 forget_connections(pid)
             os.kill(pid, signal.SIGKILL)
+        if not silently:
+            self._told(rank)
 
     def _note(self, index: int, begins: bool, planned_s: float | None, now_s: float | None) -> None:
         event = self._events[index]

@@ -81,6 +81,11 @@ class JobRun:
         with Launchers(self.fabric, self.spec, environment) as self._launchers:
             self._watch(self._launchers, reader)
 
+    def tell_of_death(self, rank: int) -> None:
+        """Have it known at once that a rank's process was killed, as its own end of a connection would tell."""
+        if self._launchers is not None and self.spec.survives_kills:
+            self._launchers.tell_of_death(rank)
+
     def return_ranks(self, ranks: Collection[int]) -> None:
         """Have ranks that were killed start anew, where the job goes on without them."""
         if self._launchers is not None and self.spec.survives_kills:

@@ -71,6 +71,10 @@ class LauncherProcess:
         """Have it fork these ranks anew, once more each; nothing where it has ended."""
         self._ask({"return": list(ranks)})
 
+    def tell_of_death(self, rank: int) -> None:
+        """Have it let go of a killed rank's line, which it may hold for when a machine is lost without a word."""
+        self._ask({"died": rank})
+
     def dump(self, name: str) -> None:
         """Have it dump the ranks' flight recorders into a folder of that name; the event `dumped` says when."""
         self._ask({"dump": name})

@@ -216,6 +216,7 @@ class ShardRun:
             Faults(fabric),
             [host.name for host in self.hosts],
             job.rank_pids.get,
+            job.tell_of_death,
             job.return_ranks,
             self.scenario.seed,
         )

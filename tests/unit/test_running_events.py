@@ -134,6 +134,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.conditions: list[Condition] = []
+        self.told: list[int] = []
         self.due_s: float | None = None
         self.played = self.settled = 0
 
@@ -159,6 +160,7 @@ def player(
         recorder,  # type: ignore[arg-type]
         hosts,
         lambda rank: pid,
+        recorder.told.append,
         lambda ranks: None if returned is None else returned.extend(ranks),
     )
     return made, recorder
@@ -259,6 +261,7 @@ def test_who_is_killed_returns_after_its_time_and_its_death_is_explained_once(
         playing.step("ring", 0, time.monotonic())
         playing.play()
         assert process.wait(10) == -9
+        assert recorder.told == ([1] if action == "rank_kill" else [])  # of a machine nobody is told
         assert playing.explains_death(1)
         assert not playing.explains_death(1)
         assert not playing.nobody_left
