@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from testbed.catalogue import accelerators
-from testbed.config.forms import DelayOrZero, Name, Queue, Rate, Ratio, choice, whole
+from testbed.config.forms import ACCELERATOR, DelayOrZero, Name, Queue, Rate, Ratio, whole
 from testbed.config.model import Finding, Strict
 from testbed.config.nodes import NodesSpec
 from testbed.config.units import format_duration, format_rate
@@ -186,7 +185,7 @@ class BuildingSpec(Strict):
     region: Name | None = Field(
         default=None, description="Buildings near each other share one; all those without one do, too."
     )
-    accelerator: Annotated[str | None, choice("an accelerator", tuple(accelerators()))] = Field(
+    accelerator: Annotated[str | None, ACCELERATOR] = Field(
         default=None,
         description="What computes in its hosts, in place of `workload.accelerator`. A `workload.flops_utilisation` of "
         "one's own holds here in the same proportion.",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from testbed.catalogue import accelerators
 from testbed.config import units
 from testbed.config.model import Form
 from testbed.errors import did_you_mean
@@ -59,6 +60,10 @@ def choice(kind: str, known: Sequence[str]) -> Form:
         return str(value)
 
     return Form(parse, {"enum": list(known)})
+
+
+ACCELERATORS = tuple(accelerators())
+ACCELERATOR = choice("an accelerator", ACCELERATORS)
 
 
 def named(kind: str) -> Form:

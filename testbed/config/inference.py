@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from testbed.catalogue import accelerators, models
+from testbed.catalogue import models
 from testbed.config.forms import (
+    ACCELERATOR,
     Count,
     CountOrNone,
     CountOrZero,
@@ -190,7 +191,7 @@ class InferenceSpec(Strict):
         default="bf16", description="Of weights, rows and activations."
     )
     batching: BatchingSpec = Field(default=BatchingSpec(), description="Requests that go together.")
-    accelerator: Annotated[str, choice("an accelerator", tuple(accelerators()))] = Field(
+    accelerator: Annotated[str, ACCELERATOR] = Field(
         default=CARD, description="What a card is: its peak, memory, bandwidth, power."
     )
     card_memory_bytes: SizeOrNone = Field(

@@ -11,6 +11,8 @@ from testbed.catalogue import accelerators
 from testbed.config.algorithms import COLLECTIVE, expected_algorithm
 from testbed.config.architecture import MODEL, ModelSpec
 from testbed.config.forms import (
+    ACCELERATOR,
+    ACCELERATORS,
     OPTIONS,
     Count,
     CountOrNone,
@@ -32,7 +34,6 @@ from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.config.recorded import KIND_ALGORITHMS, MAPPING, OF_RECORDED, PLACEMENT
 from testbed.plugins import OWN_FILE
 
-ACCELERATORS = tuple(accelerators())
 COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
 ATTENTION_SCORES = ("left_out", "causal", "full", "recomputed")
@@ -198,7 +199,7 @@ class WorkloadSpec(Strict):
         "as PyTorch counts, and so `testbed capture`, where backward finds the scores once more; left_out, none.",
     )
     local_batch_size: Count = Field(default=1, description="Sequences per rank and step.")
-    accelerator: Annotated[str | None, choice("an accelerator", ACCELERATORS)] = Field(
+    accelerator: Annotated[str | None, ACCELERATOR] = Field(
         default=None,
         description="What computes in each rank: its data sheet's peak, and the part of it that training reaches.",
     )

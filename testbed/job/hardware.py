@@ -52,13 +52,19 @@ def with_stragglers(
     return found
 
 
+def slowest_ranks(mesh: Mesh, slowdowns: Mapping[int, float]) -> list[list[float]]:
+    """By replica and position in the pipeline, the factor of the slowest of the ranks there."""
+    slowest = [[0.0] * mesh.outside[PIPELINE] for _ in range(mesh.outside[REPLICATE])]
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        replica, position = slowest[coordinate[REPLICATE]], coordinate[PIPELINE]
+        replica[position] = max(replica[position], slowdowns.get(rank, 1.0))
+    return slowest
+
+
 def stage_slowdowns(mesh: Mesh, slowdowns: Mapping[int, float], owners: Sequence[int]) -> list[float]:
     """By stage, the factor of the slowest of its ranks. owners: each stage's position in the pipeline."""
-    slowest = [0.0] * mesh.outside[PIPELINE]
-    for rank, coordinate in enumerate(mesh.coordinates()):
-        own = coordinate[PIPELINE]
-        slowest[own] = max(slowest[own], slowdowns.get(rank, 1.0))
-    return [slowest[owner] for owner in owners]
+    of_positions = [max(each) for each in zip(*slowest_ranks(mesh, slowdowns), strict=True)]
+    return [of_positions[owner] for owner in owners]
 
 
 def microbatch_counts(
@@ -85,15 +91,14 @@ def microbatch_counts(
         return tuple(asked)
     busy_s = [0.0] * mesh.outside[PIPELINE]
     for stage, owner in zip(stages, owners, strict=True):
-        busy_s[owner] += sum(part.forward_s + part.input_s + part.weight_s for part in stage.parts)
-    turn_s = [0.0] * replicas
-    for rank, coordinate in enumerate(mesh.coordinates()):
-        own_s = busy_s[coordinate[PIPELINE]] * slowdowns.get(rank, 1.0)
-        turn_s[coordinate[REPLICATE]] = max(turn_s[coordinate[REPLICATE]], own_s)
+        busy_s[owner] += sum(stage.seconds)
+    turn_s = [
+        max(factor * own_s for factor, own_s in zip(factors, busy_s, strict=True))
+        for factors in slowest_ranks(mesh, slowdowns)
+    ]
     counts = [1] * replicas
     for _ in range(total - replicas):
-        quickest = min(range(replicas), key=lambda own: ((counts[own] + 1) * turn_s[own], own))
-        counts[quickest] += 1
+        counts[min(range(replicas), key=lambda own: (counts[own] + 1) * turn_s[own])] += 1
     return tuple(counts)
 
 

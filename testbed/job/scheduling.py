@@ -125,8 +125,5 @@ def _rounded(costs: Costs, stages: Sequence[tuple[float, float, float]], scale: 
 
 
 def _seconds(stage: Stage, factor: float) -> tuple[float, float, float]:
-    return (
-        factor * sum(part.forward_s for part in stage.parts),
-        factor * sum(part.input_s for part in stage.parts),
-        factor * sum(part.weight_s for part in stage.parts),
-    )
+    forward_s, input_s, weight_s = stage.seconds
+    return factor * forward_s, factor * input_s, factor * weight_s

@@ -20,7 +20,7 @@ from testbed.catalogue import placements
 from testbed.collectives import AUTO, collective_of
 from testbed.config import Scenario
 from testbed.config.parallelism import BY_SPEED, DEGREES, EVEN, ParallelismSpec, ScheduleSpec
-from testbed.job.hardware import slowdowns_of, within_of
+from testbed.job.hardware import slowdowns_of, slowest_ranks, within_of
 from testbed.model.paces import Pace, pace_of, pace_of_pairs
 from testbed.paths import Members, Network, network_of
 from testbed.scale import Scale
@@ -259,16 +259,8 @@ class Screener:
 def _slower(mesh: Mesh, slowdowns: Mapping[int, float], shared: bool) -> list[float]:
     """By pipeline position, how much longer its slowest ranks take; where microbatches are shared out by replicas'
     speed, on average over these."""
-    slowest: dict[tuple[int, int], float] = {}
-    for rank, coordinate in enumerate(mesh.coordinates()):
-        own = coordinate[REPLICATE], coordinate[PIPELINE]
-        slowest[own] = max(slowest.get(own, 0.0), slowdowns.get(rank, 1.0))
-    replicas = range(mesh.outside[REPLICATE])
-    found = []
-    for position in range(mesh.outside[PIPELINE]):
-        each = [slowest[replica, position] for replica in replicas]
-        found.append(len(each) / sum(1 / one for one in each) if shared else max(each))
-    return found
+    of_positions = zip(*slowest_ranks(mesh, slowdowns), strict=True)
+    return [len(each) / sum(1 / one for one in each) if shared else max(each) for each in of_positions]
 
 
 def _those(changes: Changes, beginnings: tuple[str, ...]) -> str:

@@ -24,6 +24,12 @@ def rate_text(bits_per_second: float) -> str:
     return format_rate(_rounded(bits_per_second, 4))
 
 
+def per_second_text(count: float) -> str:
+    """How many a second, to four digits."""
+    rounded = _rounded(count, 4)
+    return f"{rounded:,.0f}" if rounded >= 1000 else f"{rounded:g}"
+
+
 def size_text(size_bytes: float) -> str:
     """A number of bytes, to three digits; always decimal, so that figures in a column compare."""
     rounded = _rounded(size_bytes, 3)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from testbed.report.charts import series_class, variant_css
-from testbed.report.figures import percent_text, time_text
+from testbed.report.figures import per_second_text, percent_text, time_text
 from testbed.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.results.records import JsonObject
 from testbed.results.serving import Serving
@@ -25,28 +25,21 @@ _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
-def _rate_text(per_s: float) -> str:
-    """To four digits."""
-    rounded = float(f"{per_s:.4g}")
-    return f"{rounded:,.0f} requests/s" if rounded >= 1000 else f"{rounded:g} requests/s"
-
-
 def serving_words(variant: str, found: Serving | None) -> list[str]:
     """Two sentences of a variant that serves requests; none of others."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
-    words = f"{variant}: {_rate_text(load)}, latency p50 {time_text(late.p50)}, p99 {time_text(late.p99)}, "
-    words += (
-        f"p99.9 {time_text(late.p999)}; {percent_text(found.within)} within {time_text(found.objective_s)}"
-    )
+    words = f"{variant}: {per_second_text(load)} requests/s, latency p50 {time_text(late.p50)}, "
+    words += f"p99 {time_text(late.p99)}, p99.9 {time_text(late.p999)}; "
+    words += f"{percent_text(found.within)} within {time_text(found.objective_s)}"
     if found.first_token is not None:
         words += f"; first token p99 {time_text(found.first_token.p99)}"
     if found.per_token is not None:
         words += f", {time_text(found.per_token.p99)} per token"
     parts = found.p99_parts.document()
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] > 0)
-    full = f"{found.limited_by} is full at {_rate_text(found.capacity_per_s)}"
+    full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
     return [f"{words}.", f"{variant}: the p99 request's time: {where}; {full}."]
 
 

@@ -140,7 +140,7 @@ class LayerPlanner:
         seconds = sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
         kind = TENSOR if TENSOR in within.members else EXPERT
         after = tuple({*self.gate, self.computed[-1]})
-        index = self._inside(f"{name} within", kind, after, seconds / action.parts)
+        index = self._inside(name, kind, after, seconds / action.parts)
         if index is not None:
             self.gate = [index]
 
@@ -318,15 +318,15 @@ class LayerPlanner:
     ) -> int | None:
         """None where the rank is in no such group, or there is nothing to send. inner: bytes of an accelerator's array,
         where the rank's share it, too."""
-        around = self._around(SHARD if group == FSDP else group, collective, inner)
+        kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
+        around = self._around(kind, collective, inner)
         if group not in self.groups or not size:
-            return self._inside(f"{name} within", group, after, around.alone_s)
-        if (before := self._inside(f"{name} within", group, after, around.before_s)) is not None:
+            return self._inside(name, kind, after, around.alone_s)
+        if (before := self._inside(name, kind, after, around.before_s)) is not None:
             after = (before,)
         own = self.groups[group]
         parts = collective_of(collective).parts(len(own.members))
         numel = (max(counts) if counts else self.numel(size / parts)) * parts
-        kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
         algorithm = self.options.algorithms.get(kind, usual)
         index = self.add(
@@ -334,20 +334,19 @@ class LayerPlanner:
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
         )
-        within = self._inside(f"{name} within", group, (index,), around.after_s)
+        within = self._inside(name, kind, (index,), around.after_s)
         return index if within is None else within
 
     def _around(self, kind: str, collective: str, inner: float) -> Around:
         within = self.options.within
         return NOTHING if within is None else within.around(kind, collective, inner)
 
-    def _inside(self, name: str, group: str, after: tuple[int, ...], seconds: float) -> int | None:
+    def _inside(self, name: str, kind: str, after: tuple[int, ...], seconds: float) -> int | None:
         """Traffic within the rank, on a stream of its kind's own; None of none. seconds: real."""
         if not seconds:
             return None
-        kind = SHARD if group == FSDP else group
         duration_s = self.options.scale.emulated_s(seconds)
-        return self.add(Inside(name, f"within {kind}", kind, after, duration_s))
+        return self.add(Inside(f"{name} within", f"within {kind}", kind, after, duration_s))
 
     def numel(self, size_bytes: float) -> int:
         """Elements that travel for so many real bytes."""

@@ -103,6 +103,15 @@ class Stage:
     activation: float
     kept: float
 
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Of computing: forward, for the gradient of its input, for that of its weights."""
+        return (
+            sum(part.forward_s for part in self.parts),
+            sum(part.input_s for part in self.parts),
+            sum(part.weight_s for part in self.parts),
+        )
+
 
 def layers_of(model: str | ModelSpec) -> tuple[list[Layer], Layer, Layer]:
     """(blocks, embeddings, what comes after the last block)."""
