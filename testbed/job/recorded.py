@@ -15,7 +15,7 @@ from testbed.errors import did_you_mean
 from testbed.job.chakra import chakra_changed_ns, chakra_trace
 from testbed.job.mapping import mapped
 from testbed.paths import Network
-from testbed.traces import Collective, JobTrace, Node, RankTrace
+from testbed.traces import Collective, JobTrace, Node
 from testbed.traces.placing import families_of, order_of, placements_of
 from testbed.workload.placing import least_crossing
 from testbed.workload.traced import ALL_REDUCE, BARRIER
@@ -66,21 +66,16 @@ def done_by(trace: JobTrace, algorithms: Mapping[str, str]) -> JobTrace:
     """The same job with these algorithms, by kind, in those of its collectives that have one of that name."""
     if not algorithms:
         return trace
-    nodes: dict[int, Node] = {}
-    owns: dict[int, RankTrace] = {}
 
     def made(node: Node) -> Node:
-        if not isinstance(node, Collective) or node.kind not in algorithms:
+        if not isinstance(node, Collective):
             return node
-        if id(node) not in nodes:
-            fits = takes(node.collective, algorithms[node.kind])
-            nodes[id(node)] = replace(node, algorithm=algorithms[node.kind]) if fits else node
-        return nodes[id(node)]
+        algorithm = algorithms.get(node.kind)
+        if algorithm is None or not takes(node.collective, algorithm):
+            return node
+        return replace(node, algorithm=algorithm)
 
-    for own in trace.ranks:
-        if id(own) not in owns:
-            owns[id(own)] = tuple(map(made, own))
-    return replace(trace, ranks=tuple(owns[id(own)] for own in trace.ranks))
+    return trace.changed(made)
 
 
 def check_choices(trace: JobTrace, spec: WorkloadSpec, name: str) -> None:

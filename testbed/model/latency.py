@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from testbed.model.split import Spans
 from testbed.scale import Scale
 from testbed.workload.plan import Computing, JobPlan, Message
 from testbed.workload.plans import Mark
 from testbed.workload.serving import Serving
 
-Spans = Sequence[Sequence[tuple[float, float]]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
     return found
 
 
-def at_share(values: Sequence[float], share: float) -> float:
-    """What so large a share does not exceed, by nearest rank. values: in order."""
+def at_share(values: Sequence[T], share: float) -> T:
+    """Which one so large a share does not exceed, by nearest rank. values: in order."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 

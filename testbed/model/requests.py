@@ -10,7 +10,8 @@ from typing import Any
 from testbed.config import Host, Topology
 from testbed.job.declared import Pairs, total
 from testbed.job.job import Job
-from testbed.model.latency import RequestTime, Spans, at_share, request_times
+from testbed.model.latency import RequestTime, at_share, request_times
+from testbed.model.split import Spans
 from testbed.scale import Scale
 from testbed.workload.serving import Serving
 
@@ -79,8 +80,7 @@ def _parts(times: Sequence[RequestTime]) -> dict[str, Any]:
     each = [asdict(one.parts) for one in times]
     mean = {name: sum(one[name] for one in each) / len(each) for name in each[0]}
     ordered = sorted(times, key=lambda one: one.latency_s)
-    late = ordered[max(0, -(-99 * len(ordered) // 100) - 1)]
-    return {"mean_parts": mean, "p99_parts": asdict(late.parts)}
+    return {"mean_parts": mean, "p99_parts": asdict(at_share(ordered, 0.99).parts)}
 
 
 def _links(

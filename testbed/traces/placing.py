@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import permutations
 
-from testbed.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint, RankTrace
+from testbed.traces.trace import ROOTED, Collective, JobTrace, Node, PointToPoint
 
 MOST_ORDERED = 4  # kinds whose orders are all looked at: 24
 
@@ -81,8 +81,6 @@ def reordered(trace: JobTrace, order: Sequence[int]) -> JobTrace:
     if tuple(order) == tuple(range(len(trace.ranks))):
         return trace
     places = {rank: place for place, rank in enumerate(order)}
-    nodes: dict[int, Node] = {}
-    owns: dict[int, RankTrace] = {}
 
     def moved(node: Node) -> Node:
         if isinstance(node, PointToPoint):
@@ -91,12 +89,6 @@ def reordered(trace: JobTrace, order: Sequence[int]) -> JobTrace:
             return replace(node, root=places[node.root])
         return node
 
-    # ranks of a large job are mostly alike, and have their nodes in common
-    for own in trace.ranks:
-        if id(own) not in owns:
-            for node in own:
-                if id(node) not in nodes:
-                    nodes[id(node)] = moved(node)
-            owns[id(own)] = tuple(nodes[id(node)] for node in own)
+    ranks = trace.changed(moved).ranks
     groups = {name: tuple(places[rank] for rank in members) for name, members in trace.groups.items()}
-    return replace(trace, ranks=tuple(owns[id(trace.ranks[rank])] for rank in order), groups=groups)
+    return replace(trace, ranks=tuple(ranks[rank] for rank in order), groups=groups)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +134,21 @@ class JobTrace:
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     origin: str = ""
     accelerator: str = ""
+
+    def changed(self, change: Callable[[Node], Node]) -> JobTrace:
+        """The same job with each node as `change` has it; what ranks have in common stays so.
+
+        Ranks of a large job are mostly alike, and have their nodes in common: each is asked for once.
+        """
+        nodes: dict[int, Node] = {}
+        owns: dict[int, RankTrace] = {}
+        for own in self.ranks:
+            if id(own) not in owns:
+                for node in own:
+                    if id(node) not in nodes:
+                        nodes[id(node)] = change(node)
+                owns[id(own)] = tuple(nodes[id(node)] for node in own)
+        return replace(self, ranks=tuple(owns[id(own)] for own in self.ranks))
 
     def write(self, path: Path) -> Path:
         """As JSON, packed where the name ends in .gz; nodes that are alike stand in it once."""
