@@ -46,6 +46,7 @@ class _Line:
     """Messages of one key, in their order: those with chunks that have to begin; ends that lack the other one.
 
     unannounced: whose receiver has not said yet that it waits; announced: how many did of messages that are not there.
+    full: slots that chunks of announced messages are in, as the sender knows.
     """
 
     sends: deque[_Staged] = field(default_factory=deque)
@@ -53,6 +54,7 @@ class _Line:
     receives: deque[Event] = field(default_factory=deque)
     unannounced: deque[_Staged] = field(default_factory=deque)
     announced: int = 0
+    full: int = 0
 
 
 class Messaging:
@@ -217,7 +219,7 @@ class Messaging:
             message.granted = slots.count
         elif line.announced:
             line.announced -= 1
-            message.granted = slots.count
+            message.granted = len(chunks)
         else:
             line.unannounced.append(message)
         line.sends.append(message)
@@ -236,7 +238,8 @@ class Messaging:
     def _announce(self, line: _Line) -> None:
         """The sender hears that a message is waited for."""
         if line.unannounced:
-            line.unannounced.popleft().granted = self.software.slots.count
+            message = line.unannounced.popleft()
+            message.granted = len(message.chunks)
             self._fill_slots(line)
         else:
             line.announced += 1
@@ -254,10 +257,18 @@ class Messaging:
                 self._take_out(line, message)
 
     def _fill_slots(self, line: _Line) -> None:
-        """The first message in turn has all slots; behind its last chunk the next one has them."""
+        """The first message in turn has all slots; behind its last chunk the next one has them.
+
+        Messages whose receives are announced have them together.
+        """
+        slots = self.software.slots
         while line.sends:
             message = line.sends[0]
             while message.begun < min(len(message.chunks), message.granted):
+                if slots.announced:
+                    if line.full == slots.count:
+                        return
+                    line.full += 1
                 self._send_chunk(line, message)
             if message.begun < len(message.chunks):
                 return
@@ -278,19 +289,30 @@ class Messaging:
 
     def _take_out(self, line: _Line, message: _Staged) -> None:
         """The next chunk, which has come."""
-        size_bytes = message.chunks[message.leaving]
+        size_bytes, slots = message.chunks[message.leaving], self.software.slots
         message.leaving += 1
 
         def out() -> None:
             message.done += 1
-            if message.done <= len(message.chunks) - self.software.slots.count:
+            # of slots that nobody waits for nothing is said: a receive that is announced later says that they are free
+            if wanted():
                 self._transmit(message.ends[::-1], NOTE_BYTES, message.dscp, free, Event(), note=True)
+            elif slots.announced:
+                line.full -= 1
             if message.done == len(message.chunks):
                 assert message.received is not None
                 message.received.happen()
 
+        def wanted() -> bool:
+            if slots.announced:
+                return line.full == slots.count
+            return message.done <= len(message.chunks) - slots.count
+
         def free() -> None:
-            message.granted += 1
+            if slots.announced:
+                line.full -= 1
+            else:
+                message.granted += 1
             self._fill_slots(line)
 
         self._work(message.ends[1], size_bytes, out, note=False)

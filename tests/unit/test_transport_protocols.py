@@ -161,3 +161,26 @@ def test_other_protocols_are_refused() -> None:
     words = "protocol: got 'push', expected FILE.py:NAME or one of rendezvous, staged, eager"
     with pytest.raises(PluginError, match=words):
         with_protocol(transport, "push")
+
+
+def test_announced_slots_are_for_all_messages_that_are_waited_for_in_their_order() -> None:
+    """A second message of two chunks needs no note of its own once the first has come: it has had slots all along."""
+    one, two = (
+        StagedTransport(transport, chunk_bytes=100, slots=3, announced=True)
+        for transport in MemoryNetwork(2).transports
+    )
+    messages = [b"a" * 200, b"b" * 200, b"c" * 300]
+    buffers = [bytearray(len(message)) for message in messages]
+    receives = [two.irecv(0, 1, memoryview(buffer)) for buffer in buffers]
+    two.progress()
+    one.progress()
+    sends = [one.isend(1, 1, memoryview(message)) for message in messages]
+    one.progress()
+    assert one.inner.counters[1].messages_sent == 3  # both of the first, one of the second: all slots
+    for _ in range(30):
+        two.progress()
+        one.progress()
+    assert buffers == [bytearray(message) for message in messages]
+    assert all(item.done and item.error is None for item in (*sends, *receives))
+    assert one._free == {}
+    assert two._windows == {}

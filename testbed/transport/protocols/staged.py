@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from testbed.transport.base import (
     BEST_EFFORT,
@@ -29,8 +29,9 @@ class StagedTransport(Layer):
 
     As NCCL's copy-based transfers, whose slots are a window: no more than slots x chunk bytes of a message are under
     way. `chunk_bytes` is that of NCCLX's FIFO; each chunk carries the message's length, 8 bytes. announced: slots
-    are free once the receiver waits for the message, as those of NCCL's network plugins are, else from the beginning.
-    After a message of more than a chunk that did not fit its receive, what comes with the same tag makes no sense.
+    are free once the receiver waits for the message, as those of NCCL's network plugins are, else from the beginning;
+    then messages of a tag that are waited for have the slots together, in their order. After a message of more than a
+    chunk that did not fit its receive, what comes with the same tag makes no sense.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StagedTransport(Layer):
         # by line and tag, messages of which some chunks have not begun: the first one's chunks go before the next one's
         self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
         self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
+        self._windows: dict[tuple[Line, int], _Window] = {}  # where slots are announced
         self._tally = {
             peer: PeerCounters() for peer in inner.counters
         }  # whole messages, and prefixes as headers
@@ -74,6 +76,10 @@ class StagedTransport(Layer):
         chunks = _Chunks(Request("recv", peer, tag, view), self.chunk_bytes)
         queue = self._receives.setdefault((line, tag), deque())
         queue.append(chunks)
+        if self.announced:
+            window = self._windows.setdefault((line, tag), _Window())
+            window.waiting += chunks.count
+            self._announce(line, tag)
         if len(queue) == 1:
             self._begin_receive(line, tag)
         self._catch_up()
@@ -174,10 +180,19 @@ class StagedTransport(Layer):
     def _begin_receive(self, line: Line, tag: int) -> None:
         """The first chunk tells whether the message is what is expected; then there is room for others."""
         chunks = self._receives[line, tag][0]
-        if self.announced:
-            self._note(line, tag, min(self.slots, chunks.count))
         self._receive_chunk(line, chunks)
         self._next_receive(line, tag)
+
+    def _announce(self, line: Line, tag: int) -> None:
+        """Say of as many slots as there are that they are free, for chunks that are waited for."""
+        window = self._windows[line, tag]
+        number = min(window.waiting, self.slots - window.free)
+        if number > 0:
+            window.waiting -= number
+            window.free += number
+            self._note(line, tag, number)
+        if not window.free:
+            del self._windows[line, tag]
 
     def _next_receive(self, line: Line, tag: int) -> None:
         queue = self._receives.get((line, tag))
@@ -211,7 +226,10 @@ class StagedTransport(Layer):
             self._copied[peer] += end - start
             self._chunk_tally[peer].messages_received += 1
             chunks.done += 1
-            if chunks.done <= chunks.count - self.slots:  # the sender waits for a slot
+            if self.announced:
+                self._windows[line, request.tag].free -= 1
+                self._announce(line, request.tag)
+            elif chunks.done <= chunks.count - self.slots:  # the sender waits for a slot
                 self._note(line, request.tag, 1)
             while chunks.begun < chunks.count and chunks.begun - chunks.done < self.slots:
                 self._receive_chunk(line, chunks)
@@ -221,6 +239,14 @@ class StagedTransport(Layer):
                 chunks.end(None)
 
         self._after(self.inner.irecv(peer, request.tag, memoryview(slot), traffic), come)
+
+
+@dataclass
+class _Window:
+    """Of one tag: chunks that are waited for and have no slot yet; slots that are free, or filled and not read."""
+
+    waiting: int = 0
+    free: int = 0
 
 
 class _Chunks:
