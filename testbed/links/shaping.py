@@ -23,6 +23,7 @@ MAX_QUANTUM_BYTES = 200_000
 FILTER_PREFERENCE = 10
 LEAST_SHARE = 0.001  # of the rate, for a class without a guarantee: HTB has none without any
 REST_MINOR = 0x10  # of the class that takes what no other names; all there is where there are no classes
+MOST_QUEUE_BYTES = 2**32 - 1  # of a queueing discipline that is limited in bytes
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,11 @@ def _queue_command(shape: Shape) -> tuple[str, str]:
         return f"red limit {shape.queue_bytes} {marking}", "3"
     if shape.queue_packets:
         return f"pfifo limit {shape.queue_packets}", "2"
+    if shape.queue_bytes > MOST_QUEUE_BYTES:
+        raise LinkError(
+            f"a queue of {shape.queue_bytes} bytes: the kernel's hold at most {MOST_QUEUE_BYTES}; "
+            "give the topology a smaller `queue`, or the network a size_scale"
+        )
     return f"bfifo limit {shape.queue_bytes}", "1"
 
 
