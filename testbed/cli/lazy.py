@@ -45,6 +45,10 @@ COMMANDS: Mapping[str, Entry] = {
         "bench",
         "Time a collective at many sizes, as nccl-tests do: time per call, bandwidths, wrong elements.",
     ),
+    "bootstrap": Entry(
+        "bootstrap",
+        "Time how the ranks of a large job find each other, make their groups and connect; no data is sent.",
+    ),
     "explore": Entry(
         "explore",
         "Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.",

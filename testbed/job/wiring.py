@@ -170,12 +170,10 @@ def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
     incarnation: how many times this rank was lost before, and came back.
     """
     begun_s = time.monotonic()
-    addresses = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
+    told = [(endpoint.ip, endpoint.port) for endpoint in wiring.ranks]
     master = (wiring.ranks[0].ip, BOOTSTRAP_PORT)
     bootstrap = BOOTSTRAPS.find(wiring.bootstrap)
-    addresses, report = bootstrap.find(
-        BootstrapJob(rank, master, addresses, wiring.token, BOOTSTRAP_TIMEOUT_S)
-    )
+    addresses, report = bootstrap.find(BootstrapJob(rank, master, told, wiring.token, BOOTSTRAP_TIMEOUT_S))
 
     def socket_of(rank: int, peer: int, key: ConnectionKey, usual: SocketSettings) -> SocketSettings:
         return wiring.settings(rank, peer, key, usual)

@@ -104,10 +104,13 @@ def start_of(ranks: int, groups: Sequence[int], way: StartWay, costs: StartCosts
 
 
 def connections_of(size: int, *, eager: bool) -> int:
-    """Of a rank in a group: with all others; or with the two of a ring and, across, those of a doubling."""
+    """Of a rank in a group: with all others; or with the two of a ring and, across, those of a doubling.
+
+    The nearest of a doubling is one of the ring's.
+    """
     if eager or size <= 3:
         return size - 1
-    return min(size - 1, 2 + math.ceil(math.log2(size)))
+    return min(size - 1, 1 + math.ceil(math.log2(size)))
 
 
 def _finding_s(size: int, way: StartWay, costs: StartCosts) -> float:

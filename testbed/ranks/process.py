@@ -34,6 +34,7 @@ from testbed.ranks.bench import BenchRank, BenchSpec
 from testbed.ranks.rank import Rank
 from testbed.ranks.receive_credits import credit_sockets
 from testbed.ranks.replica_rank import ReplicaRank
+from testbed.ranks.starting import StartRank, StartSpec
 from testbed.replicas import Left
 
 LEFT = 75  # a process ends with this where its rank had to leave, and is to come back
@@ -70,8 +71,16 @@ class Work:
 
 
 def read_work(line: str) -> Work:
-    """From the parent's document, which says whether it is a job's steps or a benchmark."""
-    if json.loads(line)["task"] == "bench":
+    """From the parent's document, which says whether it is a job's steps, a benchmark or a start alone."""
+    task = json.loads(line)["task"]
+    if task == "start":
+        start = StartSpec.from_json(line)
+        return Work(
+            start.ranks,
+            lambda rank, tell, carried: StartRank(start, rank, tell),
+            ranks_per_process=start.ranks_per_process,
+        )
+    if task == "bench":
         bench = BenchSpec.from_json(line)
         bench.wiring.look_up()
         return Work(

@@ -11,20 +11,52 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import struct
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from testbed.transport.addresses import ENTRY_BYTES, Address, Addresses
 from testbed.transport.base import TransportError, TransportTimeout
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello, read_hello
 
 METHODS = ("star", "ring_hybrid")
-_ENTRY = struct.Struct("!4sH")  # IPv4 address and port
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.005, 0.2
 _MOST_STRANGERS = 256
 
-Address = tuple[str, int]
+
+@dataclass(frozen=True)
+class BootstrapCosts:
+    """Seconds that software takes, beside what it takes here. caller_s: rank 0, for each that calls.
+
+    entry_s: any rank, for each address that goes round.
+    """
+
+    caller_s: float = 0.0
+    entry_s: float = 0.0
+
+
+FREE = BootstrapCosts()
+_LEAST_PAID_S = 0.5e-3  # together, so that addresses that come meanwhile are handled together, too
+
+
+class _Debt:
+    """Software's time, paid by sleeping."""
+
+    def __init__(self) -> None:
+        self.owed_s = 0.0
+
+    def owe(self, seconds: float) -> None:
+        """Pay once it is worth while."""
+        self.owed_s += seconds
+        if self.owed_s >= _LEAST_PAID_S:
+            self.settle()
+
+    def settle(self) -> None:
+        """Pay all of it."""
+        if self.owed_s > 0:
+            time.sleep(self.owed_s)
+            self.owed_s = 0.0
 
 
 @dataclass
@@ -53,7 +85,8 @@ def bootstrap(
     token: str,
     timeout_s: float = 30.0,
     master_listener: socket.socket | None = None,
-) -> tuple[list[Address], BootstrapReport]:
+    costs: BootstrapCosts = FREE,
+) -> tuple[Sequence[Address], BootstrapReport]:
     """The addresses of all ranks, in rank order, and what it cost this one.
 
     method: one of METHODS. master: where rank 0 listens meanwhile; `master_listener`: its socket, bound to it, if rank
@@ -63,8 +96,8 @@ def bootstrap(
     if method not in METHODS:
         raise ValueError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
     begun_s = time.monotonic()
-    found = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s)
-    addresses = found.run(master_listener) if size > 1 else [own]
+    found = _Bootstrap(method, rank, size, master, own, token, begun_s + timeout_s, timeout_s, costs)
+    addresses = found.run(master_listener) if size > 1 else Addresses.of([own])
     found.report.time_s = time.monotonic() - begun_s
     return addresses, found.report
 
@@ -80,8 +113,11 @@ class _Bootstrap:
         token: str,
         deadline_s: float,
         timeout_s: float,
+        costs: BootstrapCosts,
     ) -> None:
         self.report = BootstrapReport(method)
+        self.costs = costs
+        self.debt = _Debt()
         self.rank = rank
         self.size = size
         self.master = master
@@ -91,8 +127,13 @@ class _Bootstrap:
         self.timeout_s = timeout_s
         self.ring = method == "ring_hybrid"
 
-    def run(self, master_listener: socket.socket | None) -> list[Address]:
+    def run(self, master_listener: socket.socket | None) -> Addresses:
         """All ranks' addresses."""
+        found = self._found(master_listener)
+        self.debt.settle()
+        return found
+
+    def _found(self, master_listener: socket.socket | None) -> Addresses:
         with contextlib.ExitStack() as stack:
             listener = None
             if self.ring:
@@ -101,16 +142,17 @@ class _Bootstrap:
             if self.rank == 0:
                 entrance = stack.enter_context(master_listener or _listening(self.master))
                 callers = self._gather(entrance, stack)
-                table = [told] + [callers[peer][1] for peer in range(1, self.size)]
+                self.debt.settle()
+                table = Addresses.of([told] + [callers[peer][1] for peer in range(1, self.size)])
                 for peer, (sock, _) in callers.items():
-                    answer = [table[(peer + 1) % self.size]] if self.ring else table
-                    self._send(sock, _pack(answer))
+                    answer = Addresses.of([table[(peer + 1) % self.size]]) if self.ring else table
+                    self._send(sock, answer.packed)
                 following = table[1]
             else:
                 sock = stack.enter_context(self._dial(self.master, 0))
-                self._send(sock, self._hello(0) + _pack([told]))
+                self._send(sock, self._hello(0) + Addresses.of([told]).packed)
                 count = 1 if self.ring else self.size
-                table = _unpack(self._receive(sock, count * _ENTRY.size, "rank 0's answer", 0))
+                table = Addresses(self._receive(sock, count * ENTRY_BYTES, "rank 0's answer", 0))
                 following = table[0]
             if listener is None:
                 return table
@@ -129,8 +171,8 @@ class _Bootstrap:
             selector.register(entrance, selectors.EVENT_READ, bytearray())
             while len(found) < self.size - 1:
                 left_s = self.deadline_s - time.monotonic()
-                missing = [peer for peer in range(1, self.size) if peer not in found]
                 if left_s <= 0:
+                    missing = [peer for peer in range(1, self.size) if peer not in found]
                     raise TransportTimeout(
                         self.rank, missing, "bootstrap: waiting to hear from", self.timeout_s
                     )
@@ -153,7 +195,8 @@ class _Bootstrap:
                         sock.close()
                         continue
                     sock.setblocking(True)
-                    found[peer] = (sock, _unpack(bytes(heard[HELLO_BYTES:]))[0])
+                    found[peer] = (sock, Addresses(bytes(heard[HELLO_BYTES:]))[0])
+                    self.debt.owe(self.costs.caller_s)
                     self.report.messages_received += 1
                     self.report.bytes_received += len(heard)
                     self.report.connections += 1
@@ -161,7 +204,7 @@ class _Bootstrap:
 
     def _hear(self, sock: socket.socket, heard: bytearray) -> int | None:
         """More of a caller's first words: its rank once they are complete, -1 for a stranger, None until then."""
-        wanted = HELLO_BYTES + _ENTRY.size
+        wanted = HELLO_BYTES + ENTRY_BYTES
         try:
             data = sock.recv(wanted - len(heard))
         except BlockingIOError:
@@ -183,32 +226,38 @@ class _Bootstrap:
 
     def _go_round(
         self, listener: socket.socket, following: Address, stack: contextlib.ExitStack
-    ) -> list[Address]:
+    ) -> Addresses:
         """Every rank's own address goes round: each passes on what it hears, but what began with its follower."""
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         listener.listen(_MOST_STRANGERS)
         onward = stack.enter_context(self._dial(following, after))
-        self._send(onward, self._hello(after) + _pack([self.own]))
+        self._send(onward, self._hello(after) + Addresses.of([self.own]).packed)
         back = stack.enter_context(self._accept(listener, before))
-        table: list[Address | None] = [None] * self.size
-        table[self.rank] = self.own
+        table = bytearray(self.size * ENTRY_BYTES)
+        self._enter(table, self.rank, Addresses.of([self.own]).packed)
         left = self.size - 1
         source = before
         pending = b""
         while left:
-            data = self._some(back, (left * _ENTRY.size) - len(pending), before)
+            data = self._some(back, (left * ENTRY_BYTES) - len(pending), before)
             pending += data
-            whole = len(pending) // _ENTRY.size
-            entries, pending = pending[: whole * _ENTRY.size], pending[whole * _ENTRY.size :]
+            whole = len(pending) // ENTRY_BYTES
+            entries, pending = pending[: whole * ENTRY_BYTES], pending[whole * ENTRY_BYTES :]
             # the follower knows its own: the last entry to come is not passed on
             passed = whole if left > whole else whole - 1
             if passed > 0:
-                self._send(onward, entries[: passed * _ENTRY.size])
-            for address in _unpack(entries):
-                table[source] = address
+                self._send(onward, entries[: passed * ENTRY_BYTES])
+            for number in range(whole):
+                entry = entries[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES]
+                self._enter(table, source, entry)
                 source = (source - 1) % self.size
             left -= whole
-        return [address for address in table if address is not None]
+            self.debt.owe(whole * self.costs.entry_s)
+        return Addresses(bytes(table))
+
+    @staticmethod
+    def _enter(table: bytearray, rank: int, entry: bytes) -> None:
+        table[rank * ENTRY_BYTES : (rank + 1) * ENTRY_BYTES] = entry
 
     def _accept(self, listener: socket.socket, before: int) -> socket.socket:
         """The connection of the rank before; strangers are turned away."""
@@ -304,11 +353,3 @@ def _listening(address: Address) -> socket.socket:
         ) from None
     sock.listen()
     return sock
-
-
-def _pack(addresses: list[Address]) -> bytes:
-    return b"".join(_ENTRY.pack(socket.inet_aton(ip), port) for ip, port in addresses)
-
-
-def _unpack(data: bytes) -> list[Address]:
-    return [(socket.inet_ntoa(ip), port) for ip, port in _ENTRY.iter_unpack(data)]

@@ -46,7 +46,7 @@ class Connecting:
         self.refused = 0  # connections from elsewhere
         self._rank = rank
         self._size = len(addresses)
-        self._addresses = list(addresses)
+        self._addresses = addresses
         self._settings = settings
         self._sockets = settings.sockets
         self._loop = loop

@@ -33,6 +33,7 @@ from testbed.transport.loop import EventLoop, StallDetector, sharpen_timers
 from testbed.transport.onesided import Exposed, is_one_sided, is_put
 from testbed.transport.sockets import MeshSettings, glance, state_words
 from testbed.transport.stream import Stream
+from testbed.transport.tallies import Tallies
 from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts, wire_counts
 
@@ -71,7 +72,7 @@ class Mesh:
         self.settings = settings
         self.stall_detector: StallDetector | None = None
         self.exposed = Exposed()
-        self._counters = {peer: PeerCounters() for peer in range(self.size) if peer != rank}
+        self._counters = Tallies(rank, self.size)
         self._streams: dict[StreamKey, Stream] = {}
         self._ended: TransportError | None = None  # why streams made from now on are lost
         self._closed = False
@@ -128,6 +129,11 @@ class Mesh:
         request = Request("recv", peer, tag, view)
         self._connections_to(peer, tag, traffic).receive(request)
         return request
+
+    @property
+    def connections(self) -> int:
+        """How many there are, or are begun."""
+        return len(self._streams)
 
     @property
     def refused(self) -> int:

@@ -52,7 +52,7 @@ def test_an_option_has_one_default_in_all_commands_but_the_clock_which_has_a_rea
     clocks = found.pop("--clock")
     assert clocks.pop("run") == clocks.pop("bench") == clocks.pop("launch") == RUN_CLOCK
     assert set(clocks.values()) == {MODEL_CLOCK}
-    assert len(clocks) == 3
+    assert len(clocks) == 4
     differing = {word: own for word, own in found.items() if len(set(map(str, own.values()))) > 1}
     assert differing == {}
     assert set(found["--policy"].values()) == {DEFAULT_POLICY}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from testbed.plugins import Registry, derived_from
-from testbed.transport.bootstrap import Address, BootstrapReport
+from testbed.transport.addresses import Address
+from testbed.transport.bootstrap import BootstrapReport
 
 
 class Job(NamedTuple):
@@ -14,7 +16,7 @@ class Job(NamedTuple):
 
     rank: int
     master: Address
-    addresses: list[Address]
+    addresses: Sequence[Address]
     token: str
     timeout_s: float
 
@@ -27,7 +29,7 @@ class Bootstrap(ABC):
 
     @staticmethod
     @abstractmethod
-    def find(job: Job) -> tuple[list[Address], BootstrapReport]:
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """The addresses of all ranks, and what finding them cost this one. TransportError."""
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.transport.bootstrap import Address, BootstrapReport
+from collections.abc import Sequence
+
+from testbed.transport.addresses import Address
+from testbed.transport.bootstrap import BootstrapReport
 from testbed.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
 from testbed.transport.bootstraps.star import exchange
 
@@ -12,6 +15,6 @@ class RingHybrid(Bootstrap):
     """Connections are made when used."""
 
     @staticmethod
-    def find(job: Job) -> tuple[list[Address], BootstrapReport]:
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """Round the ring."""
         return exchange("ring_hybrid", job)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from testbed.transport.bootstrap import Address, BootstrapReport, bootstrap
+from collections.abc import Sequence
+
+from testbed.transport.addresses import Address
+from testbed.transport.bootstrap import BootstrapReport, bootstrap
 from testbed.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
 
 
-def exchange(method: str, job: Job) -> tuple[list[Address], BootstrapReport]:
+def exchange(method: str, job: Job) -> tuple[Sequence[Address], BootstrapReport]:
     """By one of the methods of `bootstrap`."""
     rank, master, addresses, token, timeout_s = job
     return bootstrap(method, rank, len(addresses), master, addresses[rank], token, timeout_s)
@@ -19,6 +22,6 @@ class Star(Bootstrap):
     connects_all = True
 
     @staticmethod
-    def find(job: Job) -> tuple[list[Address], BootstrapReport]:
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """Through rank 0 alone."""
         return exchange("star", job)

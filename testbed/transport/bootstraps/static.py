@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from testbed.transport.bootstrap import Address, BootstrapReport
+from collections.abc import Sequence
+
+from testbed.transport.addresses import Address
+from testbed.transport.bootstrap import BootstrapReport
 from testbed.transport.bootstraps.base import BOOTSTRAPS, Bootstrap, Job
 
 
@@ -11,6 +14,6 @@ class Static(Bootstrap):
     """Nothing is asked of anybody."""
 
     @staticmethod
-    def find(job: Job) -> tuple[list[Address], BootstrapReport]:
+    def find(job: Job) -> tuple[Sequence[Address], BootstrapReport]:
         """What the rank was told."""
         return job.addresses, BootstrapReport("static")

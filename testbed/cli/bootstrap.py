@@ -1,0 +1,128 @@
+"""The command `bootstrap`: what starting a job takes, from its ranks knowing one address to all groups connected."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, SeedOption
+from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
+from testbed.config.units import format_size
+from testbed.model.starting import growth
+from testbed.running.bench_request import guest_for, wants_guest
+from testbed.running.choosing import choose_network_without_ranks
+from testbed.running.start_request import WAYS, connection_buffers_bytes, guest_bytes_for, tries_of
+from testbed.running.start_run import StartRow, StartRun
+from testbed.virtual import Guest, GuestSettings, find_image
+
+HEADINGS = (
+    (
+        "ranks",
+        "way",
+        "time",
+        "finding",
+        "topology",
+        "connecting",
+        "sockets",
+        "memory",
+        "buffers",
+        "rank 0",
+        "model",
+    ),
+    ("", "", "(s)", "(s)", "(s)", "(s)", "of a rank", "of a rank", "of a rank", "sends", "(s)"),
+)
+WIDTHS = (7, 10, 9, 9, 9, 11, 10, 10, 10, 10, 9)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(bootstrap)
+
+
+def bootstrap(
+    topology: Annotated[Path, typer.Argument(help="A topology file; its hosts have several ranks each.")],
+    ranks: Annotated[
+        str, typer.Option("--ranks", "-n", help="How many in all, several with commas between.")
+    ] = "64,256",
+    way: Annotated[
+        str,
+        typer.Option(help=f"{', '.join(WAYS)}, with commas between, or all."),
+    ] = "baseline,scalable",
+    groups: Annotated[
+        str,
+        typer.Option(help="Sizes of a rank's groups beside replicas, which are the rest; none: no groups."),
+    ] = "tensor=8,pipeline=4",
+    costs: Annotated[
+        str, typer.Option(help="What software takes: published (fitted to NCCLX's figure 21), or none.")
+    ] = "published",
+    json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
+    clock: Annotated[str, typer.Option(help="real or virtual.")] = MODEL_CLOCK,
+    seed: SeedOption = SEED,
+    link_engine: EngineOption = None,
+    datapath: DatapathOption = None,
+    memory: MemoryOption = None,
+    stall_timeout: StallOption = DEFAULT_STALL_TIMEOUT,
+) -> None:
+    """Time how the ranks of a large job find each other, make their groups and connect; no data is sent.
+
+    Time is until the last rank is done, its parts are means over ranks. Buffers are those that protocol `staged` keeps
+    for each connection.
+    """
+    tries = tries_of(ranks, way, groups, costs, clock)
+    if wants_guest(clock):
+        needed = guest_bytes_for(tries)
+        _in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
+    console = Console(stderr=True, highlight=False)
+    network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
+    run = StartRun(network, seed, lambda line: console.print(f"  {line}"))
+    kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
+    print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
+    for line in HEADINGS:
+        print(_line(line))
+    rows = []
+    for row in run.rows(tries):
+        rows.append(row)
+        print(_line(_cells(row)), flush=True)
+    for words in _growth(rows):
+        print(words)
+    if json_file is not None:
+        json_file.write_text(
+            json.dumps({"schema": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
+        )
+
+
+def _in_guest(settings: GuestSettings) -> NoReturn:
+    """The same command in a guest; ends with its status."""
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
+    ended = Guest(find_image(), settings).run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
+    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
+
+
+def _cells(row: StartRow) -> tuple[Any, ...]:
+    name = next((name for name, way in WAYS.items() if way == row.way), "")
+    parts = [f"{row.parts.get(part, 0.0):.3f}" for part in ("finding", "topology", "connecting")]
+    sizes = (row.memory_bytes, row.sockets * connection_buffers_bytes(), row.bytes_sent)
+    shown = [format_size(round(float(f"{size:.3g}"))) for size in sizes]
+    return row.ranks, name, f"{row.time_s:.3f}", *parts, row.sockets, *shown, f"{row.predicted.seconds:.3f}"
+
+
+def _growth(rows: Sequence[StartRow]) -> list[str]:
+    """How seconds grow with ranks, for each way that was tried with several."""
+    found = []
+    for name, way in WAYS.items():
+        points = [(row.ranks, row.time_s) for row in rows if row.way == way]
+        if len(points) > 1:
+            own = [(row.ranks, row.predicted.seconds) for row in rows if row.way == way]
+            found.append(f"# {name}: time grows as n^{growth(points):.2f}, by the model n^{growth(own):.2f}")
+    return found
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return " ".join(str(cell).rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()
