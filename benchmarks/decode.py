@@ -1,8 +1,7 @@
 """Decoding with experts: twelve cells against two all-gathers and an all-to-all, what a peer costs, where time goes.
 
-    .venv/bin/python benchmarks/decode.py                  # by the model
-    .venv/bin/testbed run scenarios/decode.yaml --clock virtual -o /tmp/decode
-    .venv/bin/python benchmarks/decode.py /tmp/decode      # of that run: p50 and p99 of a token, and its parts
+    .venv/bin/python benchmarks/decode.py                         # by the model
+    .venv/bin/python benchmarks/decode.py --packets FOLDER        # baseline and cached of the twelve cells
 
 Racks of eight hosts with an accelerator each in one zone, latencies as in topologies/training-region.yaml, nothing
 oversubscribed. A token's time is from one combine's end to the next one's, on the last rank; p50 and p99 are over
@@ -13,20 +12,23 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import testbed
 from testbed.config import load_scenario, preset_transport
+from testbed.config.units import parse_size
 from testbed.job.job import job_of
 from testbed.model import simulate
 from testbed.model.calibration import VIRTUAL, find_calibration
 from testbed.model.predicting import routed
-from testbed.results.records import SAMPLES, Sample, read_samples
+from testbed.results.decoding import Decoding
+from testbed.results.decoding_summary import token_times as times_of
+from testbed.results.decoding_summary import tokens_of
 from testbed.scale import Scale
 
 ROW = "14 KiB"  # of a token: 7168 numbers of 2 bytes, as of DeepSeek-V3
@@ -78,10 +80,7 @@ def token_times(ranks: int, way: Way, **options: Any) -> list[float]:
     software = calibration.software(loaded.transport, Scale())
     plan = job.workload.plan.using("ring")
     spans = simulate(plan, routed(job, "ring", calibration), job.workload.itemsize, software).spans
-    tokens, layers = options.get("tokens", 1), options.get("layers", 1)
-    each = len(spans[0]) // (tokens * layers)
-    ends = [max(rank[(number + 1) * each * layers - 1][1] for rank in spans) for number in range(tokens)]
-    return [end - before for before, end in zip([0.0, *ends], ends, strict=False)]
+    return times_of(tokens_of(plan), spans)
 
 
 def cells(tokens: int) -> None:
@@ -123,83 +122,73 @@ def per_peer() -> str:
     )
 
 
-def kind_of(sample: Sample) -> str:
-    """Of an operation of the workload: dispatch, combine and so on, as its name begins."""
-    if sample.operation == "all_gather":
-        return "metadata"
-    return {"counts read": "synchronisation"}.get(name := sample.name.split(" of ")[0], name)
-
-
-def tokens_of(samples: Sequence[Sample]) -> list[float]:
-    """Of one variant's step: each token's time, on the last rank."""
-    steps = {(one.trial, one.step) for one in samples}
-    found = []
-    for trial, step in sorted(steps):
-        own = [one for one in samples if (one.trial, one.step) == (trial, step)]
-        ends: dict[int, float] = {}
-        for one in own:
-            if kind_of(one) == "combine":
-                token = int(one.name.split()[3].rstrip(","))
-                ends[token] = max(ends.get(token, 0.0), one.end_s)
-        began_s = min(one.start_s for one in own)
-        found += [
-            end - before for before, end in pairwise([began_s, *(ends[token] for token in sorted(ends))])
-        ]
-    return found
-
-
-def parts(samples: Sequence[Sample]) -> dict[str, float]:
-    """Of one variant: seconds of a rank's step by what it does, in the mean over ranks."""
-    ranks = {one.rank for one in samples}
-    steps = {(one.trial, one.step) for one in samples}
-    found: dict[str, float] = {}
-    for one in samples:
-        kind = kind_of(one)
-        found[kind] = found.get(kind, 0.0) + one.duration_s
-    return {kind: seconds / len(ranks) / len(steps) for kind, seconds in found.items()}
-
-
-def run_table(folder: Path) -> list[str]:
-    """Of a run of scenarios/decode.yaml: tokens' times, and dispatch and combine as control, put and wait.
-
-    put: a rank's rows at its card's rate. control: what dispatch and combine take longer than those of `cached`, where
-    nothing but rows travels. wait: the rest, on the way and for others.
-    """
-    samples = read_samples(folder / SAMPLES, Scale())
-    by_variant: dict[str, list[Sample]] = {}
-    for one in samples:
-        by_variant.setdefault(one.variant, []).append(one)
-    spent = {name: parts(own) for name, own in by_variant.items()}
-    least_s = spent["cached"]["dispatch"] + spent["cached"]["combine"]
+def on_packets(folder: Path, tokens: int) -> None:
+    """The cells as runs by the virtual clock, in a folder that is gone on with; the table line by line."""
     lines = [
-        "| variant | p50 | p99 | counts gathered | counts read | control | put | wait |",
-        "|---|" + "---|" * 7,
+        "| experts per token | batch | hosts | baseline, p50 (p99) | the model | cached, p50 (p99) | the model "
+        "| gain | verdict |",
+        "|---|" + "---|" * 8,
     ]
-    for name, own in by_variant.items():
-        tokens, kinds = np.array(tokens_of(own)), spent[name]
-        rounds_s = kinds["dispatch"] + kinds["combine"]
-        whole = [one.size_bytes for one in own if one.operation == "step"]  # of a rank, in a step
-        put_s = sum(whole) / len(whole) * 8 / RATE_BPS
-        shares = [rounds_s - least_s, put_s, least_s - put_s]
-        split = [f"{share / rounds_s:.0%}" for share in shares]
-        cells = [f"{np.percentile(tokens, part) * 1e6:.0f} us" for part in (50, 99)]
-        cells += [
-            f"{kinds.get(kind, 0.0) / len(tokens) * 1e6:.0f} us" for kind in ("metadata", "synchronisation")
-        ]
-        lines.append(f"| {name} | {' | '.join([*cells, *split])} |")
-    return lines
+    print("\n".join(lines), flush=True)
+    for experts_per_token, batch, hosts in CELLS:
+        options = {"batch": batch, "experts_per_token": experts_per_token, "tokens": tokens}
+        asked = scenario(hosts, options, {})
+        asked["variants"] = {
+            name: {
+                **WAYS[way].changes,
+                **{f"workload.options.{key}": value for key, value in WAYS[way].options.items()},
+            }
+            for name, way in (("baseline", "baseline"), ("cached", "resident, cached"))
+        }
+        asked |= {"trials": 1, "warmup": 10, "scale": {"size_scale": 1}}  # TCP's windows open in the warm-up
+        where = folder / f"{experts_per_token}-{batch}-{hosts}"
+        result = testbed.Result.open(where) if where.exists() else testbed.run(asked, output=where)
+        baseline, cached = (variant.decoding for variant in result.variants)
+        assert baseline is not None
+        assert cached is not None
+        cells = [_measured(baseline), _said(baseline), _measured(cached), _said(cached)]
+        gain = 1 - cached.token_s.p50 / baseline.token_s.p50
+        head = f"| {experts_per_token} | {batch} | {hosts} | {' | '.join(cells)}"
+        print(f"{head} | {gain:.0%} | {result.status} |", flush=True)
+
+
+def _measured(found: Decoding) -> str:
+    return f"{found.token_s.p50 * 1e6:.0f} ({found.token_s.p99 * 1e6:.0f}) us"
+
+
+def _said(found: Decoding) -> str:
+    return "" if found.predicted is None else f"{found.predicted.p50 / found.token_s.p50 - 1:+.1%}"
+
+
+def split_at(hosts: int, megabytes: float) -> str:
+    """By the model, of dispatch and combine where a rank sends so much: control, put and wait, exchanged and cached.
+
+    put: a rank's rows at its card's rate. control: what is longer than with cached handles. wait: the rest.
+    """
+    batch = round(megabytes * 1e6 / parse_size(ROW) / 4)
+    options = {"batch": batch, "experts_per_token": 4, "experts": hosts, "compute": "0 s"}
+    exchanged, cached = (
+        token_times(hosts, WAYS[way], **options)[0] for way in ("resident, exchange", "resident, cached")
+    )
+    put_s = 2 * megabytes * 1e6 * 8 / RATE_BPS  # there and back
+    words = []
+    for name, whole_s in (("exchange", exchanged), ("cached", cached)):
+        shares = [(whole_s - cached) / whole_s, put_s / whole_s, (cached - put_s) / whole_s]
+        words.append(f"{name}: control {shares[0]:.0%}, put {shares[1]:.0%}, wait {shares[2]:.0%}")
+    return f"{hosts} ranks, {megabytes:g} MB: {'; '.join(words)}"
 
 
 def main() -> None:
     """Say the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("--packets", type=Path, metavar="FOLDER")
     parser.add_argument("--tokens", type=int, default=20)
     options = parser.parse_args()
-    if options.run is not None:
-        print("\n".join(run_table(options.run)))
+    if options.packets is not None:
+        on_packets(options.packets, options.tokens)
         return
     print(per_peer())
+    print(split_at(128, 8.0))
     cells(options.tokens)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from testbed.catalogue import placements
-from testbed.config.algorithms import AUTO, algorithm_schema, algorithms_of, expected_algorithm
+from testbed.config.algorithms import AUTO, algorithm_schema, expected_algorithm
 from testbed.config.faults import FaultsSpec
 from testbed.config.forms import (
     MAX_DSCP,
@@ -54,10 +54,6 @@ COLLECTIVES_OF = {
     "tensor_parallel": ("all_reduce", "all_gather", "reduce_scatter"),
     "expert_parallel": ("all_to_all", "all_to_all_v"),
 }
-
-
-def _pads(algorithm: str) -> bool:
-    return algorithm == AUTO or bool(algorithms_of("all_to_all_v").find(algorithm).pads)
 
 
 def _parse_order(value: object) -> str | tuple[str, ...]:
@@ -218,7 +214,7 @@ class ParallelismSpec(Strict):
         default={},
         description="Algorithms of dimensions' collectives, such as {data_parallel_shard: far_first, tensor_parallel: "
         "ring}. Of those not named: the replicas' is that of `algorithms`, experts' direct, or late_counts with "
-        "routing_skew, all others' ring.",
+        "routing_skew (padded: each gets as much as the one that gets most), all others' ring.",
     )
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
         default={},
@@ -255,8 +251,8 @@ class ParallelismSpec(Strict):
             if (algorithm := self.collectives.get(name)) is None:
                 continue
             wanted = expected_algorithm(algorithm, [collective])
-            if wanted is None and collective == "all_to_all_v" and _pads(algorithm):
-                wanted = "late_counts, or another that does not pad"  # ranks' most rows differ
+            if wanted is None and collective == "all_to_all_v" and algorithm == AUTO:
+                wanted = "late_counts, padded or another by name"  # no table is kept of these
             if in_blocks and name == "tensor_parallel":
                 wanted = "none, or another way"
             if wanted is not None:

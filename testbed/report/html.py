@@ -20,6 +20,7 @@ from testbed.report.charts import (
 )
 from testbed.report.compare import comparisons, deviation
 from testbed.report.data import RunData, load_run
+from testbed.report.decoding import decoding_rows
 from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
@@ -76,6 +77,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "replicas": replicas_chart(data.variants),
         "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
         "requests": serving_rows(data.variants),
+        "decoding": decoding_rows(data.variants),
         "latencies": latency_chart(data.variants),
         "load_curves": load_chart(data.variants),
         "most_within": most_within(data.variants),

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from testbed.model.calibration import calibration_words
 from testbed.report.compare import comparisons, deviation, deviation_text
+from testbed.report.decoding import decoding_words
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import size_text, time_text
 from testbed.report.replicas import replication_words
@@ -44,6 +45,8 @@ def print_summary(result: Result, console: Console) -> None:
     for words in (words for variant in variants for words in replication_words(variant)):
         console.print(Text(words))
     for words in (words for one in variants for words in serving_words(one.name, one.serving)):
+        console.print(Text(words))
+    for words in decoding_words(variants):
         console.print(Text(words))
     for sentence in comparisons(variants):
         console.print(Text(sentence, style="bold"))

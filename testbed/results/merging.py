@@ -124,8 +124,7 @@ def merge_variants(
             figures["events"] = own[0].events
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
-        if own[0].serving is not None:
-            figures["serving"] = _middle(own).serving
+        figures |= {"serving": _middle(own).serving, "decoding": _middle(own).decoding}
         figures["training"] = training = _training(own, steps, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())

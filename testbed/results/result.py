@@ -14,6 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationError
 from testbed.errors import BadInput
 from testbed.fidelity.verdict import Status
 from testbed.plugins import registry
+from testbed.results.decoding import Decoding
 from testbed.results.errors import BadResult
 from testbed.results.figure import Figure
 from testbed.results.model import ResultModel
@@ -260,6 +261,7 @@ class Variant(ResultModel):
     events: Events | None = None
     replication: Replication | None = None
     serving: Serving | None = Field(default=None, description="Where requests were served.")
+    decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
 
 
 class ScaleRecord(ResultModel):

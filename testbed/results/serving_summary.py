@@ -1,4 +1,4 @@
-"""What a summary says of requests: figures of the measured step of median duration, and the model's latencies."""
+"""What a summary says of requests and tokens: figures of measured steps, and the model's latencies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ from testbed.job.job import Job
 from testbed.model import Timeline
 from testbed.model.latency import request_times
 from testbed.model.requests import latencies, serving_figures
+from testbed.results.decoding_summary import decoding_summary
 from testbed.results.summary import StepResult, middle_step
 from testbed.results.training_summary import spans_of
+
+
+def answers_summary(
+    job: Job,
+    algorithm: str,
+    steps: Sequence[StepResult],
+    samples: Sequence[Mapping[str, Any]],
+    predicted: Timeline | None,
+) -> dict[str, Any]:
+    """Of single requests, or tokens, in a variant's entry; nothing where a step has neither."""
+    if job.workload.serving is not None:
+        return {"serving": serving_summary(job, algorithm, steps, samples, predicted)}
+    decoding = decoding_summary(job, steps, samples, predicted)
+    return {} if decoding is None else {"decoding": decoding}
 
 
 def serving_summary(

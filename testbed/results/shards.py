@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from testbed.config import Scenario
+from testbed.results.decoding import Decoding
 from testbed.results.directory import write_json, write_lines
 from testbed.results.manifest import Manifest
 from testbed.results.model import ResultModel
@@ -120,6 +121,7 @@ class ShardVariant(ResultModel):
     events: Events | None = None
     replication: Replication | None = None
     serving: Serving | None = None
+    decoding: Decoding | None = None
 
 
 class ShardFigures(ResultModel):

@@ -37,7 +37,7 @@ from testbed.model.crossing import network_paths
 from testbed.model.predicting import missing_share, predict
 from testbed.results.directory import surroundings, write_lines
 from testbed.results.records import EVENTS
-from testbed.results.serving_summary import serving_summary
+from testbed.results.serving_summary import answers_summary
 from testbed.results.shards import CAPTURES, Shard, ShardFigures, ShardRecord
 from testbed.results.summary import StepResult, first_start_s, gather_steps, slower, undisturbed
 from testbed.results.training_summary import training_summary
@@ -349,8 +349,7 @@ class ShardRun:
                 self.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
         }
-        if self.workload.serving is not None:
-            entry["serving"] = serving_summary(self.job, algorithm, steps, records.samples, predicted)
+        entry |= answers_summary(self.job, algorithm, steps, records.samples, predicted)
         if evidence.replication is not None:
             entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
         if evidence.events:

@@ -10,7 +10,7 @@ import pytest
 from testbed.config import load_scenario
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
-from testbed.job.workloads.decode import routed_rows
+from testbed.job.workloads.decode import routed
 from testbed.model import simulate
 from testbed.paths import network_of
 from testbed.scale import Scale
@@ -24,7 +24,7 @@ RANKS, BATCH, ROW = 4, 8, 64
 
 def workload(scale: Scale | None = None, **options: Any) -> Workload:
     topology = {"name": "hall", "buildings": {"hall": {"hosts": RANKS, "nic": {"rate": "400 Gbit/s"}}}}
-    cost = {"synchronisation": "20 us"}
+    cost = {"synchronisation": "20 us", "per_message": "2 us"}
     found = load_scenario(
         {
             "name": "decode",
@@ -40,7 +40,7 @@ def workload(scale: Scale | None = None, **options: Any) -> Workload:
 
 
 def rows_of(experts_per_token: int = 1, seed: int = 1) -> tuple[tuple[int, ...], ...]:
-    return routed_rows(random.Random(f"{seed}/decode"), RANKS, BATCH, 8, experts_per_token)
+    return routed(random.Random(f"{seed}/decode"), RANKS, BATCH, 8, experts_per_token)[0]
 
 
 def sent(found: Workload) -> int:
@@ -84,6 +84,19 @@ def test_the_host_reads_counts_where_it_has_to() -> None:
         pauses = [operation for operation in own if isinstance(operation, Pause)]
         assert len(pauses) == reads
         assert all(pause.duration_s == pytest.approx(20e-6) for pause in pauses)
+
+
+def test_buffers_that_are_not_chained_are_posted_one_by_one() -> None:
+    """Every expert gets a row of every rank: two buffers for each of three others, of which one is a message's own."""
+    chained = workload(experts_per_token=8)
+    apart = workload(experts_per_token=8, chaining=False)
+    posted = [operation for operation in apart.plan.ranks[0] if isinstance(operation, Pause)]
+    assert [pause.duration_s for pause in posted] == pytest.approx([3 * 2e-6] * 2)
+    assert not any(isinstance(operation, Pause) for operation in chained.plan.ranks[0])
+    assert sent(apart) == sent(chained)
+    rows, buffers = routed(random.Random(1), RANKS, 1, 8, 2)
+    assert [sum(own) for own in buffers] == [2] * RANKS  # a token's experts, of the same rank or not
+    assert all(0 < row <= 2 for row in map(sum, rows))
 
 
 def test_layers_and_tokens_have_experts_of_their_own_one_after_the_other() -> None:

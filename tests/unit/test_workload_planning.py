@@ -233,6 +233,33 @@ def test_uneven_routing_sends_as_many_tokens_and_the_counts(tmp_path: Path) -> N
     assert sent_bytes(skewed) == pytest.approx(sent_bytes(even) + counts, rel=1e-3)
 
 
+def test_padded_experts_get_as_much_as_the_one_that_gets_most(tmp_path: Path) -> None:
+    padded = expert_workload(tmp_path, routing_skew=0.5, collectives={"expert_parallel": "padded"})
+    expected = 0
+    for own in padded.plan.ranks:
+        for operation in own:
+            if isinstance(operation, GroupCollective) and operation.counts:
+                expected += 3 * (8 + max(operation.counts) * padded.itemsize)
+    told = expert_workload(tmp_path, routing_skew=0.5)
+    shared = sent_bytes(told) - SCALE.real_bytes(uneven_bytes(told))
+    assert sent_bytes(padded) == pytest.approx(shared + SCALE.real_bytes(expected), rel=1e-3)
+    assert sent_bytes(padded) > 1.1 * sent_bytes(told)
+    with pytest.raises(ConfigError, match=r"expert_parallel: auto with routing_skew.*late_counts, padded"):
+        expert_workload(tmp_path, routing_skew=0.5, collectives={"expert_parallel": "auto"})
+
+
+def uneven_bytes(made: Workload) -> int:
+    """Emulated bytes that go to experts, counts included, where receivers are told how many come."""
+    total = 0
+    for rank, own in enumerate(made.plan.ranks):
+        for operation in own:
+            if isinstance(operation, GroupCollective) and operation.counts:
+                place = made.plan.groups[operation.group][1].index(rank)
+                row = operation.rows()[place]
+                total += sum(8 + count * made.itemsize for peer, count in enumerate(row) if peer != place)
+    return total
+
+
 def test_routing_is_as_uneven_as_asked_and_experts_compute_what_they_get(tmp_path: Path) -> None:
     made = expert_workload(tmp_path, routing_skew=0.5)
     ratios = []

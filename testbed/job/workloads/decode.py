@@ -29,6 +29,7 @@ def decode(
     compute: float | str = "20 us",
     metadata: str = RESIDENT,
     handles: str = EXCHANGE,
+    chaining: bool = True,
 ) -> JobPlan:
     """Each rank decodes `batch` sequences; experts are spread evenly over the ranks, every token goes to some of them.
 
@@ -53,27 +54,38 @@ def decode(
         handles: exchange: counts, and by protocol rendezvous buffers, are told before the rows of each dispatch.
             cached: buffers are known and doubled, counts come with the rows: nothing else travels. With metadata
             resident.
+        chaining: Whether the buffers of one rank's experts are posted as one chain, at the cost of one message. Else
+            each further one takes `software_cost.per_message` more of the sender, before the rows of it leave.
     """
     _check(request.ranks, batch, experts, experts_per_token, metadata, handles)
-    maker = _Maker(request, batch, row, compute, metadata, handles)
+    maker = _Maker(request, batch, row, compute, metadata, handles, chaining)
     draw = random.Random(f"{request.seed}/decode")
     for token in range(tokens):
         for layer in range(layers):
-            rows = routed_rows(draw, request.ranks, batch, experts, experts_per_token)
-            maker.layer(f"token {token}, layer {layer}", rows, experts_per_token)
+            rows, buffers = routed(draw, request.ranks, batch, experts, experts_per_token)
+            maker.layer(f"token {token}, layer {layer}", rows, buffers, experts_per_token)
     group = ("all", tuple(range(request.ranks)))
     return JobPlan((tuple(maker.operations),) * request.ranks, (group,), seed=request.seed)
 
 
-def routed_rows(draw: random.Random, ranks: int, batch: int, experts: int, experts_per_token: int) -> Rows:
-    """How many rows each rank, in rows, has for each: tokens with an expert there."""
+def routed(
+    draw: random.Random, ranks: int, batch: int, experts: int, experts_per_token: int
+) -> tuple[Rows, Rows]:
+    """How many rows each rank, in rows, has for each: tokens with an expert there; and for how many experts."""
     own = experts // ranks
     found = [[0] * ranks for _ in range(ranks)]
+    asked: list[set[int]] = [set() for _ in range(ranks)]
     for source in range(ranks):
         for _ in range(batch):
-            for target in {expert // own for expert in draw.sample(range(experts), experts_per_token)}:
+            chosen = draw.sample(range(experts), experts_per_token)
+            asked[source].update(chosen)
+            for target in {expert // own for expert in chosen}:
                 found[source][target] += 1
-    return tuple(map(tuple, found))
+    buffers = [
+        [sum(expert // own == target for expert in experts_of) for target in range(ranks)]
+        for experts_of in asked
+    ]
+    return tuple(map(tuple, found)), tuple(map(tuple, buffers))
 
 
 def _check(ranks: int, batch: int, experts: int, experts_per_token: int, metadata: str, handles: str) -> None:
@@ -103,6 +115,7 @@ class _Maker:
         compute: float | str,
         metadata: str,
         handles: str,
+        chaining: bool,
     ) -> None:
         self.operations: list[Operation] = []
         self._request, self._batch = request, batch
@@ -113,12 +126,14 @@ class _Maker:
         read_s = request.scenario.transport.software_cost.synchronisation_s
         self._read_s = request.scale.emulated_s(read_s) if metadata in (EAGER, GATHERED) else 0.0
         self._gathered = metadata == GATHERED
+        post_s = request.scenario.transport.software_cost.per_message_s
+        self._post_s = 0.0 if chaining else request.scale.emulated_s(post_s)
         algorithms = {PADDED: "padded", GATHERED: "told_counts"}
         self._algorithm = algorithms.get(metadata, "told_counts" if handles == CACHED else "late_counts")
         # rows come back to where they came from: how many has been told
         self._back = "padded" if metadata == PADDED else "told_counts"
 
-    def layer(self, name: str, rows: Rows, experts_per_token: int) -> None:
+    def layer(self, name: str, rows: Rows, buffers: Rows, experts_per_token: int) -> None:
         """All of one layer, for one token of each sequence."""
         self._compute(f"attention of {name}")
         if self._gathered:
@@ -127,10 +142,21 @@ class _Maker:
             self._gather(f"experts of {name}", self._batch * experts_per_token * COUNT_BYTES)
         if self._read_s:
             self._add(Pause(f"counts read of {name}", COMPUTE, "synchronisation", (), self._read_s))
+        self._post(f"buffers posted of {name}", buffers)
         self._exchange(f"dispatch of {name}", "dispatch", self._algorithm, rows)
         self._compute(f"experts of {name}")
         back = tuple(zip(*rows, strict=True))
+        self._post(f"buffers posted back of {name}", tuple(zip(*buffers, strict=True)))
         self._exchange(f"combine of {name}", "combine", self._back, back)
+
+    def _post(self, name: str, buffers: Sequence[Sequence[int]]) -> None:
+        """What the rank with the most of them posts beyond one for each other rank; all wait for it anyway."""
+        further = max(
+            sum(max(0, count - 1) for target, count in enumerate(own) if target != source)
+            for source, own in enumerate(buffers)
+        )
+        if self._post_s and further:
+            self._add(Pause(name, COMPUTE, "posting", (), further * self._post_s))
 
     def _compute(self, name: str) -> None:
         self._add(Computing(name, COMPUTE, "compute", (), self._half_s))

@@ -1,0 +1,119 @@
+"""What a summary and a report say of tokens that were decoded, of steps whose times the model made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from testbed.config import load_scenario
+from testbed.job.job import Job, job_of
+from testbed.model import Timeline, simulate
+from testbed.paths import network_of
+from testbed.report.decoding import decoding_rows, decoding_words
+from testbed.results.decoding import Decoding
+from testbed.results.decoding_summary import decoding_summary, quantiles, token_times, tokens_of
+from testbed.results.result import Variant
+from testbed.results.summary import StepResult
+from testbed.scale import Scale
+from testbed.transport import Software
+
+RANKS, TOKENS = 4, 3
+SCALE = Scale(size_scale=2, time_dilation=4)
+
+
+def job_that_decodes(**options: Any) -> Job:
+    topology = {"name": "hall", "buildings": {"hall": {"hosts": RANKS, "nic": {"rate": "400 Gbit/s"}}}}
+    workload = {
+        "plan": "decode",
+        "options": {"batch": 8, "experts": 8, "row": 64, "tokens": TOKENS, "layers": 2, **options},
+    }
+    scenario = {"name": "decode", "topology": topology, "workload": workload}
+    scenario["transport"] = {"software_cost": {"synchronisation": "20 us"}}
+    return job_of(load_scenario(scenario), SCALE)
+
+
+def summary(job: Job) -> tuple[dict[str, Any], Timeline]:
+    """Of two steps that took what the model says, and what it says."""
+    plan = job.workload.plan.using("ring")
+    software = Software(message_s=1e-6)
+    timeline = simulate(plan, network_of(job.topology, job.hosts), job.workload.itemsize, software)
+    steps, samples = [], []
+    for number in (3, 4):
+        start_s = 10.0 * number
+        whole_s = timeline.step_time_s
+        sent = {(0, 1): 1000, (1, 0): 600}
+        steps.append(StepResult(number, "a", 0, start_s, start_s + whole_s, 0.0, sent, 0, 0))
+        samples += [
+            {
+                "step": number,
+                "rank": rank,
+                "index": index,
+                "operation": "all_to_all_v",
+                "start_s": start_s + begin_s,
+                "end_s": start_s + end_s,
+            }
+            for rank, spans in enumerate(timeline.spans)
+            for index, (begin_s, end_s) in enumerate(spans)
+        ]
+    found = decoding_summary(job, steps, samples, timeline)
+    assert found is not None
+    return found, timeline
+
+
+@pytest.mark.parametrize("metadata", ["gathered", "resident", "eager"])
+def test_a_step_is_its_tokens_and_a_token_its_parts(metadata: str) -> None:
+    job = job_that_decodes(metadata=metadata)
+    found, timeline = summary(job)
+    Decoding.model_validate(found)
+    assert found["tokens"] == 2 * TOKENS
+    whole_s = SCALE.real_s(timeline.step_time_s)
+    assert found["token_s"]["mean"] * TOKENS == pytest.approx(whole_s)
+    assert found["predicted"] == pytest.approx(found["token_s"], rel=1e-6)
+    parts = dict(found["parts"])
+    put_s = parts.pop("put_s")
+    busy_s = sum(end - begin for rank in timeline.spans for begin, end in rank) / RANKS
+    assert sum(parts.values()) * TOKENS == pytest.approx(SCALE.real_s(busy_s))
+    assert (parts["gathered_s"] > 0) == (metadata == "gathered")
+    assert (parts["read_s"] > 0) == (metadata != "resident")
+    # 1,600 bytes of an emulated step at half of 400 Gbit/s, on four ranks
+    emulated_s = 1600 * 8 / job.hosts[0].nic.rate_bps / RANKS / TOKENS
+    assert put_s == pytest.approx(SCALE.real_s(emulated_s))
+    assert found["cached"] is False
+
+
+def test_what_decodes_nothing_has_no_tokens() -> None:
+    plain = load_scenario("scenarios/quickstart.yaml")
+    job = (
+        job_of(plain.variant(plain.names[0]), Scale()) if hasattr(plain, "names") else job_of(plain, Scale())
+    )
+    assert tokens_of(job.workload.plan) == {}
+    assert decoding_summary(job, [], [], None) is None
+
+
+def test_a_token_ends_with_the_last_rank_that_has_its_rows() -> None:
+    spans = [[(0.0, 1.0), (1.0, 4.0)], [(0.0, 2.0), (2.0, 3.0)]]
+    assert token_times({0: 0, 1: 1}, spans) == [2.0, 2.0]
+    assert quantiles([3.0, 1.0, 2.0]) == {"mean": 2.0, "p50": 2.0, "p99": 3.0, "max": 3.0}
+
+
+def test_control_is_what_cached_handles_save() -> None:
+    def decoding(dispatch_s: float, *, cached: bool) -> dict[str, Any]:
+        times = {"mean": 1e-3, "p50": 1e-3, "p99": 2e-3, "max": 2e-3}
+        parts = {"compute_s": 1e-4, "gathered_s": 0.0, "read_s": 0.0, "posted_s": 0.0}
+        parts |= {"dispatch_s": dispatch_s, "combine_s": 2e-4, "put_s": 1e-4}
+        return {"tokens": 5, "token_s": times, "predicted": None, "parts": parts, "cached": cached}
+
+    both = {"exchange": decoding(6e-4, cached=False), "cached": decoding(2e-4, cached=True)}
+    variants = [
+        Variant.model_construct(name=name, decoding=Decoding.model_validate(own))
+        for name, own in both.items()
+    ]
+    first, second = decoding_words(variants)
+    assert first == (
+        "exchange: a token takes 1 ms, p99 2 ms; dispatch and combine: control 50 %, put 12.5 %, wait 37.5 %."
+    )
+    assert "control 0 %" in second
+    assert "control" not in decoding_words(variants[:1])[0]
+    rows = decoding_rows([{"name": name, "decoding": own} for name, own in both.items()])
+    assert rows[0]["cells"] == pytest.approx([1e-4, 0.0, 0.0, 0.0, 4e-4, 1e-4, 3e-4])
