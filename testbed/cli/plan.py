@@ -21,6 +21,7 @@ from testbed.job.workloads.trace import ranks_of_trace
 from testbed.model.dry_run import dry_runs, schedule_csv
 from testbed.report.figures import size_text, time_text
 from testbed.report.terminal import print_not_emulated, print_training_steps
+from testbed.results.serving_summary import answers_predicted
 from testbed.results.training_summary import limited_words, prediction
 from testbed.scale import Scale
 
@@ -47,7 +48,9 @@ def plan(
     if as_csv is not None:
         print(schedule_csv(tried, as_csv), end="")
         return
-    found = {name: prediction(one, Scale()) for name, one in tried.items()}
+    found = {
+        name: {**prediction(one, Scale()), **answers_predicted(one, Scale())} for name, one in tried.items()
+    }
     if as_json:
         print(json.dumps(found, indent=1))
     else:
@@ -76,6 +79,8 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )
+        if words := _answers_words(entry):
+            console.print(f"{name}: {words}.")
         for what, key in (
             ("layers by stage", "layers_per_stage"),
             ("microbatches by replica", "microbatches_per_replica"),
@@ -92,6 +97,18 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     for words, names in presets.items():
         console.print(f"{', '.join(names)}: {words}.", soft_wrap=True)
     print_not_emulated((what for entry in found.values() for what in entry.get("not_emulated", ())), console)
+
+
+def _answers_words(entry: Mapping[str, Any]) -> str:
+    """How long a request, or a token, takes; empty where a step has neither."""
+    for key, what, shares in (
+        ("latency", "a request's latency", {"p50": "p50", "p99": "p99", "p999": "p99.9"}),
+        ("token", "a token", {"p50": "p50", "p99": "p99"}),
+    ):
+        if key in entry:
+            said = ", ".join(f"{name} {time_text(entry[key][share])}" for share, name in shares.items())
+            return f"{what}: {said}"
+    return ""
 
 
 def _preset_words(variant: Scenario) -> str:

@@ -7,11 +7,13 @@ from typing import Any
 
 from testbed.job.job import Job
 from testbed.model import Timeline
+from testbed.model.dry_run import DryRun
 from testbed.model.latency import request_times
 from testbed.model.requests import latencies, serving_figures
-from testbed.results.decoding_summary import decoding_summary
+from testbed.results.decoding_summary import decoding_summary, quantiles, token_times, tokens_of
 from testbed.results.summary import StepResult, middle_step
 from testbed.results.training_summary import spans_of
+from testbed.scale import Scale
 
 
 def answers_summary(
@@ -26,6 +28,17 @@ def answers_summary(
         return {"serving": serving_summary(job, algorithm, steps, samples, predicted)}
     decoding = decoding_summary(job, steps, samples, predicted)
     return {} if decoding is None else {"decoding": decoding}
+
+
+def answers_predicted(found: DryRun, scale: Scale) -> dict[str, Any]:
+    """What the model says of single requests, or tokens, real seconds; nothing where a step has neither."""
+    workload, spans = found.workload, found.timeline.spans
+    if workload.serving is not None:
+        times = request_times(workload.serving, spans, scale)
+        return {"latency": latencies([one.latency_s for one in times])}
+    if tokens := tokens_of(workload.plan):
+        return {"token": quantiles([scale.real_s(own) for own in token_times(tokens, spans)])}
+    return {}
 
 
 def serving_summary(

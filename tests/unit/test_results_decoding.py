@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from testbed.config import load_scenario
 from testbed.job.job import Job, job_of
 from testbed.model import Timeline, simulate
+from testbed.model.dry_run import dry_runs
 from testbed.paths import network_of
 from testbed.report.decoding import decoding_rows, decoding_words
 from testbed.results.decoding import Decoding
 from testbed.results.decoding_summary import decoding_summary, quantiles, token_times, tokens_of
 from testbed.results.result import Variant
+from testbed.results.serving_summary import answers_predicted
 from testbed.results.summary import StepResult
 from testbed.scale import Scale
 from testbed.transport import Software
@@ -117,3 +120,19 @@ def test_control_is_what_cached_handles_save() -> None:
     assert "control" not in decoding_words(variants[:1])[0]
     rows = decoding_rows([{"name": name, "decoding": own} for name, own in both.items()])
     assert rows[0]["cells"] == pytest.approx([1e-4, 0.0, 0.0, 0.0, 4e-4, 1e-4, 3e-4])
+
+
+def test_a_plan_says_how_long_a_token_takes_and_a_request(tmp_path: Path) -> None:
+    decoding = {
+        "name": "decode",
+        "topology": {"name": "hall", "buildings": {"hall": {"hosts": RANKS, "nic": {"rate": "400 Gbit/s"}}}},
+        "workload": {"plan": "decode", "options": {"batch": 8, "experts": 8, "row": 64, "tokens": 2}},
+    }
+    (tried,) = dry_runs(load_scenario(decoding), Scale()).values()
+    token = answers_predicted(tried, Scale())["token"]
+    assert token["mean"] * 2 == pytest.approx(tried.timeline.step_time_s)
+    card = load_scenario("scenarios/inference/one-card.yaml", ["workload.inference.requests=200"])
+    served = dry_runs(card, Scale())
+    found = {name: answers_predicted(one, Scale())["latency"] for name, one in served.items()}
+    assert all(0 < one["p50"] <= one["p99"] <= one["p999"] <= one["max"] for one in found.values())
+    assert found["load-800"]["mean"] > found["load-300"]["mean"]
