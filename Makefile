@@ -50,7 +50,7 @@ environment: ## .venv alone; needs no root
 	@tools/bootstrap environment
 
 virtual: environment ## the virtual clock's kernel, built once (about five minutes); as root it serves all users
-	@tools/bootstrap system kernel
+	@tools/bootstrap system kernel rdma
 	$(AS_ROOT) $(BIN)/testbed virtual build
 
 lint: environment ## ruff, mypy, the order of rooms

@@ -113,13 +113,30 @@ class SocketsSpec(Strict):
             yield Finding((), "nothing", "congestion_control, pacing or buffers")
 
 
+class RdmaSpec(Strict):
+    """Reliable connections of transport rdma, beside its `stripes`."""
+
+    ack_timeout_s: Timeout = Field(
+        default=0.067,
+        alias="ack_timeout",
+        description="Until a card sends again what nothing was heard of; 8 times without a word, and the peer is lost. "
+        "Cards know powers of two of 4.096 us: 67 ms is the 14th, NCCL's default is the 20th (4.3 s).",
+    )
+    window_packets: Annotated[int, whole(1, 1 << 23)] = Field(
+        default=1 << 22,
+        alias="window",
+        description="Packets that a queue pair may have under way, of 4096 bytes each: of all cards under one clock.",
+    )
+
+
 class TransportSpec(Strict):
     """How ranks talk to each other."""
 
     kind: Annotated[str, forms.named("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel spreads over its `subflows`. Or one of your own: docs/plugins/transports.md.",
+        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: docs/rdma.md. Or one "
+        "of your own: docs/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, forms.OPTIONS] = Field(
         default=None, description="What a transport of your own is made with."
@@ -135,7 +152,10 @@ class TransportSpec(Strict):
         description="static: ranks are told all addresses. star: all tell rank 0, which tells all, and everybody "
         "connects to everybody. ring_hybrid: addresses go round a ring, connections are made when used.",
     )
-    stripes: StripesSpec = Field(default=StripesSpec(), description="Connections of a striped transport.")
+    stripes: StripesSpec = Field(
+        default=StripesSpec(), description="Connections of a striped transport, queue pairs of rdma."
+    )
+    rdma: RdmaSpec = Field(default=RdmaSpec(), description="Cards of transport rdma.")
     subflows: Annotated[int, whole(1, MAX_SUBFLOWS)] = Field(
         default=4, description="mptcp: TCP connections that one is made of; each has a path of its own."
     )

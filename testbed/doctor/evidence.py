@@ -24,6 +24,7 @@ ABSENT_WORDS = (
     "address family",
 )
 FREE_MEMORY_BYTES = 1 << 30
+RDMA_HINT = "tools/bootstrap rdma installs what the distribution has"
 CLOCK_RESOLUTION_S = 1e-6
 TIMER_LATENESS_S = 1e-3
 
@@ -195,6 +196,23 @@ def clock(resolution_s: float, source: str, lateness_s: Sequence[float]) -> Capa
             "clock", False, evidence, "the machine is busy or its timers coarse: try again when idle"
         )
     return Capability("clock", True, evidence)
+
+
+def rdma(image: KernelImage | None, programs: Mapping[str, bool], library: str | None) -> Capability:
+    """`image` is the virtual clock's kernel; `programs`: which there are; `library`: why there is no pyverbs."""
+    name, kernel = "RDMA", "soft-RoCE" in image.checked if image else False
+    there = [program for program, found in programs.items() if found]
+    seen = f"programs: {' '.join(there) or 'none'}; pyverbs: {'there' if library is None else 'lacking'}"
+    if image is None:
+        return Capability(
+            name, False, f"no kernel of the virtual clock yet; {seen}", "make virtual builds it"
+        )
+    if not kernel:
+        words = f"the virtual clock's kernel, Linux {image.version}, has no soft-RoCE; {seen}"
+        return Capability(name, False, words, "testbed virtual build --source takes another")
+    if library is not None:
+        return Capability(name, False, f"soft-RoCE under the virtual clock; {seen}: {library}", RDMA_HINT)
+    return Capability(name, True, f"soft-RoCE under the virtual clock; {seen}")
 
 
 def virtual_clock(

@@ -24,8 +24,10 @@ from testbed.doctor.capacity import host_facts
 from testbed.doctor.commands import Outcome, locate, run
 from testbed.doctor.throwaway import inside, remove_abandoned_bridges, throwaway_bridges, throwaway_namespace
 from testbed.virtual import GUEST_PROGRAMS, KernelImage, NoKernelError, clock_here, find_image
+from testbed.virtual.verbs_library import pyverbs
 
 PROGRAMS = ("ip", "tc", "bridge", "ethtool", "sysctl", "nsenter", "unshare")
+RDMA_PROGRAMS = ("ibv_devices", "ibv_rc_pingpong", "rping", "rdma")
 TOOLS = ("ping", "iperf3", "tcpdump")
 IMPORT_OS_KEN = (
     "import os_ken.base.app_manager, os_ken.ofproto.ofproto_v1_3_parser;"
@@ -64,6 +66,7 @@ def probe_all() -> list[Capability]:
             *_guarded(["cores", "free memory"], _size),
             *_guarded(["clock"], _clock),
             *_guarded(["virtual clock"], _virtual_clock),
+            *_guarded(["RDMA"], _rdma),
         ]
     finally:
         importing.kill()
@@ -241,6 +244,24 @@ def _virtual_clock() -> list[Capability]:
         image, message = None, str(error).splitlines()[0]
     missing = [name for name in GUEST_PROGRAMS if locate(name) is None]
     return [evidence.virtual_clock(platform.machine(), image, message, missing)]
+
+
+def _rdma() -> list[Capability]:
+    lacking = None
+    try:
+        pyverbs("device")
+    except ImportError as error:
+        lacking = str(error)
+    if clock_here() is not None:
+        here = Path("/sys/module/rdma_rxe").exists()
+        words = "soft-RoCE of this guest's kernel" if here else "this guest's kernel has no soft-RoCE"
+        return [Capability("RDMA", here and lacking is None, lacking or words)]
+    programs = {name: locate(name) is not None for name in RDMA_PROGRAMS}
+    try:
+        image: KernelImage | None = find_image()
+    except NoKernelError:
+        image = None
+    return [evidence.rdma(image, programs, lacking)]
 
 
 def _size() -> list[Capability]:

@@ -53,6 +53,7 @@ from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
 from testbed.links.process import signals_held
 from testbed.links.settings import asked_of, compare_settings
+from testbed.links.soft_roce import soft_roce_reason
 from testbed.scale import UNSCALED, Scale
 
 CONTROLLER_TIMEOUT_S = 30.0
@@ -65,6 +66,7 @@ class Fabric:
     `policy` may go by the traffic that `flows` declare. `multipath`: where MPTCP finds other paths to a host.
     `link_engine` is "userspace" or "netem", `datapath` is Open vSwitch's "netdev" or "system". `machines`: where each
     building is (testbed.fabric.machine_placement). `control`: how long switches and controller take once it is up.
+    `rdma`: whether hosts' cards have verbs, which takes a kernel whose soft-RoCE knows namespaces.
     `progress` is called with one short line per phase; `events` gets what the controller tells. Mininet's own object
     is `net`, so `fabric.net.get("east1").cmd("ip addr")` works.
     """
@@ -82,6 +84,7 @@ class Fabric:
         seed: int = 1,
         control: Control = INSTANT,
         machines: Sequence[str] = (),
+        rdma: bool = False,
         progress: Callable[[str], None] = lambda line: None,
         events: Callable[[Mapping[str, Any]], None] = lambda event: None,
     ) -> None:
@@ -103,6 +106,7 @@ class Fabric:
         self.engine: LinkEngine | None = None
         self.controller: ControllerProcess | None = None
         self.machines = tuple(machines)
+        self.rdma = rdma
         self.placement: MachinePlacement | None = None
         self._operations_by_node: dict[str, MachineOperations] = {}
         self._watch: Watch | None = None
@@ -136,9 +140,16 @@ class Fabric:
         """Build everything, read every setting back, try TCP. Whatever goes wrong, nothing is left behind."""
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
+        if self.rdma and (reason := soft_roce_reason()):
+            raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/rdma.md")
         self._state = register(self.topology.name)
         self._plan = planning.make_plan(
-            self.topology, self._state.prefix, self.scale.time_dilation, self.multipath, self.link_engine
+            self.topology,
+            self._state.prefix,
+            self.scale.time_dilation,
+            self.multipath,
+            self.link_engine,
+            self.rdma,
         )
         try:
             with marked(self._state.id):

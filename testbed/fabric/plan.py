@@ -70,7 +70,7 @@ class EdgePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything to be built for one topology under one name prefix."""
+    """Everything to be built for one topology under one name prefix. rdma: whether hosts' cards have verbs."""
 
     topology: Topology
     prefix: str
@@ -78,6 +78,7 @@ class Plan:
     time_dilation: float = 1.0
     multipath: Multipath | None = None
     link_engine: str = "userspace"
+    rdma: bool = False
 
     @property
     def rto_min_ms(self) -> int:
@@ -113,6 +114,10 @@ class Plan:
     def edge(self, building: str) -> str:
         """Name of a building's edge switch."""
         return f"{building}-edge"
+
+    def card(self, host: str) -> str:
+        """Name of a host's card with verbs."""
+        return f"rxe_{host}"
 
     def probe(self, building: str) -> str:
         """Name of a building's probe node."""
@@ -170,6 +175,7 @@ def make_plan(
     time_dilation: float = 1.0,
     multipath: Multipath | None = None,
     link_engine: str = "userspace",
+    rdma: bool = False,
 ) -> Plan:
     """Lay out all names and ports. Names in the root namespace begin with `prefix` and keep to 15 characters."""
     edges = []
@@ -202,4 +208,4 @@ def make_plan(
                 wan=tuple(ports),
             )
         )
-    return Plan(topology, prefix, tuple(edges), time_dilation, multipath, link_engine)
+    return Plan(topology, prefix, tuple(edges), time_dilation, multipath, link_engine, rdma)

@@ -39,6 +39,8 @@ def host_setup(plan: Plan, host: Host) -> Setup:
     if shape := plan.shapes.get((host.name, CARD)):
         setup.tc += shape_commands(CARD, shape, topology.mtu)
     add_ingress_delays(setup, plan.ingress_delays_of(host.name))
+    if plan.rdma:
+        setup.soft_roce.append((plan.card(host.name), CARD))
     return setup
 
 

@@ -71,6 +71,11 @@ def multipath_of(spec: TransportSpec, hosts: Sequence[Host]) -> Multipath | None
     return Multipath(tuple(range(SUBFLOW_PORT, SUBFLOW_PORT + added)), tuple(host.name for host in hosts))
 
 
+def wants_rdma(spec: TransportSpec) -> bool:
+    """Whether its ranks' hosts need network cards with verbs. PluginError."""
+    return TRANSPORTS.find(spec.kind).verbs
+
+
 def wiring_of(
     spec: TransportSpec,
     scale: Scale,

@@ -19,6 +19,7 @@ from testbed.links.commands import Indexes, translate
 from testbed.links.errors import LinkError
 from testbed.links.netlink import Netlink, Request
 from testbed.links.netns import network_namespace
+from testbed.links.soft_roce import add_soft_roce
 
 SEGMENTS = 1  # that TCP may put into one packet, for the kernel to cut
 _SYSCTLS = Path("/proc/sys")
@@ -26,13 +27,17 @@ _SYSCTLS = Path("/proc/sys")
 
 @dataclass
 class Setup:
-    """Kernel parameters, commands without their program's name, interfaces whose offloads go off."""
+    """Kernel parameters, commands without their program's name, interfaces whose offloads go off.
+
+    soft_roce: names of cards with verbs, and the interface that each is on.
+    """
 
     sysctls: dict[str, str] = field(default_factory=dict)
     plain: list[str] = field(default_factory=list)
     ip: list[str] = field(default_factory=list)
     bridge: list[str] = field(default_factory=list)
     tc: list[str] = field(default_factory=list)
+    soft_roce: list[tuple[str, str]] = field(default_factory=list)
 
     def add_interface(self, interface: str, mtu: int) -> None:
         """MTU, no offloads (userspace paths carry frames as they are), up.
@@ -52,6 +57,8 @@ class Setup:
             batch("bridge", self.bridge)
             offload.switch_off(self.plain)
             carry_out(netlink, [("tc", line) for line in self.tc])
+            for name, interface in self.soft_roce:
+                add_soft_roce(name, interface)
 
 
 def carry_out(netlink: Netlink, commands: Iterable[tuple[str, str]]) -> None:

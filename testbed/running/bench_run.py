@@ -14,7 +14,7 @@ from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
 from testbed.fidelity.bottleneck import bottleneck_s
 from testbed.job.declared import socket_rules_of
 from testbed.job.errors import RunError
-from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of, wiring_of
+from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of, wants_rdma, wiring_of
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import RankEndpoint, Wiring
 from testbed.paths.hops import NETEM
@@ -121,7 +121,7 @@ class BenchRun:
         clean_abandoned()
         network, topology = self.network, self.topology
         multipath = multipath_of(self.options.transport, topology.hosts[: self.ranks])
-        fabric = network.fabric(self.options.seed, self.phase, multipath)
+        fabric = network.fabric(self.options.seed, self.phase, multipath, wants_rdma(self.options.transport))
         with fabric:
             endpoints = endpoints_on(topology, topology.hosts[: self.ranks], fabric.state.pids)
             yield from self._measure(self._wiring(endpoints), {ENVIRONMENT_MARK: fabric.state.id}, fabric)

@@ -26,9 +26,13 @@ class Network:
     policy: PolicyChoice
 
     def fabric(
-        self, seed: int, progress: Callable[[str], None], multipath: Multipath | None = None
+        self,
+        seed: int,
+        progress: Callable[[str], None],
+        multipath: Multipath | None = None,
+        rdma: bool = False,
     ) -> Fabric:
-        """The network to be built; multipath: for MPTCP."""
+        """The network to be built; multipath: for MPTCP; rdma: whether hosts' cards have verbs."""
         return Fabric(
             self.topology.resolve(self.scale),
             policy=self.policy,
@@ -37,6 +41,7 @@ class Network:
             datapath=self.backend.datapath,
             scale=self.scale,
             seed=seed,
+            rdma=rdma,
             progress=progress,
         )
 

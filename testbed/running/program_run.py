@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Problem, load_topology
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned
-from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of
+from testbed.job.resolving import endpoints_on, loopback_endpoints, multipath_of, wants_rdma
 from testbed.ranks.programs import Programs
 from testbed.running.choosing import LOOPBACK_RANKS, command_given
 from testbed.running.networks import Network
@@ -90,7 +90,7 @@ def run_programs(
     clean_abandoned()
     resolved = network.topology.resolve(network.scale)
     multipath = multipath_of(options.transport, resolved.hosts[:ranks])
-    with network.fabric(SEED, progress, multipath) as fabric:
+    with network.fabric(SEED, progress, multipath, wants_rdma(options.transport)) as fabric:
         if not network.scale.is_one:
             progress(str(network.scale))
         if strict:

@@ -29,7 +29,7 @@ from testbed.flight import FLIGHT, PATHS_FILE
 from testbed.job.background import BackgroundHost
 from testbed.job.errors import RunError
 from testbed.job.job import job_of
-from testbed.job.resolving import background_hosts, endpoints_on, multipath_of
+from testbed.job.resolving import background_hosts, endpoints_on, multipath_of, wants_rdma
 from testbed.job.resolving_faults import rank_faults_of
 from testbed.job.spec import JobSpec, plan_steps
 from testbed.model.calibration import REAL, VIRTUAL, find_calibration
@@ -121,6 +121,7 @@ class ShardRun:
             policy=PolicyChoice(**scenario.policy.to_choice()),
             flows=self.job.flows,
             multipath=multipath_of(scenario.transport, self.hosts),
+            rdma=wants_rdma(scenario.transport),
             events=events.append,
             link_engine=self.network_backend.link_engine,
             datapath=self.network_backend.datapath,

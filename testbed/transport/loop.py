@@ -10,6 +10,7 @@ import select
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from testbed.transport.exact_poll import Events, ExactPoll
 from testbed.virtual import clock_here
@@ -21,6 +22,13 @@ _EARLY = 0.998
 PR_SET_TIMERSLACK = 29
 
 Handler = Callable[[int], None]
+
+
+class HasDescriptor(Protocol):
+    """A socket, or what else has one."""
+
+    def fileno(self) -> int:
+        """For epoll."""
 
 
 @dataclass
@@ -78,7 +86,7 @@ class EventLoop:
             if handler is not None:
                 handler(mask)
 
-    def watch(self, sock: socket.socket, mask: int, handler: Handler, priority: int = 0) -> None:
+    def watch(self, sock: HasDescriptor, mask: int, handler: Handler, priority: int = 0) -> None:
         """Have `handler` called for these events of the socket; 0 for no longer."""
         descriptor = sock.fileno()
         before = self._masks.get(descriptor, 0)

@@ -36,6 +36,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from testbed.virtual.changes_rdma import NAMESPACES, NAMESPACES_SINCE, WINDOW
+
 Changes = dict[Path, dict[str, str]]
 """Per file: pattern of each line, and what comes in its place."""
 
@@ -64,7 +66,8 @@ CHANGES_BEFORE: dict[tuple[int, int], Changes] = {
                 " == 0) {\n\t\thave_xstate_support = 1;\n\t\thost_fp_bytes = iov.iov_len;\n\t}"
             ),
         },
-    }
+    },
+    NAMESPACES_SINCE: NAMESPACES,
 }
 """Only where the source is older than this."""
 
@@ -86,6 +89,7 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
 """Only where the source is of this version or newer."""
 
 CHANGES: Changes = {
+    **WINDOW,
     Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -124,6 +125,41 @@ def open_vswitch() -> str:
     return tried("ovs-dpctl", "add-dp", "try0") or tried("ovs-dpctl", "del-dp", "try0")
 
 
+def soft_roce() -> str:
+    """Two hosts' cards reach each other, each in its namespace; where the user's programs are, with verbs."""
+    steps = [f"ip netns add {name}" for name in ("r1", "r2")]
+    steps.append("ip link add eth0 netns r1 mtu 9000 type veth peer name eth0 netns r2 mtu 9000")
+    for number in (1, 2):
+        steps += [
+            f"ip -n r{number} address add 10.9.9.{number}/24 dev eth0",
+            f"ip -n r{number} link set eth0 up",
+            f"ip netns exec r{number} rdma link add rxe_r{number} type rxe netdev eth0",
+        ]
+    for step in steps:
+        if complaint := tried(*step.split()):
+            return f"{step}: {complaint}"
+    time.sleep(0.5)  # until the cards have their interfaces' addresses
+    complaint = "" if shutil.which("ibv_rc_pingpong") is None else pingpong()
+    for name in ("r1", "r2"):
+        complaint = complaint or tried("ip", "netns", "del", name)
+    return complaint
+
+
+def pingpong() -> str:
+    """Messages over a reliable connection, back and forth."""
+    command = ["ibv_rc_pingpong", "-e", "-g", "0", "-n", "10", "-m", "4096"]
+    for index in ("0", "1"):  # whether an address of IPv6 comes first
+        command[3] = index
+        words = [["ip", "netns", "exec", name, *command, "-d", f"rxe_{name}"] for name in ("r2", "r1")]
+        with subprocess.Popen(words[0], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            time.sleep(0.2)
+            complaint = tried(*words[1], "10.9.9.2")
+            server.kill()
+        if not complaint:
+            return ""
+    return complaint
+
+
 def no_network() -> str:
     """There is no way to the host's network."""
     others = [name for _, name in socket.if_nameindex() if name not in ("lo", "d0")]
@@ -152,6 +188,8 @@ def main() -> None:
         found[name] = "" if name in available else f"not among {' '.join(available)}"
     found["Open vSwitch"] = open_vswitch()
     found["MPTCP"] = multipath_tcp()
+    if os.path.exists("/sys/module/rdma_rxe"):  # not all kernels can have it
+        found["soft-RoCE"] = soft_roce()
     found["socket diagnostics"] = tried("ss", "-tin")
     print(json.dumps(found))
 

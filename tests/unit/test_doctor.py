@@ -297,6 +297,23 @@ def test_json_says_the_same() -> None:
     assert {item["name"]: item["status"] for item in data["capabilities"]}["netem"] is None
 
 
+def test_rdma_needs_soft_roce_in_the_virtual_clocks_kernel_and_pyverbs(tmp_path: Path) -> None:
+    programs = {"ibv_devices": True, "rping": False}
+    image = KernelImage(tmp_path, "7.3.4", "recipe", 1, ("netem", "soft-RoCE"))
+    found = evidence.rdma(image, programs, None)
+    words = "soft-RoCE under the virtual clock; programs: ibv_devices; pyverbs: there"
+    assert (found.status, found.evidence) == (True, words)
+    lacking = evidence.rdma(image, {}, "RDMA needs pyverbs: no /usr/lib")
+    assert (lacking.status, lacking.hint) == (
+        False,
+        "tools/bootstrap rdma installs what the distribution has",
+    )
+    assert "no /usr/lib" in lacking.evidence
+    older = KernelImage(tmp_path, "6.1.192", "recipe", 1, ("netem",))
+    assert "Linux 6.1.192, has no soft-RoCE" in evidence.rdma(older, programs, None).evidence
+    assert evidence.rdma(None, programs, None).hint == "make virtual builds it"
+
+
 def test_the_virtual_clock_needs_its_kernel_and_the_programs_of_its_guests(tmp_path: Path) -> None:
     image = KernelImage(tmp_path, "6.1.192", "recipe", 1, ("netem", "htb"))
     found = evidence.virtual_clock("x86_64", image, "", [])

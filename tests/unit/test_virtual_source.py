@@ -28,6 +28,16 @@ LINES = {
     )
     + "\tiov.iov_len = FP_SIZE * sizeof(unsigned long);\n"
     "\tif (ptrace(PTRACE_GETREGSET, pid) == 0)\n\t\thave_xstate_support = 1;\n",
+    "drivers/infiniband/sw/rxe/rxe_req.c": '#include "rxe_queue.h"\n\tif (psn > RXE_MAX_UNACKED_PSNS)\n',
+    "drivers/infiniband/sw/rxe/rxe_net.c": "static struct rxe_recv_sockets recv_sockets;\n"
+    "\trt = ip_route_output_key(&init_net, &fl);\n"
+    "\tndst = ipv6_stub->ipv6_dst_lookup_flow(sock_net(recv_sockets.sk6->sk),\n\t\trecv_sockets.sk6->sk, &fl6,\n"
+    "static int rxe_net_ipv4_init(void)\n{\n\trecv_sockets.sk4 = x;\n\treturn 0;\n}\n"
+    "static int rxe_net_ipv6_init(void)\n{\n\trecv_sockets.sk6 = x;\n\treturn 0;\n}\n"
+    "void rxe_net_exit(void)\n{\n"
+    "\trxe_release_udp_tunnel(recv_sockets.sk6);\n\trxe_release_udp_tunnel(recv_sockets.sk4);\n}\n"
+    "int rxe_net_init(void)\n{\n\trecv_sockets.sk6 = NULL;\n\n\terr = rxe_net_ipv4_init();\n"
+    "\tif (err)\n\t\treturn err;\n\terr = rxe_net_ipv6_init();\n\tif (err)\n\t\tgoto err_out;\n}\n",
     "net/sched/sch_netem.c": "struct netem_sched_data {\n\tu64 rate;\n};\n"
     "static u64 packet_time_ns(u64 len, const struct netem_sched_data *q)\n{\n"
     "\treturn div64_u64(len * NSEC_PER_SEC, q->rate);\n}\n",
@@ -96,6 +106,23 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
     assert "== 0) {\n\t\thave_xstate_support = 1;\n\t\thost_fp_bytes = iov.iov_len;\n\t}" in code
     for name, text in LINES.items():
         assert (original / name).read_text() == text
+
+
+def test_soft_roce_listens_in_every_namespace_and_its_window_is_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    folder = unpack(Source(tree(tmp_path)), tmp_path / "scratch") / "drivers/infiniband/sw/rxe"
+    code = (folder / "rxe_req.c").read_text()
+    assert "if (psn > rxe_max_unacked_psns)" in code
+    assert code.index("module_param_named(max_unacked_psns") < code.index("if (psn")
+    code = (folder / "rxe_net.c").read_text()
+    assert "init_net" not in code
+    assert "recv_sockets." not in code
+    assert code.count("register_pernet_subsys(&rxe_sockets_ops)") == 2  # and once to be let go
+    assert "ip_route_output_key(dev_net(ndev), &fl)" in code
+    names, window = Path("drivers/infiniband/sw/rxe/rxe_net.c"), Path("drivers/infiniband/sw/rxe/rxe_req.c")
+    assert names in changes_of((6, 12, 95))
+    assert names not in changes_of((7, 3, 4))
+    assert window in changes_of((7, 3, 4))
 
 
 def test_a_kernel_that_asks_its_host_how_large_registers_are_is_left_as_it_is() -> None:

@@ -37,6 +37,9 @@ class TransportKind(ABC):
     multipath: ClassVar[bool] = False
     """Whether its sockets are MPTCP's."""
 
+    verbs: ClassVar[bool] = False
+    """Whether ranks need a network card with verbs, for RDMA."""
+
     takes_several_paths: ClassVar[bool] = False
     """Whether messages of one pair may take several paths at once; else all of a traffic class take one."""
 

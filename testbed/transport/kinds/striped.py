@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, ClassVar
 
 from testbed.scale import Scale
 from testbed.transport.base import TrafficClass
@@ -18,13 +18,11 @@ PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
 LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
-@TRANSPORTS.register("striped")
-class Striped(TransportKind):
-    """stripes: per distance, the fields of StripeSettings."""
+class Spread(TransportKind):
+    """What cuts messages and deals them out. stripes: per distance, the fields of StripeSettings."""
 
-    config_keys = ("stripes",)
+    config_keys: ClassVar[tuple[str, ...]] = ("stripes",)
     takes_several_paths = True
-    modelled = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -52,6 +50,26 @@ class Striped(TransportKind):
             found[name] = asdict(StripeSettings(**own))
         return {"stripes": found}
 
+    def channels(self, distance: str) -> int:
+        """As many as the stripes of that distance say."""
+        return self.stripes[distance].connections
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """One of the pair's."""
+        return ConnectionKey(traffic, channel, self.channels(distance))
+
+    def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
+        """By the segments that may be under way; one is acknowledged when all of it has come."""
+        stripe = self.stripes[distance]
+        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * stripe.outstanding)
+
+
+@TRANSPORTS.register("striped")
+class Striped(Spread):
+    """Over TCP."""
+
+    modelled = True
+
     def make(
         self,
         rank: int,
@@ -62,19 +80,6 @@ class Striped(TransportKind):
         """See TransportKind."""
         return StripedTransport(rank, addresses, settings, lambda peer: self.stripes[distances[peer]])
 
-    def channels(self, distance: str) -> int:
-        """As many as the stripes of that distance say."""
-        return self.stripes[distance].connections
-
-    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
-        """One of the pair's."""
-        return ConnectionKey(traffic, channel, self.channels(distance))
-
     def overhead(self, distance: str) -> float:
         """A segment's header, and its acknowledgement in a packet of its own; as if both ends sent as much."""
         return (2 * FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes
-
-    def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
-        """By the segments that may be under way; one is acknowledged when all of it has come."""
-        stripe = self.stripes[distance]
-        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * stripe.outstanding)

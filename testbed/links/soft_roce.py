@@ -1,0 +1,53 @@
+"""Network cards with verbs, made of the kernel's soft-RoCE (rxe) on an interface; they go with it.
+
+Facts of linux/rdma/rdma_netlink.h.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from testbed.links.errors import LinkError
+from testbed.links.netlink import ACKNOWLEDGE, HEADER, messages, put, text
+
+NETLINK_RDMA = 20
+_NEW_LINK = 5 << 10 | 3  # RDMA_NL_NLDEV, RDMA_NLDEV_CMD_NEWLINK
+_DEVICE, _INTERFACE, _KIND = 2, 51, 65  # RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME, _LINK_TYPE
+_REQUEST, _ERROR = 0x1, 2
+_DEVICES = Path("/sys/class/infiniband")
+_MODULE = Path("/sys/module/rdma_rxe")
+MOST_UNACKNOWLEDGED = _MODULE / "parameters/max_unacked_psns"
+
+
+def soft_roce_reason() -> str | None:
+    """Why this machine's hosts can have no such cards, each in its namespace; None where they can.
+
+    What tells a kernel that looks for routes, and listens, in the namespace of a card's interface, is our own change
+    beside it: that its window is a parameter.
+    """
+    if not _MODULE.exists():
+        return "this kernel has no soft-RoCE (rdma_rxe)"
+    if not MOST_UNACKNOWLEDGED.exists():
+        return (
+            "this kernel's soft-RoCE has a window of 128 packets and, before Linux 7.2, works in the first network "
+            "namespace only"
+        )
+    return None
+
+
+def add_soft_roce(name: str, interface: str) -> None:
+    """Give an interface of this network namespace a card of that name. LinkError."""
+    body = put(_DEVICE, text(name)) + put(_KIND, text("rxe")) + put(_INTERFACE, text(interface))
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA) as asker:
+        asker.send(HEADER.pack(16 + len(body), _NEW_LINK, _REQUEST | ACKNOWLEDGE, 0, 0) + body)
+        for kind, _, _, message in messages(asker.recv(1 << 16)):
+            code = -int.from_bytes(message[:4], "little", signed=True) if kind == _ERROR else 0
+            if code:
+                raise LinkError(f"{name}: no soft-RoCE on {interface}: {os.strerror(code)}")
+
+
+def cards_here() -> list[str]:
+    """Names of all cards with verbs, of whichever namespace."""
+    return sorted(entry.name for entry in _DEVICES.iterdir()) if _DEVICES.exists() else []

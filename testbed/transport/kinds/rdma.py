@@ -1,0 +1,66 @@
+"""Reliable connections of RDMA, several per pair of ranks, by soft-RoCE's cards under the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from testbed.scale import Scale
+from testbed.transport.base import TrafficClass
+from testbed.transport.kinds.base import TRANSPORTS
+from testbed.transport.kinds.striped import Spread
+from testbed.transport.rdma.card import CardSettings, VerbsCard
+from testbed.transport.rdma.devices import find_card, set_window
+from testbed.transport.rdma.frames import HEADER
+from testbed.transport.rdma.transport import RdmaTransport
+from testbed.transport.sockets import MeshSettings
+from testbed.transport.wire import ConnectionKey
+
+MOST_FAST_BYTES = 8 * 1024  # a slot's, of which each rank has hundreds
+
+
+@TRANSPORTS.register("rdma")
+class Rdma(Spread):
+    """stripes: as for Spread. rdma: ack_timeout_s, emulated; window_packets."""
+
+    config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
+    socket_keys: ClassVar[tuple[str, ...]] = ()
+    verbs = True
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.stripes = {
+            name: replace(one, fast_bytes=min(one.fast_bytes, MOST_FAST_BYTES))
+            for name, one in self.stripes.items()
+        }
+
+    @classmethod
+    def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+        """Segments as Spread's; times as all."""
+        rdma = options["rdma"]
+        own = {**rdma, "ack_timeout_s": scale.emulated_s(rdma["ack_timeout_s"])}
+        return {**super().emulated(options, scale), "rdma": own}
+
+    def make(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        distances: Sequence[str],
+    ) -> RdmaTransport:
+        """See TransportKind."""
+        name, gid_index = find_card(addresses[rank][0])
+        set_window(self.options["rdma"]["window_packets"])
+        largest = max(one.fast_bytes for one in self.stripes.values())
+        timeout_s = self.options["rdma"]["ack_timeout_s"]
+        card = VerbsCard(CardSettings(name, gid_index, largest + HEADER.size, ack_timeout_s=timeout_s))
+        return RdmaTransport(rank, addresses, settings, card, lambda peer: self.stripes[distances[peer]])
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """One of the pair's queue pairs; the first is the fast path."""
+        return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
+
+    def overhead(self, distance: str) -> float:
+        """Announcements, of a header each, and immediates are next to nothing."""
+        return HEADER.size / self.stripes[distance].segment_bytes

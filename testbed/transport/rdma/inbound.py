@@ -1,0 +1,60 @@
+"""Messages that come in by writes: receives that are announced, and when the segments of each have all come."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from testbed.transport.base import Request
+from testbed.transport.rdma.immediates import SEQUENCES, Immediate
+from testbed.transport.rdma.regions import Piece
+
+
+class Inbound:
+    """A receive of a large message, a put, or a signal.
+
+    number, slot: by which the peer knows it; 0 and -1 before it is announced. matched: whether it is known which of the
+    peer's messages it is for. received: bytes that have come. ended: whether all have.
+    """
+
+    __slots__ = ("ended", "matched", "number", "piece", "received", "request", "slot")
+
+    def __init__(self, request: Request, matched: bool = False, ended: bool = False) -> None:
+        self.request = request
+        self.matched = matched
+        self.ended = ended
+        self.number, self.slot = 0, -1
+        self.piece: Piece | None = None
+        self.received = 0
+
+    def unknown_to_sender(self, announced: int) -> bool:
+        """Whether a peer that had been told of so many receives did not know of this one, and it is nobody's yet."""
+        return not self.matched and (self.number == 0 or self.number > announced)
+
+
+class Segments:
+    """Of all messages of a pair. numbered: a message is whole when its last segment, and all before that, have come."""
+
+    def __init__(self, numbered: bool) -> None:
+        self._numbered = numbered
+        self._expected = 0  # the lowest sequence number that has not come
+        self._early: set[int] = set()  # higher ones that have
+        self._notices: deque[tuple[int, Inbound]] = deque()
+
+    def add(self, into: Inbound, immediate: Immediate, size_bytes: int) -> list[Inbound]:
+        """A segment is there; the messages that are whole now."""
+        into.received += size_bytes
+        if not self._numbered:
+            return [into] if into.received >= len(into.request.view) else []
+        self._early.add(immediate.sequence)
+        while self._expected in self._early:
+            self._early.remove(self._expected)
+            self._expected = (self._expected + 1) % SEQUENCES
+        if immediate.notify:
+            self._notices.append((immediate.sequence, into))
+        whole = [one for last, one in self._notices if self._passed(last)]
+        if whole:
+            self._notices = deque((last, one) for last, one in self._notices if not self._passed(last))
+        return whole
+
+    def _passed(self, sequence: int) -> bool:
+        return (self._expected - sequence - 1) % SEQUENCES <= SEQUENCES // 2

@@ -1,0 +1,95 @@
+"""What of a network card with verbs is needed: queue pairs of reliable connections, memory, completions as events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+RECEIVED, WRITTEN, SENT = "received", "written", "sent"
+
+
+class Completion(NamedTuple):
+    """Something is over.
+
+    kind: RECEIVED, a message into slot `number`; WRITTEN, a peer's write; SENT, this rank's write `number`, or a
+    small message where that is 0. failed: why it failed, in words; empty where it did not.
+    """
+
+    kind: str
+    queue_pair: int
+    number: int
+    immediate: int = 0
+    size_bytes: int = 0
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a queue pair is. gid: of its card's port, as people write it."""
+
+    gid: str
+    number: int
+
+
+class Region(Protocol):
+    """Memory that the card knows. key: for its own work; remote_key: for peers that write into it."""
+
+    key: int
+    remote_key: int
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class QueuePair(Protocol):
+    """One reliable connection."""
+
+    number: int
+
+    @property
+    def address(self) -> Address:
+        """What the peer has to know of it."""
+
+    def connect(self, peer: Address) -> None:
+        """Be connected with this one from now on. TransportError."""
+
+    def write(
+        self, number: int, address: int, size_bytes: int, key: int, to: int, remote_key: int, immediate: int
+    ) -> None:
+        """Write from registered memory into a peer's, which is told that it is done. number: not 0, for completions."""
+
+    def close(self) -> None:
+        """Nothing more comes of it, nor goes."""
+
+
+class Card(Protocol):
+    """One card, as one rank has it. Its completions come when what stands behind `fileno` can be read."""
+
+    slot_bytes: int
+
+    def fileno(self) -> int:
+        """A descriptor for epoll."""
+
+    def queue_pair(self, fast: bool, depth: int, port: int, dscp: int) -> QueuePair:
+        """fast: for messages into slots, else for writes. depth: of them at most under way.
+
+        port: that its packets come from, 0 for any; dscp: their mark.
+        """
+
+    def send(self, queue_pair: QueuePair, header: bytes, body: bytes | memoryview) -> bool:
+        """Copy it, and send it into whichever slot of the peer's is next; False where there is no room to."""
+
+    def register(self, address: int, size_bytes: int, writable: bool) -> Region:
+        """Have the card know this memory. TransportError."""
+
+    def slot(self, number: int) -> memoryview:
+        """The memory that a message was received into, until `free`."""
+
+    def free(self, number: int) -> None:
+        """Have the slot receive again."""
+
+    def completions(self) -> list[Completion]:
+        """All since the last call; whatever comes after it is an event."""
+
+    def close(self) -> None:
+        """Let go of all that belongs to it."""

@@ -1,0 +1,159 @@
+"""RDMA's pairs over cards in memory: the conformance suite, what is announced and copied, immediates, ports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from testbed.testing import transport_checks
+from testbed.testing.threads import finish, in_threads, linger, raises
+from testbed.transport import MeshSettings, StripeSettings, TransportError
+from testbed.transport.rdma import frames
+from testbed.transport.rdma.immediates import Immediate, pack, unpack
+from testbed.transport.rdma.ports import flow_label, udp_port
+from testbed.transport.rdma.regions import Regions
+from testbed.transport.rdma.transport import RdmaTransport
+from tests.unit.ranks import TOKEN, Places, Program
+from tests.unit.rdma_card import MemoryCard, MemoryFabric
+
+STRIPES = StripeSettings(connections=3, segment_bytes=5000, outstanding=2, fast_bytes=1000)
+SPRAY = StripeSettings(connections=3, segment_bytes=5000, outstanding=2, fast_bytes=1000, mode="spray")
+
+
+def over_rdma(size: int, program: Program, stripes: StripeSettings = STRIPES, seed: int = 1) -> list[Any]:
+    """Like `in_memory`, each rank with an RdmaTransport on a card in memory."""
+    places, fabric = Places(size), MemoryFabric(seed)
+    settings = MeshSettings(token=TOKEN)
+
+    def make(rank: int) -> RdmaTransport:
+        own = places.sockets[rank]
+        return RdmaTransport(
+            rank, places.addresses, settings, MemoryCard(fabric), lambda peer: stripes, listener=own
+        )
+
+    try:
+        return in_threads(size, make, program)
+    finally:
+        places.close()
+
+
+@pytest.mark.parametrize("stripes", [STRIPES, SPRAY], ids=lambda one: one.mode)
+@pytest.mark.parametrize("check", transport_checks())
+def test_rdma_does_what_any_transport_must(check: str, stripes: StripeSettings) -> None:
+    transport_checks()[check](lambda size, program: over_rdma(size, program, stripes))
+
+
+def test_large_messages_are_written_in_place_and_arrays_registered_once() -> None:
+    size, rounds = 40_000, 5
+
+    def program(transport: RdmaTransport) -> tuple[int, int]:
+        peer = 1 - transport.rank
+        mine, theirs = np.full(size, transport.rank + 1, np.uint8), np.zeros(size, np.uint8)
+        for tag in range(rounds):
+            finish(
+                transport,
+                transport.irecv(peer, tag, theirs.data),
+                transport.isend(peer, tag, mine.data),
+            )
+            assert (theirs == peer + 1).all()
+            theirs[:] = 0
+        return transport.counters[peer].bytes_copied, transport.registered
+
+    assert over_rdma(2, program) == [(0, 2)] * 2
+
+
+def test_segments_of_several_queue_pairs_come_in_any_order() -> None:
+    fabrics: list[MemoryFabric] = []
+
+    def program(transport: RdmaTransport) -> bool:
+        peer = 1 - transport.rank
+        fabrics.append(transport._card.fabric)  # type: ignore[attr-defined]
+        sent = [np.random.default_rng(tag).integers(0, 256, 60_000, np.uint8) for tag in range(8)]
+        got = [np.zeros(60_000, np.uint8) for _ in sent]
+        finish(
+            transport,
+            *(transport.isend(peer, tag, one.data) for tag, one in enumerate(sent)),
+            *(transport.irecv(peer, tag, one.data) for tag, one in enumerate(got)),
+        )
+        return all((one == other).all() for one, other in zip(sent, got, strict=True))
+
+    for seed in range(3):
+        assert over_rdma(2, program, seed=seed) == [True, True]
+    assert all(fabric.reordered for fabric in fabrics)
+
+
+def test_more_receives_than_slots_wait_for_one() -> None:
+    count = 150
+
+    def program(transport: RdmaTransport) -> bool:
+        peer = 1 - transport.rank
+        sent = [np.full(2000, tag % 256, np.uint8) for tag in range(count)]
+        got = [np.zeros(2000, np.uint8) for _ in range(count)]
+        receives = [transport.irecv(peer, tag, one.data) for tag, one in enumerate(got)]
+        linger(transport, 0.05)
+        finish(
+            transport,
+            *receives,
+            *(transport.isend(peer, tag, one.data) for tag, one in enumerate(sent)),
+        )
+        return all((one == tag % 256).all() for tag, one in enumerate(got))
+
+    assert over_rdma(2, program) == [True, True]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_small_message_in_place_of_a_large_one_is_an_error_that_names_both_lengths(early: bool) -> None:
+    def program(transport: RdmaTransport) -> str:
+        if transport.rank == 0:
+            linger(transport, 0.1 if early else 0.0)
+            finish(transport, transport.isend(1, 5, memoryview(bytes(10))))
+            return ""
+        linger(transport, 0.0 if early else 0.1)
+        with raises(TransportError) as caught:
+            finish(transport, transport.irecv(0, 5, memoryview(bytearray(3000))))
+        return str(caught.value)
+
+    expected = "rank 1: message from peer 0, tag 5: got 10 bytes, expected 3000, as posted"
+    assert over_rdma(2, program)[1] == expected
+
+
+def test_immediates_keep_what_they_say_where_nccl_has_it() -> None:
+    for one in (Immediate(), Immediate(5, 63, notify=True), Immediate(2**24 - 1, 1), Immediate(fast=True)):
+        assert unpack(pack(one)) == one
+    assert pack(Immediate(7, notify=True)) == 1 << 31 | 7
+    assert pack(Immediate(fast=True)) == 1 << 30
+    for bad in (Immediate(1 << 24), Immediate(0, 64), Immediate(-1)):
+        with pytest.raises(ValueError, match="expected a sequence below"):
+            pack(bad)
+
+
+def test_frames_that_are_none_are_refused() -> None:
+    frame = frames.Frame(frames.ANNOUNCE, 3, 4, 5, 6, 7, 8)
+    assert frames.unpack(memoryview(frames.pack(frame))) == frame
+    for bad, words in ((b"short", "5 bytes"), (bytes(frames.HEADER.size), "a frame of kind 0")):
+        with pytest.raises(ValueError, match=words):
+            frames.unpack(memoryview(bad))
+
+
+def test_source_ports_are_those_that_cards_can_choose() -> None:
+    assert udp_port(0) == flow_label(0) == 0
+    for port in (33_000, 49_152, 50_000, 52_997):
+        assert 0xC000 < udp_port(port) <= 0xFFFF
+        assert 0xC000 | flow_label(udp_port(port)) == udp_port(port)
+
+
+def test_memory_is_forgotten_with_what_owned_it() -> None:
+    card = MemoryCard(MemoryFabric(1))
+    regions = Regions(card)
+    array = np.zeros((10, 100), np.float32)
+    pieces = [regions.piece(array[row].data.cast("B")) for row in range(10)]
+    assert regions.registered == len(card.regions) == 1
+    assert [piece.address - pieces[0].address for piece in pieces] == [400 * row for row in range(10)]
+    del array
+    assert not card.regions
+    passing = regions.piece(memoryview(bytearray(50)))
+    assert len(card.regions) == 1
+    passing.release()
+    assert not card.regions
