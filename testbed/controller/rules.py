@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from testbed.controller.hashing import TCP, flow_hash
+from testbed.controller.hashing import TCP, UDP, flow_hash
 
 FORMAT = 1
 MAX_PORT = (
@@ -58,7 +58,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Ports:
-    """TCP ports whose bits under `mask` are those of `value`: one port with all bits, a channel with the lowest few."""
+    """Ports whose bits under `mask` are those of `value`: one port with all bits, a channel with the lowest few."""
 
     value: int
     mask: int = MAX_TCP_PORT
@@ -66,9 +66,9 @@ class Ports:
     def __post_init__(self) -> None:
         for name, number in (("value", self.value), ("mask", self.mask)):
             if not 0 <= number <= MAX_TCP_PORT:
-                raise ValueError(f"tcp port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
+                raise ValueError(f"port {name}: got {number}, expected 0 to {MAX_TCP_PORT}")
         if self.value & ~self.mask:
-            raise ValueError(f"tcp port: got {self}, expected no bits outside of the mask")
+            raise ValueError(f"port: got {self}, expected no bits outside of the mask")
 
     def covers(self, port: int) -> bool:
         """Whether a port is one of these."""
@@ -83,8 +83,8 @@ class Match:
     """Which packets a rule is for; a field that is None matches all.
 
     `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16" or one address "10.1.0.1/32" and mean: IPv4 packets
-    only. So does `ip_dscp`, 0 to 63. `tcp_src` and `tcp_dst` mean: TCP packets only. ValueError when a field is out of
-    range.
+    only. So does `ip_dscp`, 0 to 63. `tcp_src` and `tcp_dst` mean: TCP packets only; `udp_src` and `udp_dst`: UDP's.
+    ValueError when a field is out of range, or ports of both are named.
     """
 
     in_port: int | None = None
@@ -93,6 +93,8 @@ class Match:
     ip_dscp: int | None = None
     tcp_src: Ports | None = None
     tcp_dst: Ports | None = None
+    udp_src: Ports | None = None
+    udp_dst: Ports | None = None
 
     def __post_init__(self) -> None:
         if self.in_port is not None:
@@ -103,6 +105,8 @@ class Match:
                 raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
         if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
             raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
+        if self.tcp_only and self.udp_only:
+            raise ValueError("ports: got TCP's and UDP's, expected one of both")
 
     def covers(self, in_port: int, packet: Packet) -> bool:
         """Whether a packet that came in at that port is one of these."""
@@ -113,20 +117,33 @@ class Match:
                 value, mask = network(asked)
                 if address & mask != value:
                     return False
-        if not self.tcp_only:
+        if self.protocol is None:
             return True
-        ports = ((self.tcp_src, packet.source_port), (self.tcp_dst, packet.destination_port))
-        return packet.ip_proto == TCP and all(asked is None or asked.covers(port) for asked, port in ports)
+        asked_ports = (self.tcp_src, self.tcp_dst) if self.tcp_only else (self.udp_src, self.udp_dst)
+        ports = zip(asked_ports, (packet.source_port, packet.destination_port), strict=True)
+        return packet.ip_proto == self.protocol and all(
+            asked is None or asked.covers(port) for asked, port in ports
+        )
+
+    @property
+    def protocol(self) -> int | None:
+        """The one whose ports it names, by its number in an IP header."""
+        return TCP if self.tcp_only else UDP if self.udp_only else None
 
     @property
     def tcp_only(self) -> bool:
-        """Whether it names a port."""
+        """Whether it names a port of TCP."""
         return self.tcp_src is not None or self.tcp_dst is not None
+
+    @property
+    def udp_only(self) -> bool:
+        """Whether it names a port of UDP."""
+        return self.udp_src is not None or self.udp_dst is not None
 
     @property
     def ip_only(self) -> bool:
         """Whether it names anything of an IP header."""
-        return self.tcp_only or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
+        return self.protocol is not None or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
 
     def __str__(self) -> str:
         named = ((item.name, getattr(self, item.name)) for item in fields(self))
@@ -330,7 +347,7 @@ def _rule_from_data(where: str, data: Any) -> Rule:
     entry = _mapping(where, data, required=("priority", "match", "actions"), optional=("comment", "table"))
     match = _mapping(f"{where}.match", entry["match"], optional=tuple(item.name for item in fields(Match)))
     try:
-        for name in ("tcp_src", "tcp_dst"):
+        for name in ("tcp_src", "tcp_dst", "udp_src", "udp_dst"):
             if name in match:
                 match = {**match, name: Ports(*(_integer(name, item) for item in _list(name, match[name])))}
         return Rule(

@@ -11,8 +11,10 @@ from typing import Any
 
 from testbed.config.topology import Topology, host_address
 from testbed.controller.errors import NoPathError
+from testbed.controller.hashing import TCP, UDP
 from testbed.controller.rules import Match, Packet, Ports
 
+TCP_FLOW, UDP_FLOW, ROCE = "tcp", "udp", "roce"
 # Delays are compared as whole picoseconds, so that equal delays are equal and sums have no rounding.
 PICOSECONDS = 1e12
 # A path's cost is its delay, then its number of links. This many links weigh less than the shortest time.
@@ -35,7 +37,8 @@ class Flow:
     """What one connection carries in one direction, as declared before the first packet.
 
     source, destination: hosts. channel: which of the connections of that pair of hosts, from 0. size_bytes: per step,
-    in emulated bytes; only the proportions count. source_port, destination_port: of TCP.
+    in emulated bytes; only the proportions count. protocol: "tcp", whose ports these are, "udp", or "roce": UDP whose
+    packets go to one port either way, each from the port that the connection's other end sends from, too.
     """
 
     source: str
@@ -46,12 +49,30 @@ class Flow:
     destination_port: int = 0
     dscp: int = 0
     job: str = "job"
+    protocol: str = "tcp"
 
     @property
     def connection(self) -> tuple[str, str, int, int, int]:
         """The same for both directions of a connection."""
+        if self.protocol == ROCE:
+            first, second = sorted((self.source, self.destination))
+            return first, second, self.channel, self.source_port, self.destination_port
         ends = sorted([(self.source, self.source_port), (self.destination, self.destination_port)])
         return ends[0][0], ends[1][0], self.channel, ends[0][1], ends[1][1]
+
+    @property
+    def back(self) -> Flow:
+        """What carries its acknowledgements."""
+        ports = (self.source_port, self.destination_port)
+        source_port, destination_port = ports if self.protocol == ROCE else ports[::-1]
+        return replace(
+            self,
+            source=self.destination,
+            destination=self.source,
+            source_port=source_port,
+            destination_port=destination_port,
+            size_bytes=0.0,
+        )
 
     def __str__(self) -> str:
         return f"{self.source} to {self.destination} channel {self.channel}"
@@ -121,18 +142,18 @@ class View:
     def of(self, flow: Flow) -> Match:
         """Packets of a declared flow. Its class is not looked at: an edge may mark it anew."""
         source, destination = (self._hosts[name] for name in (flow.source, flow.destination))
-        return Match(
-            ipv4_src=f"{source.ip}/32",
-            ipv4_dst=f"{destination.ip}/32",
-            tcp_src=Ports(flow.source_port) if flow.source_port else None,
-            tcp_dst=Ports(flow.destination_port) if flow.destination_port else None,
-        )
+        ends = Match(ipv4_src=f"{source.ip}/32", ipv4_dst=f"{destination.ip}/32")
+        ports = [Ports(port) if port else None for port in (flow.source_port, flow.destination_port)]
+        if flow.protocol == TCP_FLOW:
+            return replace(ends, tcp_src=ports[0], tcp_dst=ports[1])
+        return replace(ends, udp_src=ports[0], udp_dst=ports[1])
 
     def packet(self, flow: Flow) -> Packet:
         """A packet of a declared flow."""
         source, destination = (self._hosts[name].ip for name in (flow.source, flow.destination))
         ports = flow.source_port, flow.destination_port
-        return Packet(source, destination, source_port=ports[0], destination_port=ports[1], ip_dscp=flow.dscp)
+        protocol = TCP if flow.protocol == TCP_FLOW else UDP
+        return Packet(source, destination, protocol, *ports, ip_dscp=flow.dscp)
 
     @cached_property
     def _hosts(self) -> dict[str, Any]:
@@ -224,14 +245,7 @@ def both_ways(flows: Iterable[Flow]) -> list[Flow]:
     """Flows with those that carry their acknowledgements, where these are not declared themselves."""
     found = {(flow.source, flow.destination, flow.source_port, flow.destination_port): flow for flow in flows}
     for flow in list(found.values()):
-        back = replace(
-            flow,
-            source=flow.destination,
-            destination=flow.source,
-            source_port=flow.destination_port,
-            destination_port=flow.source_port,
-            size_bytes=0.0,
-        )
+        back = flow.back
         found.setdefault((back.source, back.destination, back.source_port, back.destination_port), back)
     return list(found.values())
 

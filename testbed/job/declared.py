@@ -50,9 +50,10 @@ def flows_of(
                 channel and wiring.transport.added_subflows
             ):  # of MPTCP's other subflows the kernel chooses the dialling end
                 dialled, listening = 0, SUBFLOW_PORT + channel - 1
-            ports = (dialled, listening) if source > target else (listening, dialled)
+            ports = wiring.transport.ports(dialled, listening, dialling=source > target)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host
-            flows.append(Flow(*hosts, channel, size_bytes / channels, *ports, traffic.dscp, job))
+            protocol = wiring.transport.protocol
+            flows.append(Flow(*hosts, channel, size_bytes / channels, *ports, traffic.dscp, job, protocol))
     return flows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.controller.hashing import TCP, UDP
 from testbed.controller.rules import (
     MAX_DSCP,
     MAX_PORT,
@@ -35,16 +37,16 @@ networks = st.builds(
     st.integers(1, 32),
 )
 masks = st.sampled_from([MAX_TCP_PORT, 0x000F, 0xFFF0, 1])
-tcp_ports = st.builds(lambda value, mask: Ports(value & mask, mask), st.integers(0, MAX_TCP_PORT), masks)
+some_ports = st.builds(lambda value, mask: Ports(value & mask, mask), st.integers(0, MAX_TCP_PORT), masks)
 matches = st.builds(
     Match,
     st.none() | ports,
     st.none() | networks,
     st.none() | networks,
     st.none() | st.integers(0, MAX_DSCP),
-    st.none() | tcp_ports,
-    st.none() | tcp_ports,
-)
+    st.none() | some_ports,
+    st.none() | some_ports,
+) | st.builds(Match, udp_src=st.none() | some_ports, udp_dst=some_ports)
 several = st.lists(ports, min_size=2, max_size=8, unique=True).map(tuple)
 weighted = st.builds(lambda once, again: (*once, *again), several, st.lists(ports, max_size=3))
 actions = (
@@ -77,6 +79,18 @@ def test_a_match_covers_what_it_names() -> None:
     assert not channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 17, 33006, 29500, 46))
     assert not channel.covers(1, Packet("10.0.0.9", "10.1.0.1", 6, 33006, 29500, 0))
     assert not channel.covers(1, Packet("10.2.0.9", "10.1.0.1", 6, 33006, 29500, 46))
+
+
+def test_a_match_of_udp_ports_is_for_udp_alone_and_survives_json() -> None:
+    packet = Packet("10.0.0.1", "10.1.0.1", UDP, 0xC123, 4791)
+    match = Match(udp_src=Ports(0xC123), udp_dst=Ports(4791))
+    assert match.covers(1, packet)
+    assert not match.covers(1, replace(packet, source_port=0xC124))
+    assert not match.covers(1, replace(packet, ip_proto=TCP))
+    by_dpid = {1: [Rule(7, match, (Output(2),))]}
+    assert loads(dumps(by_dpid)) == (by_dpid, None)
+    with pytest.raises(ValueError, match="expected one of both"):
+        Match(tcp_src=Ports(1), udp_src=Ports(2))
 
 
 def test_ports_of_names_those_that_rules_match_and_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,22 @@ def test_a_flow_goes_between_the_port_that_is_dialled_from_and_the_one_that_is_l
     assert (there.source_port, there.destination_port) == (LISTEN_PORT, dialled)
     assert (back.source_port, back.destination_port, back.size_bytes) == (dialled, LISTEN_PORT, 300)
     assert there.connection == back.connection
+
+
+def test_a_flow_of_rdma_goes_to_roces_port_either_way_from_a_port_of_each_queue_pair() -> None:
+    made = wiring(kind="rdma")
+    flows = flows_of(made, {(1, 5): 700, (5, 1): 300})  # type: ignore[arg-type]
+    there = [flow for flow in flows if flow.source == "east2"]
+    assert len(there) == 4
+    assert {(flow.protocol, flow.destination_port) for flow in flows} == {("roce", 4791)}
+    assert len({flow.source_port for flow in there}) == 4
+    assert all(0xC000 < flow.source_port <= 0xFFFF for flow in flows)
+    assert {flow.connection for flow in flows} == {flow.connection for flow in there}
+    back = next(flow for flow in flows if flow.source == "west2")
+    assert back.source_port == there[0].source_port
+    assert there[0].back == replace(back, size_bytes=0.0)
+    match = View(TOPOLOGY, flows).of(there[0])
+    assert (match.protocol, str(match.udp_src), str(match.udp_dst)) == (17, str(back.source_port), "4791")
 
 
 def test_ranks_at_one_address_leave_their_ports_to_the_kernel() -> None:

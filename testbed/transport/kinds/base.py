@@ -37,6 +37,9 @@ class TransportKind(ABC):
     multipath: ClassVar[bool] = False
     """Whether its sockets are MPTCP's."""
 
+    protocol: ClassVar[str] = "tcp"
+    """What its messages' packets are to the network: "tcp", "udp", or "roce", as a declared flow has it."""
+
     verbs: ClassVar[bool] = False
     """Whether ranks need a network card with verbs, for RDMA."""
 
@@ -85,6 +88,13 @@ class TransportKind(ABC):
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
         """What a pair's connection is known by to the transport, so that it gets its port and socket settings."""
         return ConnectionKey(traffic)
+
+    def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
+        """From and to which a connection's packets go that the end dials which has port `dialled`.
+
+        dialling: whether they are of that end, not of the one that listens.
+        """
+        return (dialled, listening) if dialling else (listening, dialled)
 
     @property
     def added_subflows(self) -> int:

@@ -13,6 +13,7 @@ from testbed.transport.kinds.striped import Spread
 from testbed.transport.rdma.card import CardSettings, VerbsCard
 from testbed.transport.rdma.devices import find_card, set_window
 from testbed.transport.rdma.frames import HEADER
+from testbed.transport.rdma.ports import ROCE_PORT, udp_port
 from testbed.transport.rdma.transport import RdmaTransport
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
@@ -26,6 +27,7 @@ class Rdma(Spread):
 
     config_keys: ClassVar[tuple[str, ...]] = ("stripes", "rdma")
     socket_keys: ClassVar[tuple[str, ...]] = ()
+    protocol = "roce"
     verbs = True
 
     def __init__(self, **options: Any) -> None:
@@ -60,6 +62,10 @@ class Rdma(Spread):
     def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
         """One of the pair's queue pairs; the first is the fast path."""
         return ConnectionKey(traffic, 1 + channel, 1 + self.channels(distance))
+
+    def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
+        """Both ends send from the port that stands for the one that would have been dialled, to the same."""
+        return udp_port(dialled), ROCE_PORT
 
     def overhead(self, distance: str) -> float:
         """Announcements, of a header each, and immediates are next to nothing."""
