@@ -51,7 +51,11 @@ def launch(
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
     transport: Annotated[
-        str, typer.Option(help="PyTorch's backend testbed: tcp, striped, mptcp, or FILE.py:NAME.")
+        str,
+        typer.Option(
+            help="PyTorch's backend testbed: tcp, striped, mptcp, rdma, or FILE.py:NAME. With rdma hosts have cards with "
+            "verbs, for any program."
+        ),
     ] = "tcp",
     protocol: Annotated[str, typer.Option(help="The same: eager, rendezvous or staged.")] = "eager",
     collective: Annotated[

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.fidelity.capacity import NetworkBackend
+from testbed.job.resolving import wants_rdma
 from testbed.job.workload import Workload
+from testbed.links.soft_roce import soft_roce_reason
 from testbed.model.dry_run import workloads_of
 from testbed.results.result import Result
 from testbed.running.backend import Backend, ThisMachine
@@ -136,11 +138,19 @@ def _here(request: Request, workloads: Iterable[Workload], together: int | None)
 
 def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
     scenario = request.scenario
+    _check_cards(scenario, request.file)
     backend = choose_network_backend(request.link_engine, request.datapath)
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     return backend, choose_scale(
         scenario.topology.resolve, size, dilation, backend, scenario.ranks, request.file
     )
+
+
+def _check_cards(scenario: Scenario, file: str) -> None:
+    """ConfigError where ranks need cards with verbs, and this machine's kernel can give their hosts none."""
+    if wants_rdma(scenario.transport) and (reason := soft_roce_reason()):
+        shown = f"{scenario.transport.kind} by this machine's clock: {reason}"
+        raise ConfigError([Problem(file, None, "transport.kind", shown, "--clock virtual: docs/rdma.md")])
 
 
 def machines_of(asked: str | None, scenario: Scenario, workloads: Iterable[Workload]) -> list[str]:

@@ -115,6 +115,9 @@ class MemoryCard:
                     found.append(one)
             return found
 
+    def packets(self) -> tuple[int, int] | None:
+        return None
+
     def close(self) -> None:
         with self.fabric.lock:
             if self.bell >= 0:

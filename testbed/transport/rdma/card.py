@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.transport.base import TransportError
+from testbed.transport.rdma.devices import DEVICES
 from testbed.transport.rdma.immediates import Immediate, pack
 from testbed.transport.rdma.ports import flow_label
 from testbed.transport.rdma.regions import address_of
@@ -195,6 +196,15 @@ class VerbsCard:
         for slot in [slot for slot, sender in self._sending.items() if sender == queue_pair]:
             del self._sending[slot]
             self._unsent.append(slot)
+
+    def packets(self) -> tuple[int, int] | None:
+        """See Card."""
+        counters = DEVICES / self.settings.name / "ports/1/hw_counters"
+        try:
+            sent, received = (int((counters / name).read_text()) for name in ("sent_pkts", "rcvd_pkts"))
+        except OSError:
+            return None
+        return sent, received
 
     def close(self) -> None:
         """See Card."""

@@ -22,6 +22,7 @@ from testbed.transport.rdma.regions import Regions
 from testbed.transport.rdma.verbs import RECEIVED, SENT, Address, Card, Completion, QueuePair
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
+from testbed.transport.wire_counts import WireCounts
 
 FAST_DEPTH = 4096
 
@@ -97,6 +98,13 @@ class RdmaTransport(Mesh):
     def _give_back(self) -> None:
         super()._give_back()
         self._card.close()
+
+    def wire_counts(self) -> WireCounts | None:
+        """See Mesh; of the card's packets, which are a rank's own, bytes are not told."""
+        found, packets = super().wire_counts(), self._card.packets()
+        if found is None or packets is None:
+            return None
+        return found.plus(WireCounts(segments_out=packets[0], segments_in=packets[1]))
 
     @property
     def registered(self) -> int:
