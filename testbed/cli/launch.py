@@ -53,8 +53,8 @@ def launch(
     transport: Annotated[
         str,
         typer.Option(
-            help="PyTorch's backend testbed: tcp, striped, mptcp, rdma, or FILE.py:NAME. With rdma hosts have cards with "
-            "verbs, for any program."
+            help="PyTorch's backend testbed: tcp, striped, mptcp, rdma, or FILE.py:NAME. With rdma hosts have cards "
+            "with verbs, for any program."
         ),
     ] = "tcp",
     protocol: Annotated[str, typer.Option(help="The same: eager, rendezvous or staged.")] = "eager",
