@@ -21,11 +21,14 @@ MAX_SUBFLOWS = 8  # the kernel's own limit
 
 
 # how far apart two ranks may be, and what a striped transport goes by
-DISTANCES = ("same_rack", "same_building", "same_region", "other_region")
+DISTANCES = ("same_rack", "same_zone", "same_building", "same_region", "other_region")
 
 
 def distance(topology: Topology, one: Host, other: Host) -> str:
-    """One of DISTANCES. Hosts of a building without tiers of switches have no racks: they share a building."""
+    """One of DISTANCES. Hosts of a building without tiers of switches have no racks: they share a building.
+
+    A building of one zone has none: what is not in one rack is in one building.
+    """
     here, there = topology.building(one.building), topology.building(other.building)
     if here != there:
         return "same_region" if here.region == there.region else "other_region"
@@ -33,7 +36,10 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
         return "same_building"
     first = here.hosts[0].index
     racks = {(host.index - first) // here.hosts_per_leaf for host in (one, other)}
-    return "same_rack" if len(racks) == 1 else "same_building"
+    if len(racks) == 1:
+        return "same_rack"
+    zones = {rack // here.clos.leaves for rack in racks}
+    return "same_zone" if here.clos.zones > 1 and len(zones) == 1 else "same_building"
 
 
 class StripeSpec(Strict):
@@ -59,6 +65,10 @@ class StripesSpec(Strict):
     """Connections of a striped transport, by how far apart two ranks are."""
 
     same_rack: StripeSpec = Field(default=StripeSpec(connections=1), description="On one leaf switch.")
+    same_zone: StripeSpec | None = Field(
+        default=None,
+        description="In one zone of a building that has several; by default as same_building.",
+    )
     same_building: StripeSpec = Field(default=StripeSpec(connections=2), description="In one building.")
     same_region: StripeSpec = Field(default=StripeSpec(), description="In buildings of one region.")
     other_region: StripeSpec = Field(
@@ -91,7 +101,8 @@ class SocketsSpec(Strict):
         default=None, description="Only connections whose packets have this DSCP, or one of a list."
     )
     distance: Annotated[str | None, choice("a distance", DISTANCES)] = Field(
-        default=None, description="Only connections between ranks that are so far apart."
+        default=None,
+        description="Only connections between ranks that are so far apart; same_building: in one zone of it, too.",
     )
     congestion_control: Annotated[str | None, _CONGESTION_CONTROL] = Field(
         default=None, description="TCP congestion control by its kernel name."

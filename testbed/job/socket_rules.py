@@ -25,7 +25,8 @@ class SocketRule:
 
     def fits(self, dscp: int, distance: str) -> bool:
         """Whether a connection is one of those meant."""
-        return (self.dscps is None or dscp in self.dscps) and self.distance in (None, distance)
+        building = "same_building" if distance == "same_zone" else distance
+        return (self.dscps is None or dscp in self.dscps) and self.distance in (None, distance, building)
 
 
 @dataclass(frozen=True)

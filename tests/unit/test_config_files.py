@@ -43,6 +43,7 @@ TRANSPORT = {
         "same_region": {"connections": 4, **STRIPE},
         "other_region": {"connections": 8, **STRIPE},
     },
+    "rdma": {"ack_timeout": "67 ms", "window": 4194304},
     "subflows": 4,
     "congestion_control": "cubic",
     "sockets": [],

@@ -77,6 +77,11 @@ def test_of_the_entries_that_fit_the_first_that_says_something_counts_key_by_key
     assert (urgent.congestion_control, urgent.window_bytes) == ("reno", 8192)
     bulk = rules.settings(USUAL, 0, 4, ConnectionKey(), "same_region")
     assert (bulk.congestion_control, bulk.window_bytes) == ("bbr", 8192)
+    inside = socket_rules_of(
+        specs({"distance": "same_building", "congestion_control": "bbr"}), UNSCALED, topology(), ()
+    )
+    for distance, expected in (("same_zone", "bbr"), ("same_building", "bbr"), ("same_rack", "cubic")):
+        assert inside.settings(USUAL, 0, 1, ConnectionKey(), distance).congestion_control == expected
     near = rules.settings(USUAL, 0, 1, ConnectionKey(), "same_rack")
     assert (near.congestion_control, near.window_bytes) == ("cubic", 1024)
     assert near.pacing_bps == pytest.approx(40e9 / 1024)

@@ -83,6 +83,7 @@ def test_segments_shrink_as_messages_do() -> None:
     stripes = options_of(spec, Scale(1000))["stripes"]
     assert {name: stripe["connections"] for name, stripe in stripes.items()} == {
         "same_rack": 1,
+        "same_zone": 2,  # as same_building, unless it is said
         "same_building": 2,
         "same_region": 4,
         "other_region": 8,
@@ -98,6 +99,8 @@ def test_segments_shrink_as_messages_do() -> None:
     )
     own = options_of(small, Scale(1000))["stripes"]["same_rack"]
     assert (own["segment_bytes"], own["outstanding"]) == (4096, 1)
+    zoned = TransportSpec.model_validate({"kind": "striped", "stripes": {"same_zone": {"connections": 3}}})
+    assert options_of(zoned, Scale())["stripes"]["same_zone"]["connections"] == 3
 
 
 def test_ranks_know_how_far_the_others_are(tmp_path: Path) -> None:
@@ -120,6 +123,17 @@ wan:
         "same_rack", "same_rack", "same_building", "same_building", "same_region", "same_region", "other_region",
     )  # fmt: skip
     assert far[4][5] == "same_building"  # without tiers there are no racks
+    zoned = load_topology(
+        {
+            "name": "zoned",
+            "buildings": {
+                "a": {"hosts": 8, "nic": {"rate": "1 Gbit/s"}, "clos": {"zones": 2, "leaves": 2, "spines": 1}}
+            },
+        }
+    ).resolve()
+    near, zone, building = (["same_rack"] * 2, ["same_zone"] * 2, ["same_building"] * 4)
+    assert list(distances_of(zoned, zoned.hosts)[0]) == [*near, *zone, *building]
+    assert list(distances_of(zoned, zoned.hosts)[6]) == [*building, *zone, *near]
     assert all(far[a][b] == far[b][a] for a in range(7) for b in range(7))
 
 

@@ -15,6 +15,7 @@ from testbed.transport.striped import StripedTransport
 from testbed.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 
 PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
+SAME_BUILDING = "same_building"  # holds for zones of it of which nothing is said
 LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
@@ -36,7 +37,8 @@ class Spread(TransportKind):
         bytes: each has a header and an acknowledgement, which took a quarter of the network at `size_scale: 2000`.
         """
         found = {}
-        for name, stripe in options["stripes"].items():
+        for name, said in options["stripes"].items():
+            stripe = said or options["stripes"][SAME_BUILDING]
             wanted_bytes = scale.emulated_bytes(stripe["segment_bytes"])
             segment_bytes = max(min(stripe["segment_bytes"], PACKET_BYTES), round(wanted_bytes))
             window = stripe["outstanding"] * min(1.0, wanted_bytes / segment_bytes)
