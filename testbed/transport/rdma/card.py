@@ -103,7 +103,8 @@ class VerbsCard:
             raise TransportError(f"RDMA device {settings.name}: {error}") from None
         for number in range(count):
             self.free(number)
-        self._nothing = wr.RecvWR(wr_id=0, num_sge=0, sg=None)
+        # a write puts nothing there, but pyverbs wants a place
+        self._nothing = wr.RecvWR(wr_id=0, num_sge=1, sg=[wr.SGE(self._base, 1, self._known.lkey)])
         for _ in range(settings.writes):
             self._written.post_recv(self._nothing)
         self._unsent = list(range(count, 2 * count))  # slots to send from
