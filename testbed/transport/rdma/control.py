@@ -16,13 +16,15 @@ MOST_BYTES = 64 * 1024
 
 class Control(Connection):
     """on_join: called when it stands. on_where: with the peer's queue pairs. on_ready: when these are connected to this
-    rank's. on_end: when the peer is lost.
+    rank's. on_end: when the peer is lost. busy: whether this rank's card waits for the peer's, which stays as long as
+    its goodbye is not answered: `go_on` once it does no longer.
     """
 
     on_where: Callable[[dict[str, Any]], None]
     on_ready: Callable[[], None]
     on_end: Callable[[TransportError], None]
     on_join: Callable[[], None]
+    busy: Callable[[], bool]
     _said: tuple[int, bytearray] | None = None
 
     def attach(self, sock: Any, watch: Any) -> None:
@@ -67,6 +69,12 @@ class Control(Connection):
             self.fail("what it says of its queue pairs is not JSON")
             return
         self.on_where(where)
+
+    def _end(self, reason: str, orderly: bool = False) -> None:
+        if orderly and self.busy():
+            self._pause()
+        else:
+            super()._end(reason, orderly)
 
     def _lost(self, error: TransportError) -> None:
         super()._lost(error)

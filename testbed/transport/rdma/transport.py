@@ -78,6 +78,7 @@ class RdmaTransport(Mesh):
         control.on_join = lambda: self._on_join(peer, key.traffic, control)
         control.on_where = lambda where: self._on_where(peer, key.traffic, control, where)
         control.on_ready = pair.start
+        control.busy = lambda: not pair.may_part
         control.on_end = lambda error: self._on_end(peer, key.traffic, error)
         return control
 
@@ -165,9 +166,11 @@ class RdmaTransport(Mesh):
 
     def _on_completions(self, mask: int) -> None:
         self._take_completions()
-        for pair in self._pairs.values():
+        for (peer, traffic), pair in list(self._pairs.items()):
             if pair.fast.blocked:
                 pair.fast.flush()
+            if pair.may_part:
+                self._streams[peer, ConnectionKey(traffic)].go_on()  # it may have waited to part
 
     def _take_completions(self) -> None:
         for completion in self._card.completions():
