@@ -119,6 +119,17 @@ def test_a_small_message_in_place_of_a_large_one_is_an_error_that_names_both_len
     assert over_rdma(2, program)[1] == expected
 
 
+def test_a_message_of_nothing_needs_no_memory_that_can_be_written() -> None:
+    def program(transport: RdmaTransport) -> None:
+        peer, nothing = 1 - transport.rank, memoryview(b"")
+        for wait_s in (0.0, 0.05):  # its receive comes first, then the message
+            sent = transport.isend(peer, 1, nothing)
+            linger(transport, wait_s)
+            finish(transport, sent, transport.irecv(peer, 1, nothing))
+
+    over_rdma(2, program)
+
+
 def test_immediates_keep_what_they_say_where_nccl_has_it() -> None:
     for one in (Immediate(), Immediate(5, 63, notify=True), Immediate(2**24 - 1, 1), Immediate(fast=True)):
         assert unpack(pack(one)) == one

@@ -123,9 +123,7 @@ class Pair:
             if len(staged.view) != length:
                 request.fail(wrong_length(self.rank, self.peer, tag, len(staged.view), length))
                 return
-            request.view[:] = staged.view
-            self.counters.bytes_copied += length
-            request.complete()
+            self._put(request, staged.view)
             return
         if self.lost is not None:
             request.fail(self.lost)
@@ -261,8 +259,7 @@ class Pair:
             placed = self.exposed.place(self.peer, tag, length)
             if isinstance(placed, str):
                 return placed
-            placed.view[:] = payload
-            self.counters.bytes_copied += length
+            self._put(placed, payload)
             return ""
         if is_one_sided(tag):
             signal = Inbound(Request("recv", self.peer, tag, memoryview(b"")), ended=True)
@@ -292,10 +289,15 @@ class Pair:
         elif len(request.view) != length:
             request.fail(wrong_length(self.rank, self.peer, tag, length, len(request.view)))
         else:
-            request.view[:] = payload
-            self.counters.bytes_copied += length
-            request.complete()
+            self._put(request, payload)
         return ""
+
+    def _put(self, request: Request, payload: memoryview) -> None:
+        """A small message where it belongs."""
+        if payload:  # a place for none may be of any kind
+            request.view[:] = payload
+            self.counters.bytes_copied += len(payload)
+        request.complete()
 
     def _tell_one_sided(self) -> None:
         """Puts are over, and signals found, in their order, when they have come and all before them have."""
