@@ -40,14 +40,20 @@ def communicates(operation: str) -> bool:
 
 @dataclass
 class LinkCounters:
-    """Cumulative bytes on the wire (real units) of one WAN direction, sampled at `times_s`; equal lengths.
+    """One WAN direction as read at `times_s`, in real units; all of equal length.
 
-    `dropped` counts packets, over the whole run.
+    Bytes on the wire, and packets dropped, since the run began; bytes that waited then.
     """
 
     times_s: list[float] = field(default_factory=list)
     sent_bytes: list[float] = field(default_factory=list)
-    dropped: int = 0
+    drops: list[int] = field(default_factory=list)
+    queue_bytes: list[float] = field(default_factory=list)
+
+    @property
+    def dropped(self) -> int:
+        """Packets, over the whole run."""
+        return self.drops[-1] if self.drops else 0
 
 
 @dataclass(frozen=True)
@@ -101,5 +107,6 @@ def _counters(readings: Iterable[LinkReading]) -> dict[LinkKey, LinkCounters]:
         counters = links.setdefault(reading.link, LinkCounters())
         counters.times_s.append(reading.time_s)
         counters.sent_bytes.append(reading.bytes)
-        counters.dropped = reading.drops
+        counters.drops.append(reading.drops)
+        counters.queue_bytes.append(reading.queue_bytes)
     return links

@@ -45,7 +45,7 @@ def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
     or broken, PluginError for a panel that does not draw.
     """
     data = load_run(run_dir)
-    write_trace(data.samples, run_dir / TRACE_FILE)
+    write_trace(data, run_dir / TRACE_FILE)
     path = run_dir / REPORT_FILE
     path.write_text(render_report(data, panels), encoding="utf-8")
     return path

@@ -1,9 +1,12 @@
 """Timeline of a run in the Chrome trace format, for https://ui.perfetto.dev or chrome://tracing.
 
 Format: "Trace Event Format" (Chromium project), complete events `ph: X` with `ts` and `dur` in microseconds,
-and flow events `ph: s` and `f` for messages.
+flow events `ph: s` and `f` for messages, counters `ph: C`.
 A process is a rank, a thread is a stream of operations. Viewers need the events of one thread to nest, so
 collectives that are in flight together without streams of their own are spread over as many as there are at once.
+Perfetto counts in whole nanoseconds and leaves out what does not nest by one: both ends of an event are rounded, not
+its length. It also draws an arrow from whichever end began first, so a receive that was there before its send has a
+part `arriving` within it, where the arrow ends.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from testbed.plugins import short
-from testbed.report.data import RECEIVE, WHOLE_STEP, communicates
+from testbed.report.counters import counter_events
+from testbed.report.data import RECEIVE, WHOLE_STEP, RunData, communicates
 from testbed.report.rows import pack_rows
 from testbed.results.records import JsonObject, Sample
 
@@ -52,8 +56,12 @@ def trace_events(samples: Iterable[Sample]) -> list[JsonObject]:
                 ends[key][sample.operation == RECEIVE].append(event)
     arrows = [pair for sends, receives in ends.values() for pair in zip(sends, receives, strict=False)]
     for number, (sent, came) in enumerate(arrows):
-        events.append(_arrow("s", number, sent, sent["ts"]))
-        events.append(_arrow("f", number, came, came["ts"] + came["dur"]))
+        into = came
+        if came["ts"] < sent["ts"]:
+            into = _arriving(came, sent["ts"])
+            events.append(into)
+        events.append(_arrow("s", number, sent))
+        events.append(_arrow("f", number, into))
     return events
 
 
@@ -65,10 +73,12 @@ def _rows(samples: Sequence[Sample]) -> list[str]:
     return [sample.stream or names[index] for index, sample in enumerate(samples)]
 
 
-def write_trace(samples: Iterable[Sample], path: Path) -> Path:
-    """Writes the trace of `samples` to `path`, and returns it."""
-    trace = {"traceEvents": trace_events(samples), "displayTimeUnit": "ms"}
-    path.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
+def write_trace(data: RunData, path: Path) -> Path:
+    """Writes the trace of a run to `path`, operations and counters, and returns it. BadResult."""
+    events = [*trace_events(data.samples), *counter_events(data)]
+    trace = {"traceEvents": events, "displayTimeUnit": "ms"}
+    # Perfetto shows an escaped character as its escape.
+    path.write_text(json.dumps(trace, separators=(",", ":"), ensure_ascii=False), encoding="utf-8")
     return path
 
 
@@ -76,25 +86,34 @@ def _naming(kind: str, rank: int, stream: int, name: str) -> JsonObject:
     return {"ph": "M", "name": kind, "pid": rank, "tid": stream, "args": {"name": name}}
 
 
-def _arrow(phase: str, number: int, event: JsonObject, moment: float) -> JsonObject:
-    """One end of an arrow (a "flow"): from where a message left to where it came."""
+def _arriving(came: JsonObject, sent_us: float) -> JsonObject:
+    """The part of a receive from when its message was sent on."""
+    end = came["ts"] + came["dur"]
+    start = min(sent_us, end)
+    return {**came, "name": "arriving", "cat": "message", "ts": start, "dur": round(end - start, 3)}
+
+
+def _arrow(phase: str, number: int, event: JsonObject) -> JsonObject:
+    """One end of an arrow (a "flow"), from a send to where its message came: bound to the event that begins there."""
     ends = {"name": "message", "cat": "message", "id": number, "pid": event["pid"], "tid": event["tid"]}
-    return {"ph": phase, **ends, "ts": moment, **({"bp": "e"} if phase == "f" else {})}
+    return {"ph": phase, **ends, "ts": event["ts"], **({"bp": "e"} if phase == "f" else {})}
 
 
 def _complete(sample: Sample, stream: int) -> JsonObject:
+    start_us, end_us = round(sample.start_s * 1e6, 3), round(sample.end_s * 1e6, 3)
+    args = {
+        "variant": sample.variant,
+        "trial": sample.trial,
+        "step": sample.step,
+        "bytes": round(sample.size_bytes),
+    }
     return {
         "ph": "X",
         "name": sample.name or short(sample.operation),
         "cat": short(sample.operation),
         "pid": sample.rank,
         "tid": stream,
-        "ts": round(sample.start_s * 1e6, 3),
-        "dur": round(sample.duration_s * 1e6, 3),
-        "args": {
-            "variant": sample.variant,
-            "trial": sample.trial,
-            "step": sample.step,
-            "bytes": round(sample.size_bytes),
-        },
+        "ts": start_us,
+        "dur": round(end_us - start_us, 3),
+        "args": args | ({"message": sample.message} if sample.message else {}),
     }

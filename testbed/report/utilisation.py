@@ -52,7 +52,10 @@ def utilisation_over_time_chart(data: RunData) -> Markup | None:
 
     A strip on top, and tinted bands below it, tell which variant's steps were being measured.
     """
-    intervals = {key: _intervals(counters, _rate_bps(data, key)) for key, counters in data.links.items()}
+    intervals = {
+        key: used_between(counters, link_rate_bps(data, key), _MOST_POINTS)
+        for key, counters in data.links.items()
+    }
     intervals = {key: values for key, values in intervals.items() if values}
     if not intervals:
         return None
@@ -69,7 +72,7 @@ def utilisation_over_time_chart(data: RunData) -> Markup | None:
     for position, (key, values) in enumerate(intervals.items()):
         top, bottom = strip + position * row + 8, strip + (position + 1) * row
         share = Axis(0.0, 1.0, start=bottom, end=top)
-        _draw_link_label(drawing, key, bottom - 14, several_planes, rate_text(_rate_bps(data, key)))
+        _draw_link_label(drawing, key, bottom - 14, several_planes, rate_text(link_rate_bps(data, key)))
         for level in (0.0, 1.0):
             drawing.line(
                 (axis.start, share(level)), (axis.end, share(level)), "base" if not level else "grid"
@@ -120,7 +123,7 @@ def _draw_link_label(
         drawing.text(0, first + 15, " · ".join(details), "tick")
 
 
-def _rate_bps(data: RunData, key: LinkKey) -> float:
+def link_rate_bps(data: RunData, key: LinkKey) -> float:
     """The real rate of a WAN direction, as the manifest records what was set up."""
     for link in data.manifest["fabric"]["wan"]:
         if (link["a"], link["b"], link["plane"]) == (key.a, key.b, key.plane):
@@ -128,12 +131,13 @@ def _rate_bps(data: RunData, key: LinkKey) -> float:
     return 0.0
 
 
-def _intervals(counters: LinkCounters, rate_bps: float) -> list[Interval]:
+def used_between(counters: LinkCounters, rate_bps: float, most: int | None = None) -> list[Interval]:
     """Utilisation between samples of a cumulative counter.
 
-    Long runs are thinned by leaving samples out, which averages over the longer interval and loses no byte.
+    Runs of more than `most` readings are thinned by leaving some out, which averages over the longer interval and loses
+    no byte.
     """
-    every = -(-len(counters.times_s) // _MOST_POINTS) or 1
+    every = 1 if most is None else -(-len(counters.times_s) // most) or 1
     points = list(zip(counters.times_s, counters.sent_bytes, strict=True))[::every]
     return [
         (start, end, (after - before) * 8 / (end - start) / rate_bps)

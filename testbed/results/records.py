@@ -86,6 +86,22 @@ class LinkReading(NamedTuple):
     queue_bytes: float
 
 
+class SocketReading(NamedTuple):
+    """What TCP had for one connection of a rank at a time, as `sockets.jsonl` has it.
+
+    time_s: real seconds since the run's origin. window_segments: the congestion window, of the scale model's segments;
+    retransmits: segments, since the connection was made.
+    """
+
+    time_s: float
+    rank: int
+    peer: int
+    dscp: int
+    channel: int
+    window_segments: int
+    retransmits: int
+
+
 def read_samples(path: Path, scale: Scale) -> list[Sample]:
     """The samples of `samples.jsonl`, times and sizes in real units, in the file's order. BadResult."""
 
@@ -122,6 +138,23 @@ def read_links(path: Path, scale: Scale) -> list[LinkReading]:
         )
 
     return _read(path, reading, "a link counter")
+
+
+def read_sockets(path: Path, scale: Scale) -> list[SocketReading]:
+    """The readings of `sockets.jsonl`, times in real seconds, in the file's order; none without the file. BadResult."""
+
+    def reading(record: JsonObject) -> SocketReading:
+        return SocketReading(
+            time_s=scale.real_s(float(record["time_s"])),
+            rank=int(record["rank"]),
+            peer=int(record["peer"]),
+            dscp=int(record["dscp"]),
+            channel=int(record["channel"]),
+            window_segments=int(record["congestion_window_segments"]),
+            retransmits=int(record["retransmits"]),
+        )
+
+    return _read(path, reading, "a connection") if path.exists() else []
 
 
 def read_events(path: Path, scale: Scale) -> list[JsonObject]:

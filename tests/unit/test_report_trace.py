@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed.collectives import COLLECTIVES
-from testbed.report.data import communicates
+from testbed.report.counters import changes, counter_events
+from testbed.report.data import communicates, load_run
 from testbed.report.rows import pack_rows
 from testbed.report.trace import (
     COMPUTE_STREAM,
@@ -54,8 +55,8 @@ def test_event_has_microseconds_rank_and_stream() -> None:
 
 def test_whole_run_round_trips_through_the_file(tmp_path: Path) -> None:
     run = SyntheticRun(trials=2)
-    samples = read_samples(run.write(tmp_path) / "samples.jsonl", Scale())
-    trace = json.loads(write_trace(samples, tmp_path / "trace.json").read_text())
+    data = load_run(run.write(tmp_path))
+    trace = json.loads(write_trace(data, tmp_path / "trace.json").read_text())
     complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     # forward, wait, optimizer, step; a backward and an all-reduce per bucket.
     assert len(complete) == 2 * 2 * run.ranks * (4 + 2 * BUCKETS)
@@ -107,6 +108,70 @@ def test_collectives_of_the_registry_and_of_files_are_communication(monkeypatch:
     (complete,) = (event for event in events if event["ph"] == "X")
     assert complete["name"] == complete["cat"] == "mine.py:neighbour_exchange"
     assert complete["tid"] == FIRST_COMMUNICATION_STREAM
+
+
+def test_neighbours_meet_exactly_in_whole_nanoseconds() -> None:
+    # each length rounded by itself would end the first a nanosecond after the second begins
+    first, second = sample("backward", 1e-3, 2.0005e-6 + 1e-3), sample("backward", 2.0005e-6 + 1e-3, 1.1e-3)
+    one, other = (event for event in trace_events([first, second]) if event["ph"] == "X")
+    assert round(1000 * (one["ts"] + one["dur"])) == round(1000 * other["ts"])
+
+
+def test_an_arrow_ends_in_what_began_after_its_send() -> None:
+    early = sample("recv", 1.0, 5.0, rank=1)._replace(message="0>1/7")
+    events = trace_events([sample("send", 3.0, 3.5)._replace(message="0>1/7"), early])
+    arriving = next(event for event in events if event["name"] == "arriving")
+    assert (arriving["pid"], arriving["ts"], arriving["dur"]) == (1, 3e6, 2e6)
+    arrow = [(event["ph"], event["pid"], event["ts"]) for event in events if event["ph"] in "sf"]
+    assert arrow == [("s", 0, 3e6), ("f", 1, 3e6)]
+    late = sample("recv", 3.2, 5.0, rank=1)._replace(message="0>1/7")
+    events = trace_events([sample("send", 3.0, 3.5)._replace(message="0>1/7"), late])
+    assert [(event["ph"], event["ts"]) for event in events if event["ph"] in "sf"] == [
+        ("s", 3e6),
+        ("f", 3.2e6),
+    ]
+    assert not [event for event in events if event["name"] == "arriving"]
+
+
+def test_counters_hold_what_changes_during_the_steps() -> None:
+    points = [(0.0, 0.0), (1.0, 5.0), (2.5, 5.0), (3.0, 6.0), (4.0, 6.0), (9.0, 7.0)]
+    assert changes(points, 2.0, 8.0) == [(2.0, 5.0), (3.0, 6.0)]
+    assert changes(points, 3.0, 9.0) == [(3.0, 6.0), (9.0, 7.0)]
+    assert changes([], 0.0, 1.0) == []
+
+
+def test_links_have_processes_of_their_own_and_connections_their_ranks(tmp_path: Path) -> None:
+    run = SyntheticRun(trials=1)
+    folder = run.write(tmp_path)
+    connection = {
+        "rank": 2,
+        "peer": 5,
+        "dscp": 0,
+        "channel": 0,
+        "rtt_s": 0.005,
+        "retransmits": 0,
+        "bytes_acked": 1,
+    }
+    windows = [(3.1, 10), (3.2, 20), (3.3, 20), (3.4, 14)]
+    lines = [{**connection, "time_s": when, "congestion_window_segments": size} for when, size in windows]
+    steady = [{**line, "peer": 6, "congestion_window_segments": 10} for line in lines]
+    (folder / "sockets.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines + steady))
+    data = load_run(folder)
+    events = counter_events(data)
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names[run.ranks] == "WAN east → west, plane 0"
+    assert set(names) == {run.ranks + index for index in range(4)}
+    counters = [event for event in events if event["ph"] == "C"]
+    assert {event["name"] for event in counters if event["pid"] >= run.ranks} == {
+        "utilisation",
+        "queue",
+        "drops",
+    }
+    begin_us = min(one.start_s for one in data.samples) * 1e6
+    assert min(event["ts"] for event in counters) >= round(begin_us, 3)
+    window = [(event["ts"], event["args"]) for event in counters if event["pid"] == 2]
+    assert window == [(3.1e6, {"segments": 10}), (3.2e6, {"segments": 20}), (3.4e6, {"segments": 14})]
+    assert not [event for event in counters if event["name"] == "window to rank 6"]
 
 
 @given(INTERVALS)
