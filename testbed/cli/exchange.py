@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 from rich.console import Console
@@ -16,18 +16,35 @@ from testbed.config.units import parse_delay, parse_rate
 from testbed.errors import BadInput
 from testbed.exchange import (
     Given,
+    MetricsForm,
     export_astra_sim,
     export_chakra,
     export_containerlab,
     export_graphml,
+    export_metrics,
     export_mininet,
     exported_job,
     import_topology,
+    log_to_mlflow,
+    log_to_wandb,
 )
 from testbed.traces import JobTrace
 from testbed.traces.chakra import write_job
 
-Target = Literal["chakra", "astra-sim", "containerlab", "mininet", "graphml"]
+Tracker = Literal["mlflow", "wandb"]
+Target = Literal[
+    "chakra",
+    "astra-sim",
+    "containerlab",
+    "mininet",
+    "graphml",
+    "prometheus",
+    "openmetrics",
+    "otlp-json",
+    "mlflow",
+    "wandb",
+]
+OF_A_RUN = (*get_args(MetricsForm), *get_args(Tracker))
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -40,13 +57,16 @@ def export(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A scenario or a run's folder; for chakra also a trace, for networks a topology."
+            help="A scenario or a run's folder; for chakra also a trace, for networks a topology; "
+            "for figures a run's folder."
         ),
     ],
     to: Annotated[Target, typer.Option("--to", help="For which program, or in which form.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The folder to write to; for mininet and graphml, the file."),
+        typer.Option(
+            "--output", "-o", help="The folder to write to; for mininet, graphml and metrics, the file."
+        ),
     ],
     variant: Annotated[
         str | None,
@@ -58,8 +78,15 @@ def export(
     ] = AUTO_SCALE,
     overrides: OverridesOption = None,
 ) -> None:
-    """Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML."""
+    """Write a job, a topology or a run's figures for other programs.
+
+    Jobs: Chakra, ASTRA-sim. Topologies: containerlab, Mininet, GraphML. A run's figures: Prometheus, OpenMetrics,
+    OpenTelemetry (otlp-json), MLflow, Weights & Biases (wandb).
+    """
     scale = _scale(size_scale, to)
+    if to in OF_A_RUN:
+        _export_figures(source, to, output, variant, overrides or [])
+        return
     if to == "chakra" and source.is_file() and source.suffix in (".gz", ".json"):
         _tell(write_job(JobTrace.read(source), output), [])
         return
@@ -79,6 +106,23 @@ def export(
         _tell([output], export_mininet(spec, output, scale))
     else:
         _tell([output], export_graphml(spec, output))
+
+
+def _export_figures(
+    run: Path, to: Target, output: Path, variant: str | None, overrides: Sequence[str]
+) -> None:
+    """Of a run's folder, to a file of metrics or to a tracker's files."""
+    for option, given in (("--variant", variant), ("--set", overrides)):
+        if given:
+            raise BadInput(where=option, got=f"it with {to}", expected=f"a run as it was made with {to}")
+    if to == "mlflow":
+        output.mkdir(parents=True, exist_ok=True)
+        log_to_mlflow(run, f"sqlite:///{output.resolve() / 'mlflow.db'}", output / "artifacts")
+        _tell([output / "mlflow.db"], [])
+    elif to == "wandb":
+        _tell(log_to_wandb(run, output), [])
+    elif to in ("prometheus", "openmetrics", "otlp-json"):
+        _tell([export_metrics(run, to, output)], [])
 
 
 def import_(

@@ -112,7 +112,7 @@ COMMANDS: Mapping[str, Entry] = {
     ),
     "export": Entry(
         "exchange",
-        "Write a job or a topology for other programs: Chakra, ASTRA-sim, containerlab, Mininet, GraphML.",
+        "Write a job, a topology or a run's figures for other programs.",
     ),
     "import": Entry(
         "exchange",
