@@ -20,7 +20,7 @@ from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, Search
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
-from testbed.model.predictions import Prediction
+from testbed.model.predictions import Predictions
 from testbed.results.directory import default_path
 from testbed.results.result import Result
 from testbed.running.choosing import choose_network_without_ranks
@@ -51,7 +51,7 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     return load_scenario(source if isinstance(source, Mapping) else Path(source), changes)
 
 
-def predict(scenario: Scenario | Source, clock: str = "virtual") -> dict[str, Prediction]:
+def predict(scenario: Scenario | Source, clock: str = "virtual") -> Predictions:
     """What the model says that a step takes, at the scale of a run; nothing is built or sent.
 
     Args:
@@ -59,7 +59,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual") -> dict[str, Pr
         clock: "virtual" or "real": whose calibration is taken.
 
     Returns:
-        By name of the variant, or of the algorithm where there are none.
+        A dict of `Prediction`, by name of the variant, or of the algorithm where there are none.
 
     Raises:
         ConfigError: For a scenario that does not fit.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from testbed.config import Scenario
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.dry_run import workloads_of
-from testbed.model.predictions import Prediction, predict_all
+from testbed.model.predictions import Predictions, predict_all
 from testbed.running.choosing import choose_virtual_scale
 from testbed.scale import Scale
 
@@ -16,7 +16,7 @@ from testbed.scale import Scale
 class Predicted:
     """By name of the variant, or of the algorithm where there are none; by which calibration, at which scale."""
 
-    variants: dict[str, Prediction]
+    variants: Predictions
     calibration: Calibration
     scale: Scale
 

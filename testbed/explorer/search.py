@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.config.explore import ExploreSpec
+from testbed.config.figures import size_text, time_text
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import (
     DEGREES,
@@ -29,7 +30,9 @@ from testbed.explorer.space import Space, own_values
 from testbed.explorer.trying import Standing, Tried, Tries
 from testbed.model.closed_form import Changes, Screener
 from testbed.model.closed_form_recorded import RecordedScreener
+from testbed.notebooks import html_table
 
+SHOWN = 5  # of the best, in a notebook
 ROUNDS = 3  # of looking at all that differ from the best in one path
 STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
 
@@ -97,6 +100,26 @@ class Exploration:
             *named,
             *(replace(result, name=f"best {n}", kind="best") for n, result in enumerate(best, 1)),
         ]
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        best_s = self.best.tried.step_time_s
+        rows = [
+            [
+                result.label,
+                str(result.configuration),
+                time_text(result.tried.step_time_s),
+                f"{result.tried.step_time_s / best_s:.2f}x",
+                size_text(result.tried.wan_bytes),
+            ]
+            for result in sorted(self.compared(SHOWN), key=lambda result: result.tried.step_time_s)
+        ]
+        before = [f"The best, by the model: {self.best.configuration}. {time_text(best_s)} a step."]
+        after = [
+            f"{self.tried:,} tried of {self.combinations:,} combinations, of which {len(self.fitting):,} fit."
+        ]
+        headings = ("", "configuration", "step time", "against the best", "between buildings")
+        return html_table(headings, rows, before, after)
 
     @property
     def pareto(self) -> list[Result]:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.config import Scenario
+from testbed.config.figures import size_text, time_text
 from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
 from testbed.model.predicting import predict
 from testbed.model.requests import serving_figures
+from testbed.notebooks import html_table
 from testbed.paths.queues import ShortQueue, short_queues
 from testbed.scale import Scale
 
@@ -30,15 +32,36 @@ class Prediction:
     short_queues: tuple[ShortQueue, ...] = ()
     serving: Mapping[str, Any] | None = None
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return Predictions({"": self})._repr_html_()
 
-def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> dict[str, Prediction]:
+
+class Predictions(dict[str, Prediction]):
+    """By name of the variant, or of the algorithm where there are none."""
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        first_s = next((one.step_time_s for one in self.values()), 0.0)
+        rows = [
+            [name, time_text(one.step_time_s), f"{first_s / one.step_time_s:.2f}x", size_text(one.wan_bytes)]
+            for name, one in self.items()
+        ]
+        left_out = dict.fromkeys(what for one in self.values() for what in one.unmodelled)
+        after = [f"Not in these figures, as the model does not know it: {what}." for what in left_out]
+        return html_table(
+            ("variant", "predicted step time", "against the first", "between buildings"), rows, (), after
+        )
+
+
+def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> Predictions:
     """By name of the variant, or of the algorithm where there are none. scale: of the network that it is about.
 
     ConfigError for a scenario that does not fit; ControllerError, Stuck.
     """
     engine = calibration.link_engine
     common = None if scenario.variants is not None else job_of(scenario, scale, engine)
-    found = {}
+    found = Predictions()
     for name in scenario.variant_names:
         job = common or job_of(scenario.variant(name), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)

@@ -378,6 +378,12 @@ class Result(ResultModel):
         chosen = self.variants[0] if variant is None else self.variant(variant)
         return Figure(name, found.document(name, self.folder, chosen.document()))
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        from testbed.results.display import result_html  # noqa: PLC0415
+
+        return result_html(self)
+
     def at(self, folder: Path) -> Result:
         """The same, with the folder where its files are now."""
         self._folder = folder.resolve()
