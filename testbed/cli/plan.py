@@ -19,7 +19,9 @@ from testbed.config.model import look
 from testbed.config.presets import preset_changes
 from testbed.job.workloads.trace import ranks_of_trace
 from testbed.model.dry_run import dry_runs, schedule_csv
+from testbed.model.work import step_work
 from testbed.report.figures import size_text, time_text
+from testbed.report.rates import work_words
 from testbed.report.terminal import print_not_emulated, print_training_steps
 from testbed.results.serving_summary import answers_predicted
 from testbed.results.training_summary import limited_words, prediction
@@ -76,6 +78,9 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
         )
     console.print(table)
     for name, entry in found.items():
+        own = scenario.variant(name) if scenario.variants else scenario
+        if words := work_words(name, step_work(own), entry["step_time_s"]):
+            console.print(words)
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
         )

@@ -17,10 +17,12 @@ from testbed.cli.bars import searching
 from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import predicting
+from testbed.model.work import step_work
 from testbed.report.answer import short_queue_words
 from testbed.report.figures import size_text, time_text
+from testbed.report.rates import work_words
 from testbed.report.requests import serving_words
-from testbed.report.terminal import print_training_steps
+from testbed.report.terminal import FEW, print_training_steps
 from testbed.results.serving import Serving
 
 
@@ -63,6 +65,9 @@ def predict(
         step_s = entry.step_time_s
         table.add_row(name, time_text(step_s), f"{first_s / step_s:.2f}x", size_text(entry.wan_bytes))
     console.print(table)
+    for name, entry in found.items() if len(found) <= FEW else ():
+        if words := work_words(name, step_work(loaded.variant(name)), entry.step_time_s):
+            console.print(words)
     variants = map(loaded.variant, loaded.variant_names)
     print_training_steps((variant.workload.training_steps_of_step for variant in variants), console)
     for name, entry in found.items():

@@ -42,3 +42,8 @@ def size_text(size_bytes: float) -> str:
 def percent_text(share: float) -> str:
     """A share of one in percent, to one decimal, or two digits where that would say 0.0."""
     return format_fraction(round(share, 3) if abs(share) >= 0.001 else _rounded(share, 2))
+
+
+def signed_percent_text(share: float) -> str:
+    """By how much something is off, in percent with its sign, to one decimal; what rounds to nothing has none."""
+    return f"{100 * share:+.1f} %" if abs(share) >= 0.0005 else "0 %"

@@ -18,7 +18,8 @@ from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
 from testbed.explorer.sensitivity import document as sensitivity_document
-from testbed.explorer.work import recorded_work, step_work
+from testbed.explorer.work import recorded_work
+from testbed.model.work import step_work
 from testbed.paths.queues import short_queues
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over

@@ -8,10 +8,12 @@ from typing import Any
 from testbed.config.explore import BASELINES
 from testbed.explorer import Configuration
 from testbed.explorer.rivals import AS_GIVEN
-from testbed.explorer.work import StepWork
+from testbed.model.work import StepWork
 from testbed.paths.queues import ShortQueue
 from testbed.report.compare import speedup_interval
 from testbed.report.figures import percent_text, size_text, time_text
+from testbed.report.rates import rates_words
+from testbed.results.rates import rates_of
 from testbed.results.records import JsonObject
 from testbed.results.result import Variant
 
@@ -54,8 +56,8 @@ def _best(document: JsonObject, best: Row) -> str:
     told = [f"{time_text(step_s)} a step{'' if measured else ' by the model'}"]
     if document["work"]:
         work = StepWork(**document["work"])
-        told.append(f"{work.tokens_per_s(step_s):,.0f} tokens/s")
-        told.append(f"MFU {percent_text(work.model_flops_utilisation(step_s))}")
+        if rates := rates_of(work, step_s):
+            told.append(rates_words(rates))
         told.append(_least(work.computing_s))
     elif recorded := document.get("recorded"):
         told.append(_least(recorded["computing_s"]))

@@ -23,6 +23,7 @@ TIMELINE_RANKS = 16
 """At most this many ranks are drawn in a timeline; `trace.json` has all of them."""
 
 _LABEL_ROOM = 118
+_LABEL_ROOM_ON_PHONES = 84
 _TOP = 4
 _ROW = 62
 _AXIS_ROOM = 26
@@ -141,12 +142,16 @@ def median_step(samples: Sequence[Sample]) -> Step | None:
     return by_duration[(len(by_duration) - 1) // 2] if by_duration else None
 
 
-def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> Markup | None:
+def timeline_chart(
+    data: RunData, variant: str, span_s: float | None = None, width: float = CHART_WIDTH
+) -> Markup | None:
     """The median step of `variant`, rank by rank, on an axis of `span_s` seconds (None: its own); None without samples.
 
     Each rank has its compute as one row and below it what it sends and reduces, in as many rows as were in flight,
-    from the moment it was started to its completion. Receives are left out: they are posted long before.
+    from the moment it was started to its completion. Receives are left out: they are posted long before. A narrow one
+    has half as many ranks, and no tooltips.
     """
+    wide = width >= CHART_WIDTH
     own = [sample for sample in data.samples if sample.variant == variant]
     step = median_step(own)
     if step is None:
@@ -157,7 +162,7 @@ def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> 
         if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
-    ranks = ranks[:: -(-len(ranks) // TIMELINE_RANKS) or 1]
+    ranks = ranks[:: -(-len(ranks) // (TIMELINE_RANKS if wide else TIMELINE_RANKS // 2)) or 1]
 
     flying = {rank: [s for s in per_rank[rank] if communicates(s.operation)] for rank in ranks}
     rows = {rank: pack_rows([(s.start_s, s.end_s) for s in own]) for rank, own in flying.items()}
@@ -165,22 +170,22 @@ def timeline_chart(data: RunData, variant: str, span_s: float | None = None) -> 
     row_height = min(_TRACK_HEIGHT, _COMMUNICATION_HEIGHT / max(most, 1))
     band = _COMPUTE_HEIGHT + 2 + row_height * most + 8
     height = band * len(ranks) + _AXIS_ROOM
-    drawing = Drawing(CHART_WIDTH, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
-    axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=_LABEL_ROOM, end=CHART_WIDTH - 16)
-    draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10)
+    drawing = Drawing(width, height, f"Timeline of trial {step[0]}, step {step[1]} of {variant}")
+    room = _LABEL_ROOM if wide else _LABEL_ROOM_ON_PHONES
+    axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=room, end=width - 16)
+    draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10 if wide else 4)
     hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
     for index, rank in enumerate(ranks):
         top = index * band + 2
-        drawing.text(
-            0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=_LABEL_ROOM - 10
-        )
+        drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)
         for sample in per_rank[rank]:
             if not communicates(sample.operation):
-                _draw_operation(drawing, axis, sample, origin, top, float(_COMPUTE_HEIGHT))
+                _draw_operation(drawing, axis, sample, origin, (top, float(_COMPUTE_HEIGHT)), told=wide)
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
             y = top + _COMPUTE_HEIGHT + 2 + row * row_height
             # neighbours alternate in shade
-            _draw_operation(drawing, axis, sample, origin, y, row_height, " odd" if number % 2 else "")
+            shade = " odd" if number % 2 else ""
+            _draw_operation(drawing, axis, sample, origin, (y, row_height), shade, told=wide)
     return drawing.markup()
 
 
@@ -198,9 +203,22 @@ def _until_received(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _draw_operation(
-    drawing: Drawing, axis: Axis, sample: Sample, origin: float, y: float, thickness: float, shade: str = ""
+    drawing: Drawing,
+    axis: Axis,
+    sample: Sample,
+    origin: float,
+    row: tuple[float, float],
+    shade: str = "",
+    *,
+    told: bool,
 ) -> None:
+    """row: its y and its height. told: with a tooltip."""
+    y, thickness = row
     left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-    tooltip = f"rank {sample.rank}, {short(sample.operation)} {sample.name}: {time_text(sample.duration_s)}"
+    tooltip = None
+    if told:
+        tooltip = (
+            f"rank {sample.rank}, {short(sample.operation)} {sample.name}: {time_text(sample.duration_s)}"
+        )
     css = f"op-{'communication' if communicates(sample.operation) else sample.operation}{shade}"
     drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from markupsafe import Markup
 
-from testbed.report.answer import BASELINE, KINDS, Row, answer, best_of, paired
-from testbed.report.charts import draw_time_axis, series_class
+from testbed.model.work import StepWork
+from testbed.report.answer import BASELINE, BEST, KINDS, Row, answer, best_of, paired, step_time_s
+from testbed.report.charts import series_class
 from testbed.report.figures import size_text, time_text
 from testbed.report.pages import render_page
+from testbed.report.scatter import Point, scatter
 from testbed.report.sensitivity import sensitivity_chart
-from testbed.report.svg import COLUMN_WIDTH, Axis, Drawing, padded_range
+from testbed.report.svg import for_any_width
+from testbed.results.rates import rates_of
 from testbed.results.records import JsonObject
 from testbed.results.result import Result
 
 PAGE = "exploration.html"
-_HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 320.0, 76.0, 30.0, 12.0, 16.0
-
-
-class Point(NamedTuple):
-    """x in seconds; css: classes of the mark."""
-
-    x: float
-    y: float
-    css: str
-    tooltip: str
 
 
 def write_exploration(folder: Path, document: JsonObject, confirmed: Result | None = None) -> Path:
@@ -42,16 +34,19 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
     """The page's HTML."""
     rows = compared_rows(document, confirmed)
     shown = paired(rows)
+    work = StepWork(**document["work"]) if document["work"] else None
+    shown = [{**row, "rates": rates_of(work, step_time_s(row))} for row in shown]
     content = {
         "document": document,
         "confirmed": confirmed,
         "rows": shown,
         "best": best_of(rows),
         "twice": any(row["tuned"] for row in shown),
+        "rated": work is not None,
         "sized": any(row["memory_bytes"] is not None for row in shown),
         "tailed": any(row["tail_s"] != row["step_time_s"] for row in rows),
         "sentences": answer(document, rows),
-        "front": front_chart(document),
+        "front": front_chart(document, shown),
         "sensitivity": _sensitivity(document, rows),
         "agreement": agreement_chart(rows) if any(row["measured"] for row in rows) else None,
         "wrong": sorted(
@@ -65,7 +60,9 @@ def render_exploration(document: JsonObject, confirmed: Result | None) -> str:
 def _sensitivity(document: JsonObject, rows: Sequence[Row]) -> Markup | None:
     found = document.get("sensitivity")  # searches of before have none
     baseline = next((row["of"] for row in rows if row["kind"] == BASELINE), None)
-    return sensitivity_chart(found, baseline) if found and baseline else None
+    if not found or not baseline:
+        return None
+    return for_any_width(partial(sensitivity_chart, found, baseline))
 
 
 def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list[Row]:
@@ -78,18 +75,32 @@ def compared_rows(document: JsonObject, confirmed: Result | None = None) -> list
     return rows
 
 
-def front_chart(document: JsonObject) -> Markup:
-    """Every configuration that fits: predicted step time against bytes between buildings; those on the front filled."""
-    front = {json.dumps(entry["changes"], sort_keys=True) for entry in document["pareto"]}
+def front_chart(document: JsonObject, rows: Sequence[Row]) -> Markup:
+    """Every configuration that fits: predicted step time against bytes between buildings; those on the front filled.
+
+    rows: what is compared, whose points have their names.
+    """
+    front = {_place(entry) for entry in document["pareto"]}
+    named: dict[tuple[float, float], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: row["kind"] != BEST):
+        named.setdefault(_place(row), []).append(row)
     points = []
     for entry in document["fitting"]:
-        chosen = json.dumps(entry["changes"], sort_keys=True) in front
-        css = f"{series_class(0)} point" if chosen else f"{series_class(5)} point faint"
+        place = _place(entry)
+        own = named.pop(place, [])
+        css = f"{series_class(0)} point" if place in front else f"{series_class(5)} point faint"
         size = size_text(entry["wan_bytes"])
         tooltip = f"{entry['configuration']}: {time_text(entry['step_time_s'])}, {size}"
-        points.append(Point(entry["step_time_s"], entry["wan_bytes"], css, tooltip))
-    points.sort(key=lambda point: point.css.endswith("point"))
-    return _scatter(points, "Step time and bytes between buildings", sizes=True)
+        name = ", ".join(row["of"] for row in own)
+        css = f"{own[0]['series']} point" if own else css
+        points.append(Point(entry["step_time_s"], entry["wan_bytes"], css, tooltip, name))
+    points.sort(key=lambda point: point.css.endswith("faint"))
+    return scatter(points, "Step time and bytes between buildings", sizes=True)
+
+
+def _place(entry: JsonObject) -> tuple[float, float]:
+    """Where it is in the chart."""
+    return float(entry["step_time_s"]), float(entry["wan_bytes"])
 
 
 def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
@@ -101,28 +112,5 @@ def agreement_chart(rows: Sequence[JsonObject]) -> Markup:
             predicted_s = row["measured"].predicted.step_time_s
             median_s = row["measured"].step_time_s.median
             tooltip = f"{row['name']}: predicted {time_text(predicted_s)}, measured {time_text(median_s)}"
-            points.append(Point(predicted_s, median_s, f"{row['series']} point", tooltip))
-    return _scatter(points, "Predicted and measured step time", sizes=False)
-
-
-def _scatter(points: Sequence[Point], label: str, *, sizes: bool) -> Markup:
-    drawing = Drawing(COLUMN_WIDTH, _HEIGHT, label)
-    bottom = _HEIGHT - _BOTTOM
-    across, upwards = [point.x for point in points], [point.y for point in points]
-    if not sizes:
-        across = upwards = [*across, *upwards]
-    x_axis = Axis(*padded_range(across), start=_LEFT, end=COLUMN_WIDTH - _RIGHT)
-    y_axis = Axis(*padded_range(upwards), start=bottom, end=_TOP)
-    draw_time_axis(drawing, x_axis, _TOP, bottom, about=4)
-    for tick in y_axis.ticks(5):
-        if tick >= 0:
-            y = y_axis(tick)
-            drawing.line((_LEFT, y), (COLUMN_WIDTH - _RIGHT, y), "grid")
-            text = size_text(tick) if sizes else time_text(tick)
-            drawing.text(_LEFT - 8, y + 4, text, "tick", anchor="end")
-    if not sizes:
-        low, high = x_axis.low, x_axis.high
-        drawing.line((x_axis(low), y_axis(low)), (x_axis(high), y_axis(high)), "base")
-    for point in points:
-        drawing.circle(x_axis(point.x), y_axis(point.y), 4.5, point.css, tooltip=point.tooltip)
-    return drawing.markup()
+            points.append(Point(predicted_s, median_s, f"{row['series']} point", tooltip, row["of"]))
+    return scatter(points, "Predicted and measured step time", sizes=False)

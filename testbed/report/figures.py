@@ -1,5 +1,12 @@
 """Measured quantities as people read them: `testbed.config.figures`, as this room knows it."""
 
-from testbed.config.figures import per_second_text, percent_text, rate_text, size_text, time_text
+from testbed.config.figures import (
+    per_second_text,
+    percent_text,
+    rate_text,
+    signed_percent_text,
+    size_text,
+    time_text,
+)
 
-__all__ = ["per_second_text", "percent_text", "rate_text", "size_text", "time_text"]
+__all__ = ["per_second_text", "percent_text", "rate_text", "signed_percent_text", "size_text", "time_text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
+from testbed.report.rates import rates_words
 from testbed.report.replicas import replicas_chart, replication_words
 from testbed.report.requests import latency_chart, load_chart, most_within, serving_rows
+from testbed.report.svg import for_any_width
 from testbed.report.topology import topology_drawing
 from testbed.report.trace import write_trace
 from testbed.report.utilisation import utilisation_over_time_chart, utilisation_per_step_chart
@@ -35,6 +38,7 @@ from testbed.results.training_summary import WHERE
 
 REPORT_FILE = "report.html"
 TRACE_FILE = "trace.json"
+_JUDGED = (False, None, True)  # what did not hold first, what does not apply before what held
 
 
 def write_report(run_dir: Path, panels: Sequence[str] = ()) -> Path:
@@ -65,21 +69,22 @@ def _content(data: RunData) -> dict[str, Any]:
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
-        "comparisons": comparisons(data.result.variants),
+        "answer": _answer(data),
+        "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
-        "per_step": utilisation_per_step_chart(data.variants),
+        "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
         "queues": _queues(data),
         "connections": _connections(data),
         "trainings": _trainings(data),
-        "over_time": utilisation_over_time_chart(data),
+        "over_time": for_any_width(partial(utilisation_over_time_chart, data)),
         "events": data.events,
-        "replicas": replicas_chart(data.variants),
+        "replicas": for_any_width(partial(replicas_chart, data.variants)),
         "replicas_words": [words for variant in data.result.variants for words in replication_words(variant)],
         "requests": serving_rows(data.variants),
         "decoding": decoding_rows(data.variants),
-        "latencies": latency_chart(data.variants),
-        "load_curves": load_chart(data.variants),
+        "latencies": for_any_width(partial(latency_chart, data.variants)),
+        "load_curves": for_any_width(partial(load_chart, data.variants)),
         "most_within": most_within(data.variants),
         "dimensionless": data.summary.get("dimensionless", []),
         "timelines": _timelines(data),
@@ -100,9 +105,20 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "series": series_class(index),
         "untrusted": typed.verdict.status == "untrusted",
         "failing": typed.verdict.failed,
+        "judged": sorted(typed.verdict.invariants, key=lambda entry: _JUDGED.index(entry.ok)),
         "wan_deviation": deviation(typed.wan_bytes),
-        "drawing": topology_drawing(data, variant),
+        "drawing": for_any_width(partial(topology_drawing, data, variant)),
     }
+
+
+def _answer(data: RunData) -> list[str]:
+    """The sentences that a report begins with: how variants compare, or what the only one takes."""
+    variants = data.result.variants
+    if len(variants) > 1 or variants[0].verdict.status == "untrusted":
+        return comparisons(variants)
+    only = variants[0]
+    rates = f", {rates_words(only.rates)}" if only.rates else ""
+    return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
 def _queues(data: RunData) -> list[JsonObject]:
@@ -205,7 +221,7 @@ def _timelines(data: RunData) -> list[JsonObject]:
             "duration_s": duration,
             "ranks": ranks,
             "shortened": ranks > TIMELINE_RANKS,
-            "chart": timeline_chart(data, variant["name"], longest),
+            "chart": for_any_width(partial(timeline_chart, data, variant["name"], longest)),
         }
         for variant, step, duration, ranks in chosen
     ]

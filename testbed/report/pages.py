@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from testbed.report.compare import deviation_text
-from testbed.report.figures import percent_text, rate_text, size_text, time_text
+from testbed.report.figures import (
+    per_second_text,
+    percent_text,
+    rate_text,
+    signed_percent_text,
+    size_text,
+    time_text,
+)
+from testbed.report.tables import labelled
 
 
 def render_page(template: str, content: Mapping[str, Any]) -> str:
@@ -21,6 +29,12 @@ def render_page(template: str, content: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        duration=time_text, size=size_text, rate=rate_text, percent=percent_text, deviation=deviation_text
+        duration=time_text,
+        size=size_text,
+        rate=rate_text,
+        percent=percent_text,
+        signed=signed_percent_text,
+        per_second=per_second_text,
+        deviation=deviation_text,
     )
-    return environment.get_template(template).render(content)
+    return labelled(environment.get_template(template).render(content))

@@ -36,7 +36,7 @@ def replication_words(variant: Variant) -> list[str]:
     return words
 
 
-def replicas_chart(variants: Sequence[JsonObject]) -> Markup | None:
+def replicas_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
     """For each variant a bar from commit to commit, as high as the share of replicas that the step had."""
     own = [
         (index, variant, variant["replication"])
@@ -46,9 +46,9 @@ def replicas_chart(variants: Sequence[JsonObject]) -> Markup | None:
     if not own:
         return None
     height = _TOP + _ROW * len(own) + _AXIS_ROOM
-    drawing = Drawing(CHART_WIDTH, height, "When steps were committed, and how many replicas were in them")
-    axis = Axis(0.0, max(found["elapsed_s"] for _, _, found in own), _LABEL_ROOM, CHART_WIDTH - 24)
-    draw_time_axis(drawing, axis, _TOP, height - _AXIS_ROOM)
+    drawing = Drawing(width, height, "When steps were committed, and how many replicas were in them")
+    axis = Axis(0.0, max(found["elapsed_s"] for _, _, found in own), _LABEL_ROOM, width - 24)
+    draw_time_axis(drawing, axis, _TOP, height - _AXIS_ROOM, about=6 if width >= CHART_WIDTH else 3)
     for row, (index, variant, found) in enumerate(own):
         bottom = _TOP + row * _ROW + _BAR + 6
         drawing.text(0, bottom - 8, variant["name"], "row-label", room=_LABEL_ROOM - 10)

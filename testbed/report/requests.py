@@ -92,18 +92,18 @@ def curve_of(name: str) -> str:
     return match[1] if match else name
 
 
-def latency_chart(variants: Sequence[JsonObject]) -> Markup | None:
+def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
     """The share of requests that were answered in so long; None where none were."""
     own = [(index, one, one["serving"]["cdf_s"]) for index, one in enumerate(variants) if one.get("serving")]
     if not own:
         return None
-    drawing = Drawing(CHART_WIDTH, _HEIGHT, "Share of requests answered within a time")
+    drawing = Drawing(width, _HEIGHT, "Share of requests answered within a time")
     shares = [*(number / 100 for number in range(100)), 0.995, 0.999, 1.0]
     low = min(values[0] for _, _, values in own)
-    axis = _log_axis(drawing, low, max(values[-1] for _, _, values in own), CHART_WIDTH, "latency")
+    axis = _log_axis(drawing, low, max(values[-1] for _, _, values in own), width, "latency")
     up = Axis(0.0, 1.0, _HEIGHT - _AXIS_ROOM, _TOP)
     for share in (0.0, 0.5, 0.99):
-        drawing.line((_LABEL_ROOM, up(share)), (CHART_WIDTH - 16, up(share)), "grid")
+        drawing.line((_LABEL_ROOM, up(share)), (width - 16, up(share)), "grid")
         drawing.text(_LABEL_ROOM - 8, up(share) + 4, f"{share:.0%}", "tick", anchor="end")
     for index, variant, values in own:
         group = drawing.group(variant_css(index, variant), variant["name"])
@@ -113,7 +113,7 @@ def latency_chart(variants: Sequence[JsonObject]) -> Markup | None:
     return drawing.markup()
 
 
-def load_chart(variants: Sequence[JsonObject]) -> Markup | None:
+def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
     """The 99th percentile against the load, a line for each curve; None where no curve has several loads."""
     curves: dict[str, list[tuple[float, float, int, JsonObject]]] = {}
     for index, variant in enumerate(variants):
@@ -123,22 +123,24 @@ def load_chart(variants: Sequence[JsonObject]) -> Markup | None:
     if all(len(points) < 2 for points in curves.values()):
         return None
     every = [point for points in curves.values() for point in points]
-    drawing = Drawing(CHART_WIDTH, _HEIGHT, "99th percentile of latency against requests per second")
+    drawing = Drawing(width, _HEIGHT, "99th percentile of latency against requests per second")
+    wide = width >= CHART_WIDTH
+    room = 140 if wide else 84  # for curves' names
     low, high = (pick(math.log10(p99) for _, p99, _, _ in every) for pick in (min, max))
     up = Axis(low - 0.05, high + 0.05, _HEIGHT - _AXIS_ROOM, _TOP)
-    across = Axis(0.0, 1.05 * max(load for load, *_ in every), _LABEL_ROOM, CHART_WIDTH - 140)
+    across = Axis(0.0, 1.05 * max(load for load, *_ in every), _LABEL_ROOM, width - room)
     for seconds in _decades(10**low, 10**high):
         y = up(math.log10(seconds))
-        drawing.line((_LABEL_ROOM, y), (CHART_WIDTH - 140, y), "grid")
+        drawing.line((_LABEL_ROOM, y), (width - room, y), "grid")
         drawing.text(_LABEL_ROOM - 8, y + 4, time_text(seconds), "tick", anchor="end")
-    for load in across.ticks():
+    for load in across.ticks(6 if wide else 3):
         drawing.text(across(load), _HEIGHT - _AXIS_ROOM + 17, f"{load:,.6g}/s", "tick", anchor="middle")
     for number, (name, points) in enumerate(curves.items()):
         group = drawing.group(series_class(number), name)
         places = [(across(load), up(math.log10(p99))) for load, p99, *_ in sorted(points, key=lambda p: p[0])]
         for start, end in pairwise(places):
             drawing.line(start, end, "whisker", parent=group)
-        drawing.text(places[-1][0] + 6, places[-1][1] + 4, name, "value", room=130, parent=group)
+        drawing.text(places[-1][0] + 6, places[-1][1] + 4, name, "value", room=room - 10, parent=group)
         for load, p99, _, variant in points:
             tip = f"{variant['name']}: p99 {time_text(p99)} at {load:,.4g}/s"
             place = across(load), up(math.log10(p99))
@@ -151,7 +153,8 @@ def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str
     if high <= low:
         low, high = low * 0.9, high * 1.1
     axis = Axis(math.log10(low), math.log10(high), _LABEL_ROOM, width - 16)
-    for seconds in _decades(low, high):
+    lines = _decades(low, high)
+    for seconds in lines if width >= CHART_WIDTH else lines[:: len(lines) // 5 + 1]:
         x = axis(math.log10(seconds))
         drawing.line((x, _TOP), (x, _HEIGHT - _AXIS_ROOM), "grid")
         drawing.text(x, _HEIGHT - _AXIS_ROOM + 17, time_text(seconds), "tick", anchor="middle")

@@ -8,36 +8,39 @@ from testbed.report.figures import time_text
 from testbed.report.svg import CHART_WIDTH, Drawing, shorten
 from testbed.results.records import JsonObject
 
-_LABELS, _TOP, _ROW, _GAP = 150.0, 54.0, 34.0, 40.0
+_LABELS, _LABELS_ON_PHONES, _TOP, _ROW, _GAP = 150.0, 96.0, 54.0, 34.0, 40.0
 _SHADES, _FULL = 6, 0.5  # shades, and the share of time from which on it is the darkest
 
 
-def sensitivity_chart(found: JsonObject, baseline: str) -> Markup:
-    """Two triangles: the baseline takes over from the best, the best gives back; on the diagonals one choice alone."""
+def sensitivity_chart(found: JsonObject, baseline: str, width: float = CHART_WIDTH) -> Markup:
+    """Two triangles: the baseline takes over from the best, the best gives back; on the diagonals one choice alone.
+
+    Narrow, they are one above the other.
+    """
     choices = list(found["choices"])
-    panel = (CHART_WIDTH - _GAP) / 2
-    drawing = Drawing(
-        CHART_WIDTH, _TOP + _ROW * len(choices) + 8, "What each choice is worth, alone and in pairs"
-    )
+    narrow = width < CHART_WIDTH
+    panel = width if narrow else (width - _GAP) / 2
+    labels = _LABELS_ON_PHONES if narrow else _LABELS
+    high = _TOP + _ROW * len(choices) + 8
+    drawing = Drawing(width, high * (2 if narrow else 1), "What each choice is worth, alone and in pairs")
     sides = (
         ("taken", f"{baseline} takes over from the best: time saved", found["first_s"], 1.0),
         ("given_back", f"the best gives back to {baseline}: time lost", found["best_s"], -1.0),
     )
     for number, (name, title, base_s, sign) in enumerate(sides):
-        left = number * (panel + _GAP)
-        width = (panel - _LABELS) / len(choices)
-        drawing.text(left, 16, title, "row-label")
+        left, top = (0.0, number * high) if narrow else (number * (panel + _GAP), 0.0)
+        each = (panel - labels) / len(choices)
+        drawing.text(left, top + 16, title, "row-label", room=panel)
         for column, choice in enumerate(choices):
-            middle = left + _LABELS + width * (column + 0.5)
-            drawing.text(
-                middle, _TOP - 10, shorten(choice, width - 4), "tick", anchor="middle", tooltip=choice
-            )
-            y = _TOP + _ROW * column + _ROW / 2 + 4
-            drawing.text(left + _LABELS - 8, y, shorten(choice, _LABELS - 12), "tick", anchor="end")
+            middle = left + labels + each * (column + 0.5)
+            heading = shorten(choice, each - 4)
+            drawing.text(middle, top + _TOP - 10, heading, "tick", anchor="middle", tooltip=choice)
+            y = top + _TOP + _ROW * column + _ROW / 2 + 4
+            drawing.text(left + labels - 8, y, shorten(choice, labels - 12), "tick", anchor="end")
         for entry in found[name]:
             places = [choices.index(choice) for choice in entry["choices"]]
-            x, y = left + _LABELS + width * places[-1], _TOP + _ROW * places[0]
-            _cell(drawing, (x, y), width, entry, (base_s, sign))
+            x, y = left + labels + each * places[-1], top + _TOP + _ROW * places[0]
+            _cell(drawing, (x, y), each, entry, (base_s, sign))
     return drawing.markup()
 
 

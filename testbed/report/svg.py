@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 CHART_WIDTH = 1000
 COLUMN_WIDTH = 490
-"""Width in user units of a chart over the page's full width, and over half of it; about one pixel each."""
+PHONE_WIDTH = 400
+"""Width in user units of a chart over the page's full width, over half of it, and on a phone; about a pixel each."""
 
 # Average advance of a character, as a share of the font size, in the sans-serif fonts reports are shown in.
 _CHARACTER_WIDTH = 0.6
@@ -69,9 +71,19 @@ class Drawing:
             attributes["stroke-width"] = width
         self._add("line", css, attributes, None, parent)
 
-    def circle(self, x: float, y: float, radius: float, css: str, *, tooltip: str | None = None) -> None:
-        """A disc."""
-        self._add("circle", css, {"cx": x, "cy": y, "r": radius}, tooltip, None)
+    def circle(
+        self,
+        x: float,
+        y: float,
+        radius: float,
+        css: str,
+        *,
+        tooltip: str | None = None,
+        points: int | None = None,
+    ) -> None:
+        """A disc; points: how many it stands for, for who reads the page by a program."""
+        counted = {} if points is None else {"data-points": float(points)}
+        self._add("circle", css, {"cx": x, "cy": y, "r": radius, **counted}, tooltip, None)
 
     def polygon(
         self, points: list[tuple[float, float]], css: str, *, parent: ET.Element | None = None
@@ -148,6 +160,14 @@ class Axis:
         step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [index * step for index in range(first, last + 1)]
+
+
+def for_any_width(draw: Callable[[float], Markup | None]) -> Markup | None:
+    """What `draw` makes of a width, for wide pages and for phones; the style sheet shows one. None: nothing."""
+    if (wide := draw(CHART_WIDTH)) is None:
+        return None
+    narrow = draw(PHONE_WIDTH)
+    return Markup('<div class="wide">{}</div><div class="narrow">{}</div>').format(wide, narrow)
 
 
 def standalone(root: ET.Element, style: str) -> str:

@@ -17,6 +17,7 @@ from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.decoding import decoding_words
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import size_text, time_text
+from testbed.report.rates import variant_words
 from testbed.report.replicas import replication_words
 from testbed.report.requests import serving_words
 from testbed.results.result import Result, Variant
@@ -37,6 +38,8 @@ def print_summary(result: Result, console: Console) -> None:
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
+    for words in filter(None, map(variant_words, variants if len(variants) <= FEW else ())):
+        console.print(Text(words))
     trainings = [variant.training for variant in variants if variant.training is not None]
     print_training_steps((training.training_steps for training in trainings), console)
     print_not_emulated((what for training in trainings for what in training.not_emulated), console)

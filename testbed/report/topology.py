@@ -29,7 +29,7 @@ _GAP = 6.0
 _HEADER = 30.0
 _MARGIN = 8.0
 _LISTED_HOSTS = 16
-_DOTS_PER_ROW = 8
+_DOTS_PER_ROW, _DOTS_PER_ROW_ON_PHONES = 8, 5
 _DOT = 18.0
 _ARROW = 10.0
 _LANE_OFFSET = 5.0
@@ -66,12 +66,12 @@ def load_class(utilisation: float | None) -> str:
     return next(css for css, limit in LOAD_CLASSES if utilisation < limit)
 
 
-def topology_drawing(data: RunData, variant: JsonObject) -> Markup:
+def topology_drawing(data: RunData, variant: JsonObject, width: float = CHART_WIDTH) -> Markup:
     """The network of `data`, its WAN links coloured by their use in `variant`."""
     fabric = data.manifest["fabric"]
     used = {LinkKey.of(record): record for record in variant["wan_links"]}
     title = f"Buildings and WAN links, coloured by use in {variant['name']}"
-    return network_drawing(fabric["hosts"], fabric["wan"], data.scale, used, title).markup()
+    return network_drawing(fabric["hosts"], fabric["wan"], data.scale, used, title, width).markup()
 
 
 def network_drawing(
@@ -80,10 +80,11 @@ def network_drawing(
     scale: Scale,
     used: dict[LinkKey, JsonObject],
     title: str,
+    width: float = CHART_WIDTH,
 ) -> Drawing:
     """Hosts (name, building, ip, rank) and links (a, b, plane, both directions' figures), as a manifest has them.
 
-    used: of a step; without any nothing is said of use.
+    used: of a step; without any nothing is said of use. Narrow ones of more than two buildings have no labels.
     """
     hosts: dict[str, list[JsonObject]] = defaultdict(list)
     for host in all_hosts:
@@ -94,18 +95,21 @@ def network_drawing(
 
     widest_bundle = max((len(links) for links in pairs.values()), default=1)
     one_label_each = len(hosts) <= 2 and widest_bundle <= _LABELLED_PLANES
-    boxes, height = _place_buildings(hosts, widest_bundle if one_label_each else 1)
+    narrow = width < CHART_WIDTH
+    boxes, height = _place_buildings(hosts, widest_bundle if one_label_each else 1, width)
     spacing = _APART if one_label_each else _CLOSE
     routes = [route for links in pairs.values() for route in _routes(links, boxes, spacing)]
-    drawing = Drawing(CHART_WIDTH, height, title)
+    drawing = Drawing(width, height, title)
     for route in routes:
         _draw_direction(drawing, route.visible(_LANE_OFFSET), used.get(_key(route.link, "a_to_b")))
         _draw_direction(
             drawing, route.visible(-_LANE_OFFSET).reversed(), used.get(_key(route.link, "b_to_a"))
         )
     for name, box in boxes.items():
-        _draw_building(drawing, name, box, hosts[name])
+        _draw_building(drawing, name, box, hosts[name], dots=_dots(len(hosts[name]), len(hosts), width))
     taken = list(boxes.values())
+    if narrow and len(hosts) > 2:
+        return drawing
     for bundle in [[route] for route in routes] if one_label_each else _alike(scale, routes):
         link = bundle[0].link
         siblings = len(pairs[frozenset((link["a"], link["b"]))]) > len(bundle)
@@ -135,42 +139,58 @@ def _role(host: JsonObject) -> str:
     return "no rank" if host["rank"] is None else f"rank {host['rank']}"
 
 
-def _box_size(hosts: list[JsonObject]) -> tuple[float, float]:
-    if len(hosts) > _LISTED_HOSTS:
-        rows = math.ceil(len(hosts) / _DOTS_PER_ROW)
-        return _DOTS_PER_ROW * _DOT + 2 * _MARGIN, _HEADER + rows * _DOT + _MARGIN
+def _dots(hosts: int, buildings: int, width: float) -> int:
+    """How many hosts of a building are in a row as dots; 0: each has its name."""
+    narrow = width < CHART_WIDTH
+    if hosts > _LISTED_HOSTS or (narrow and buildings > 2):
+        return _DOTS_PER_ROW_ON_PHONES if narrow and buildings > 2 else _DOTS_PER_ROW
+    return 0
+
+
+def _box_size(hosts: list[JsonObject], dots: int) -> tuple[float, float]:
+    if dots:
+        rows = math.ceil(len(hosts) / dots)
+        return dots * _DOT + 2 * _MARGIN, _HEADER + rows * _DOT + _MARGIN
     columns = _columns(hosts)
     rows = math.ceil(len(hosts) / columns)
     width = columns * _pill_width(hosts) + (columns - 1) * _GAP + 2 * _MARGIN
     return width, _HEADER + rows * (_PILL_HEIGHT + _GAP) - _GAP + _MARGIN
 
 
-def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[dict[str, Box], float]:
+def _place_buildings(
+    hosts: dict[str, list[JsonObject]], bundle: int, width: float
+) -> tuple[dict[str, Box], float]:
     """Buildings on an ellipse that fills the drawing, and the drawing's height.
 
-    Walls get long enough for `bundle` parallel links with a label each.
+    Walls get long enough for `bundle` parallel links with a label each. Two are above each other where it is narrow.
     """
-    count = len(hosts)
-    sizes = {name: _box_size(own) for name, own in hosts.items()}
-    if bundle > 1:
+    count, narrow = len(hosts), width < CHART_WIDTH
+    sizes = {name: _box_size(own, _dots(len(own), count, width)) for name, own in hosts.items()}
+    if bundle > 1 and narrow:
+        sizes = {name: (max(wide, _APART * bundle), high) for name, (wide, high) in sizes.items()}
+    elif bundle > 1:
         sizes = {name: (width, max(height, _APART * bundle)) for name, (width, height) in sizes.items()}
     tallest = max(height for _, height in sizes.values())
     widest = max(width for width, _ in sizes.values())
     height = tallest + 16
-    if count > 2:
+    if narrow and count == 2:
+        height += tallest + 70 + 50 * bundle
+    elif narrow and count > 2:
+        height += (tallest + 70) * math.ceil(count / 2)
+    elif count > 2:
         height += tallest + (190 if count <= 4 else 330)
     # The first building is at the top, except for two (left and right) and four (one in each corner).
-    first_angle = {2: math.pi, 4: -0.75 * math.pi}.get(count, -0.5 * math.pi)
+    first_angle = {2: -0.5 * math.pi if narrow else math.pi, 4: -0.75 * math.pi}.get(count, -0.5 * math.pi)
     angles = [first_angle + 2 * math.pi * index / count for index in range(count)]
     reach = max(1e-6, *(abs(math.cos(angle)) for angle in angles))
     levels = [round(math.sin(angle), 6) for angle in angles]
     top, bottom = min(levels), max(levels)
     boxes = {}
     for (name, size), angle, level in zip(sizes.items(), angles, levels, strict=True):
-        x, y = CHART_WIDTH / 2, height / 2
-        if count > 1:
-            x += math.cos(angle) / reach * (CHART_WIDTH - widest - 4) / 2
-        if count > 2:
+        x, y = width / 2, height / 2
+        if count > 2 or (count > 1 and not narrow):
+            x += math.cos(angle) / reach * (width - widest - 4) / 2
+        if count > 2 or (count > 1 and narrow):
             # Buildings on one level share a centre line, so that links between them are horizontal.
             row = max(own[1] for own, its in zip(sizes.values(), levels, strict=True) if its == level)
             y = 8 + row / 2 + (level - top) / (bottom - top) * (height - row - 16)
@@ -178,11 +198,11 @@ def _place_buildings(hosts: dict[str, list[JsonObject]], bundle: int) -> tuple[d
     return boxes, height
 
 
-def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject]) -> None:
+def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject], dots: int) -> None:
     left, top = box.x - box.width / 2, box.y - box.height / 2
     group = drawing.group("building")
     drawing.rect(left, top, box.width, box.height, "building-wall", radius=8, parent=group)
-    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
+    count = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}" if box.width > 120 else str(len(hosts))
     room = box.width - 2 * _MARGIN - text_width(count, _HOST_FONT) - 8
     drawing.text(left + _MARGIN + 2, top + 20, shorten(name, room, 16), "building-name", parent=group)
     drawing.text(left + box.width - _MARGIN - 2, top + 20, count, "host-rank", anchor="end", parent=group)
@@ -192,8 +212,8 @@ def _draw_building(drawing: Drawing, name: str, box: Box, hosts: list[JsonObject
         one = drawing.group(
             css, ", ".join(filter(None, (str(host["name"]), _role(host), str(host["ip"])))), group
         )
-        if len(hosts) > _LISTED_HOSTS:
-            row, column = divmod(index, _DOTS_PER_ROW)
+        if dots:
+            row, column = divmod(index, dots)
             x, y = left + _MARGIN + column * _DOT, top + _HEADER + row * _DOT
             drawing.rect(x + 2, y + 2, _DOT - 4, _DOT - 4, "host-box", radius=3, parent=one)
             continue
@@ -261,7 +281,7 @@ def _draw_label(
     lines = _label_lines(scale, bundle, line, used, name_planes)
     width = max(text_width(content, _LABEL_FONT) for content in lines) + 14
     height = len(lines) * _LABEL_LINE + 6
-    box = _label_place(line, width, height, taken)
+    box = _label_place(line, width, height, taken, drawing.width)
     tooltip = "\n".join(
         _tooltip(scale, route.link, direction, used) for route in bundle for direction in ("a_to_b", "b_to_a")
     )
@@ -274,12 +294,12 @@ def _draw_label(
     return box
 
 
-def _label_place(line: Line, width: float, height: float, taken: list[Box]) -> Box:
+def _label_place(line: Line, width: float, height: float, taken: list[Box], room: float) -> Box:
     candidates = []
     for distance in (0.0, 0.06, 0.12, 0.18, 0.24, 0.3, 0.36):
         for share in (0.5 - distance, 0.5 + distance):
             x, y = line.at(share)
-            x = min(max(x, width / 2 + 2), CHART_WIDTH - width / 2 - 2)
+            x = min(max(x, width / 2 + 2), room - width / 2 - 2)
             candidates.append(Box(x, y, width, height))
     return min(candidates, key=lambda box: sum(box.overlap(other) for other in taken))
 

@@ -14,40 +14,47 @@ from testbed.report.svg import CHART_WIDTH, Axis, Drawing
 from testbed.results.records import JsonObject, LinkKey
 
 _MOST_POINTS = 600
-_LABEL_ROOM = 190
+# Room for a link's name on the left and for figures on the right, on wide pages and on phones.
+_LABEL_ROOM, _LABEL_ROOM_ON_PHONES = 190, 112
+_FIGURE_ROOM, _FIGURE_ROOM_ON_PHONES = 160, 66
 _AXIS_ROOM = 26
 
 Interval = tuple[float, float, float]
 """Start and end in seconds, and the share of the link's capacity used between them."""
 
 
-def utilisation_per_step_chart(variants: Sequence[JsonObject]) -> Markup:
-    """For every WAN direction one bar per variant: share of the capacity used over a step, 0 to 100 %."""
+def utilisation_per_step_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup:
+    """For every WAN direction one bar per variant: share of the capacity used over a step, 0 to 100 %.
+
+    A narrow one leaves out bytes.
+    """
+    wide = width >= CHART_WIDTH
+    room = _LABEL_ROOM if wide else _LABEL_ROOM_ON_PHONES
     keys = list(dict.fromkeys(LinkKey.of(record) for variant in variants for record in variant["wan_links"]))
     bar = 14
     row = bar * len(variants) + 14
     height = row * len(keys) + _AXIS_ROOM
-    drawing = Drawing(CHART_WIDTH, height, "Share of each WAN direction's capacity used per step")
-    axis = Axis(0.0, 1.0, start=_LABEL_ROOM, end=CHART_WIDTH - 160)
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+    drawing = Drawing(width, height, "Share of each WAN direction's capacity used per step")
+    axis = Axis(0.0, 1.0, start=room, end=width - (_FIGURE_ROOM if wide else _FIGURE_ROOM_ON_PHONES))
+    for tick in (0.0, 0.25, 0.5, 0.75, 1.0) if wide else (0.0, 0.5, 1.0):
         drawing.line((axis(tick), 0), (axis(tick), height - _AXIS_ROOM), "grid")
         drawing.text(axis(tick), height - 9, f"{tick:.0%}".replace("%", " %"), "tick", anchor="middle")
     for position, key in enumerate(keys):
         top = position * row + 7
-        _draw_link_label(drawing, key, top + row / 2 - 3, len({k.plane for k in keys}) > 1)
+        _draw_link_label(drawing, key, top + row / 2 - 3, len({k.plane for k in keys}) > 1, room=room)
         for index, variant in enumerate(variants):
             use = next((r for r in variant["wan_links"] if LinkKey.of(r) == key), None)
             if use is None:
                 continue
             y = top + index * bar
-            label = f"{percent_text(use['utilisation'])} · {size_text(use['bytes'])}"
+            label = percent_text(use["utilisation"]) + (f" · {size_text(use['bytes'])}" if wide else "")
             group = drawing.group(variant_css(index, variant), f"{variant['name']}: {label} per step")
             drawing.rect(axis.start, y, axis(use["utilisation"]) - axis.start, bar - 2, "bar", parent=group)
             drawing.text(axis(use["utilisation"]) + 6, y + bar - 4, label, "value", parent=group)
     return drawing.markup()
 
 
-def utilisation_over_time_chart(data: RunData) -> Markup | None:
+def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Markup | None:
     """For every WAN direction the share of its capacity in use along the run; None without counters.
 
     A strip on top, and tinted bands below it, tell which variant's steps were being measured.
@@ -59,20 +66,23 @@ def utilisation_over_time_chart(data: RunData) -> Markup | None:
     intervals = {key: values for key, values in intervals.items() if values}
     if not intervals:
         return None
+    wide = width >= CHART_WIDTH
+    room = _LABEL_ROOM if wide else _LABEL_ROOM_ON_PHONES
     strip, row = 22, 52
     height = strip + row * len(intervals) + _AXIS_ROOM
-    drawing = Drawing(CHART_WIDTH, height, "Utilisation of each WAN direction along the run")
+    drawing = Drawing(width, height, "Utilisation of each WAN direction along the run")
     begin = min(values[0][0] for values in intervals.values())
     end = max(values[-1][1] for values in intervals.values())
-    axis = Axis(begin, end, start=_LABEL_ROOM, end=CHART_WIDTH - 92)
+    axis = Axis(begin, end, start=room, end=width - (92 if wide else 84))
     _draw_measured_steps(drawing, data, axis, strip, height - _AXIS_ROOM)
     _draw_events(drawing, data, axis, strip, height - _AXIS_ROOM)
-    draw_time_axis(drawing, axis, strip, height - _AXIS_ROOM, about=9)
+    draw_time_axis(drawing, axis, strip, height - _AXIS_ROOM, about=9 if wide else 3)
     several_planes = len({key.plane for key in intervals}) > 1
     for position, (key, values) in enumerate(intervals.items()):
         top, bottom = strip + position * row + 8, strip + (position + 1) * row
         share = Axis(0.0, 1.0, start=bottom, end=top)
-        _draw_link_label(drawing, key, bottom - 14, several_planes, rate_text(link_rate_bps(data, key)))
+        rate = rate_text(link_rate_bps(data, key)) if wide else None
+        _draw_link_label(drawing, key, bottom - 14, several_planes, rate, room=room)
         for level in (0.0, 1.0):
             drawing.line(
                 (axis.start, share(level)), (axis.end, share(level)), "base" if not level else "grid"
@@ -112,13 +122,19 @@ def _draw_events(drawing: Drawing, data: RunData, axis: Axis, top: float, bottom
 
 
 def _draw_link_label(
-    drawing: Drawing, key: LinkKey, y: float, several_planes: bool, more: str | None = None
+    drawing: Drawing,
+    key: LinkKey,
+    y: float,
+    several_planes: bool,
+    more: str | None = None,
+    *,
+    room: float,
 ) -> None:
     name = f"{key.source} → {key.target}"
     details = [f"plane {key.plane}"] if several_planes else []
     details += [more] if more else []
     first = y if not details else y - 6
-    drawing.text(0, first, name, "row-label", room=_LABEL_ROOM - 10)
+    drawing.text(0, first, name, "row-label", room=room - 10)
     if details:
         drawing.text(0, first + 15, " · ".join(details), "tick")
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from testbed.config import Scenario
 from testbed.fidelity import worst
+from testbed.model.work import step_work
+from testbed.results.rates import rates_of
 from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
 from testbed.results.shards import Record, ShardRecord, ShardVariant
 from testbed.results.socket_use import socket_use
@@ -120,6 +122,7 @@ def merge_variants(
             predicted_s=_predicted_s(own),
         )
         figures["control"] = own[0].control
+        figures["rates"] = rates_of(step_work(variant), figures["step_time_s"]["median"])
         if own[0].events is not None:
             figures["events"] = own[0].events
         if own[0].replication is not None:

@@ -18,6 +18,7 @@ from testbed.results.decoding import Decoding
 from testbed.results.errors import BadResult
 from testbed.results.figure import Figure
 from testbed.results.model import ResultModel
+from testbed.results.rates import Rates
 from testbed.results.serving import Serving
 from testbed.scale import Scale
 
@@ -248,6 +249,7 @@ class Variant(ResultModel):
     predicted: Predicted | None = Field(description="None where the model says nothing of such a scenario.")
     compute_s: float = Field(description="Computing of the busiest rank in a step, median.")
     exposed_comm_s: float = Field(description="The step's time less computing, median.")
+    rates: Rates | None = Field(default=None, description="Of steps that train a model.")
     wan_bytes: Bytes
     wan_links: tuple[LinkUse, ...]
     plane_balance: tuple[PlaneBalance, ...]

@@ -198,6 +198,7 @@ class SyntheticRun:
                 "samples": times,
             },
             "predicted": {"step_time_s": 0.99 * median, "error": -0.01},
+            "rates": {"tokens_per_s": 65536 / median, "sequences_per_s": 8 / median, "mfu": 0.4 * 1.017 / median},
             "compute_s": FORWARD_S + BACKWARD_S,
             "exposed_comm_s": median - FORWARD_S - BACKWARD_S,
             "wan_bytes": {"expected": expected, "observed": expected + self.overhead_bytes},

@@ -10,11 +10,11 @@ import yaml
 
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Scenario, load_scenario
-from testbed.explorer.work import step_work
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
 from testbed.model.closed_form import Screener
 from testbed.model.dry_run import dry_run
+from testbed.model.work import step_work
 from testbed.scale import Scale
 from testbed.workload.parallelism import ParallelismError
 from testbed.workload.plan import Computing, GroupCollective

@@ -28,7 +28,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert len(attrs) == len(dict(attrs)), f"attribute given twice in {tag}: {attrs}"
-        self.elements.append((tag, dict(attrs)))
+        if ("div", {"class": "narrow"}) not in self.open:  # what is drawn once more, for phones
+            self.elements.append((tag, dict(attrs)))
         if tag not in VOID_ELEMENTS:
             self.open.append((tag, dict(attrs)))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from testbed.explorer.work import step_work
 from testbed.model.dry_run import dry_runs
+from testbed.model.work import step_work
 from testbed.scale import Scale
 from testbed.workload.models import score_products
 from testbed.workload.plan import Computing, GroupCollective

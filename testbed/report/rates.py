@@ -1,0 +1,28 @@
+"""Tokens, sequences and model FLOPs utilisation in words, for beside a step's time."""
+
+from __future__ import annotations
+
+from testbed.model.work import StepWork
+from testbed.report.figures import per_second_text, percent_text
+from testbed.results.rates import Rates, rates_of
+from testbed.results.result import Variant
+
+
+def rates_words(rates: Rates) -> str:
+    """Such as: 32,760 tokens/s, 4 sequences/s, MFU 20.1 %."""
+    said = [f"{per_second_text(rates.tokens_per_s)} tokens/s"]
+    if rates.sequences_per_s:  # which searches of before did not count
+        said.append(f"{per_second_text(rates.sequences_per_s)} sequences/s")
+    return ", ".join([*said, f"MFU {percent_text(rates.mfu)}"])
+
+
+def variant_words(variant: Variant) -> str:
+    """A sentence with a variant's rates; empty where it trains no model, or nobody may use its figures."""
+    usable = variant.rates is not None and variant.verdict.status != "untrusted"
+    return f"{variant.name}: {rates_words(variant.rates)}." if usable and variant.rates else ""
+
+
+def work_words(name: str, work: StepWork | None, step_time_s: float) -> str:
+    """The same of a step that is predicted to take so long; empty where it trains no model."""
+    rates = rates_of(work, step_time_s)
+    return f"{name}: {rates_words(rates)}." if rates else ""

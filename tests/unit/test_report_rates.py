@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.config import load_scenario
+from testbed.model.work import StepWork, step_work
+from testbed.report.figures import signed_percent_text
+from testbed.report.rates import rates_words, variant_words, work_words
+from testbed.report.tables import labelled
+from testbed.results.rates import rates_of
+from tests.unit.report_run import SyntheticRun, measured_variant
+
+QUICKSTART = Path(__file__).parents[2] / "scenarios/quickstart.yaml"
+
+
+def test_a_data_parallel_step_trains_on_each_ranks_sequences() -> None:
+    work = step_work(load_scenario(QUICKSTART))
+    assert work is not None
+    assert work.sequences == 8
+    assert work.tokens == 8 * 8192
+    # as long as every rank computes
+    assert work.computing_s == pytest.approx(0.9977, rel=1e-3)
+    rates = rates_of(work, 2.0)
+    assert rates is not None
+    assert rates.tokens_per_s == 32768
+    assert rates.sequences_per_s == 4
+    assert rates.mfu == pytest.approx(0.4 * 0.9977 / 2, rel=1e-3)
+    assert rates_words(rates) == "32,770 tokens/s, 4 sequences/s, MFU 20 %"
+    twice = load_scenario(QUICKSTART, ["workload.local_batch_size=2"])
+    assert step_work(twice) == StepWork(2 * work.tokens, 2 * work.computing_s, 0.4, 16)
+
+
+def test_steps_in_a_row_count_all_of_them() -> None:
+    file = QUICKSTART.parent / "outer.yaml"
+    scenario = load_scenario(file)
+    own = scenario.variant(scenario.variant_names[0])
+    many = own.workload.training_steps_of_step
+    assert many > 1
+    once = step_work(own.changed({"workload.training_steps": many * 2}, "twice as many"))
+    work = step_work(own)
+    assert work is not None
+    assert once is not None
+    assert once.sequences == 2 * work.sequences
+    assert once.computing_s == pytest.approx(2 * work.computing_s)
+
+
+def test_what_trains_no_model_has_no_rates() -> None:
+    scenario = load_scenario(QUICKSTART.parent / "decode.yaml")
+    work = step_work(scenario.variant(scenario.variant_names[0]))
+    assert work is None
+    assert rates_of(work, 1.0) is None
+    assert work_words("decode", work, 1.0) == ""
+    assert variant_words(measured_variant("ring", 1.0)) == ""
+
+
+def test_rates_of_an_untrusted_variant_are_not_told(tmp_path: Path) -> None:
+    from testbed.results.result import Result  # noqa: PLC0415
+
+    run = Result.open(SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run"))
+    ring, hierarchical = run.variants
+    assert variant_words(ring) == ""
+    assert "tokens/s" in variant_words(hierarchical)
+
+
+def test_cells_have_the_headings_of_their_columns() -> None:
+    table = "<table><thead><tr><th>Variant</th><th>Step<br>time &amp; more</th></tr></thead><tbody>"
+    table += "<tr><th>ring</th>\n<td class='x'>1 s</td></tr><tr><td colspan='2'>why</td></tr></tbody></table><td>no</td>"
+    found = labelled(table)
+    assert '<th data-label="Variant">ring</th>\n<td data-label="Step time &amp; more" class=' in found
+    assert "<td colspan='2'>why" in found
+    assert found.endswith("<td>no</td>")
+    assert (
+        labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3
+    )  # it adds, whatever is there
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    assert [signed_percent_text(share) for share in (-0.0004, 0.0, 0.0123, -0.2)] == [
+        "0 %",
+        "0 %",
+        "+1.2 %",
+        "-20.0 %",
+    ]
