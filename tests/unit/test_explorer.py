@@ -400,7 +400,8 @@ def test_the_command_shows_baselines_and_the_best_and_writes_what_confirms_them(
     assert ran.exit_code == 0, ran.output
     for words in (
         "The best: data_parallel_replicate 2, pipeline_parallel 2, placement crosspipe. ",
-        "tokens/s, MFU ",
+        " tokens/s, ",
+        " sequences/s, MFU ",
         "18 combinations, 18 (all) tried on the model, 6 fit",
         "production",
         "only placement",
