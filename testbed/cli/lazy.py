@@ -26,6 +26,11 @@ COMMANDS: Mapping[str, Entry] = {
         "run",
         "Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted.",
     ),
+    "watch": Entry(
+        "watch",
+        "Show a run as a page in a browser: its network, timeline and step times as they come, or all of one that is "
+        "over.",
+    ),
     "report": Entry("again", "Render a run's report and timeline once more, from its files."),
     "compare": Entry(
         "again",

@@ -20,6 +20,7 @@ from testbed.cli.options import (
     PackingOption,
 )
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
+from testbed.cli.watch import shown
 from testbed.config import load_scenario
 from testbed.experiments import running as experiment
 from testbed.results.directory import default_path
@@ -67,6 +68,9 @@ def run(
             help="Repeat an untrusted run with its time stretched twice as far, up to so many times.",
         ),
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Show the run as a page meanwhile, on this machine's loopback.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a scenario: build, measure, judge, report. Exit status 3: the figures are not to be trusted.
@@ -91,8 +95,9 @@ def run(
         machines=machines,
     )
     console = Console(stderr=True, highlight=False)
-    with telling(console) as listener:
-        result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
-    print_result(result, console, strict=strict, as_json=as_json)
+    with shown(request.output, live, console):
+        with telling(console) as listener:
+            result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
+        print_result(result, console, strict=strict, as_json=as_json)
     if result.status == "untrusted":
         raise typer.Exit(EXIT_UNTRUSTED)

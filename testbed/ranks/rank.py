@@ -42,6 +42,8 @@ EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
 class Rank:
     """Runs one rank's share of a job. `progress(event)` is called on rank 0 before each step starts.
 
+    What it measured is written down step by step, between steps, for who watches.
+
     ring: memory for its flight recorder. incarnation: how many times the rank was killed before, and returned.
     """
 
@@ -81,6 +83,8 @@ class Rank:
             with SocketSampler(self.rank, joined.sockets, job.telemetry_interval_s) as sampler:
                 for index, step in enumerate(job.steps):
                     self._step(index, step)
+                    self._write(self.samples)
+                    self.samples = []
             if job.calibrate_again:
                 calibration += self._calibrate(again=True)
             sockets = joined.sockets.socket_info()
@@ -92,13 +96,18 @@ class Rank:
             self.transport.close()
             if self.credits is not None:
                 self.credits.close()
-        lines = [*self.samples, *calibration]
+        lines = [*calibration]
         lines.append(
             {"rank": self.rank, "operation": "sockets", "sockets": sockets, "readings": sampler.records}
         )
         lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
-        path = Path(job.output) / f"rank-{self.rank}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self._write(lines)
+
+    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        """To the end of this rank's file."""
+        path = Path(self.job.output) / f"rank-{self.rank}.jsonl"
+        with path.open("a") as file:
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def _everybody(self, costs: OperationCosts | None) -> Communicator:
         """Of all ranks, on this rank's transport."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import mmap
 import socket
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from testbed.collectives import Communicator
@@ -25,10 +23,7 @@ WORD_S = 5.0  # for the coordinator to find out why something went wrong, beside
 
 
 class ReplicaRank(Rank):
-    """As Rank. line: to the coordinator, of this incarnation.
-
-    What it measured is written down step by step, so that it stands when the rank is killed.
-    """
+    """As Rank. line: to the coordinator, of this incarnation. What is written down stands when the rank is killed."""
 
     def __init__(
         self,
@@ -171,8 +166,3 @@ class ReplicaRank(Rank):
         self._checkpoint_bytes = session.checkpoints.sent_bytes
         self._write(self.samples)
         self.samples = []
-
-    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
-        path = Path(self.job.output) / f"rank-{self.rank}.jsonl"
-        with path.open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -158,7 +158,7 @@ def timeline_chart(
         return None
     origin, end_s = steps_of(own)[step]
     per_rank: dict[int, list[Sample]] = defaultdict(list)
-    for sample in _until_received([sample for sample in own if (sample.trial, sample.step) == step]):
+    for sample in until_received([sample for sample in own if (sample.trial, sample.step) == step]):
         if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
             per_rank[sample.rank].append(sample)
     ranks = sorted(per_rank)
@@ -189,7 +189,7 @@ def timeline_chart(
     return drawing.markup()
 
 
-def _until_received(samples: Sequence[Sample]) -> list[Sample]:
+def until_received(samples: Sequence[Sample]) -> list[Sample]:
     """Messages end with their receiver: the sender is done with one when its kernel has it."""
     come: dict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples, key=lambda sample: sample.end_s):

@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from testbed.report.figures import percent_text
+from testbed.report.figures import percent_text, time_text
+from testbed.report.rates import rates_words
 from testbed.results.result import Bytes, Variant
 
 # A median closer than this is called equal: well below what a handful of trials can tell apart.
@@ -19,6 +20,15 @@ _T_975 = (
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
+
+
+def opening(variants: Sequence[Variant]) -> list[str]:
+    """The sentences that a run's page begins with: how variants compare, or what the only one takes."""
+    if len(variants) > 1 or variants[0].verdict.status == "untrusted":
+        return comparisons(variants)
+    only = variants[0]
+    rates = f", {rates_words(only.rates)}" if only.rates else ""
+    return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
 def comparisons(variants: Sequence[Variant]) -> list[str]:

@@ -19,14 +19,13 @@ from testbed.report.charts import (
     time_split_chart,
     timeline_chart,
 )
-from testbed.report.compare import comparisons, deviation
+from testbed.report.compare import deviation, opening
 from testbed.report.data import RunData, load_run
 from testbed.report.decoding import decoding_rows
 from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
-from testbed.report.rates import rates_words
 from testbed.report.replicas import replicas_chart, replication_words
 from testbed.report.requests import latency_chart, load_chart, most_within, serving_rows
 from testbed.report.svg import for_any_width
@@ -69,7 +68,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "scenario_text": data.scenario_text,
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
-        "answer": _answer(data),
+        "answer": opening(data.result.variants),
         "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),
@@ -109,16 +108,6 @@ def _variant(data: RunData, index: int, variant: JsonObject) -> JsonObject:
         "wan_deviation": deviation(typed.wan_bytes),
         "drawing": for_any_width(partial(topology_drawing, data, variant)),
     }
-
-
-def _answer(data: RunData) -> list[str]:
-    """The sentences that a report begins with: how variants compare, or what the only one takes."""
-    variants = data.result.variants
-    if len(variants) > 1 or variants[0].verdict.status == "untrusted":
-        return comparisons(variants)
-    only = variants[0]
-    rates = f", {rates_words(only.rates)}" if only.rates else ""
-    return [f"{only.name}: {time_text(only.step_time_s.median)} a step{rates}."]
 
 
 def _queues(data: RunData) -> list[JsonObject]:

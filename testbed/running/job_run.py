@@ -38,7 +38,8 @@ class JobRun:
     """One job's processes and the link samples taken while it ran.
 
     May be set before it runs: `watch_also` names a further part that ended, `player` carries out the scenario's events,
-    `watch` looks for changes that are nobody's business, `stalls` for steps that do not end, told to `on_stall`.
+    `watch` looks for changes that are nobody's business, `stalls` for steps that do not end, told to `on_stall`;
+    `on_sample` is told each reading of the links.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class JobRun:
         self.watch: Watch | None = None
         self.stalls: StallWatch | None = None
         self.on_stall: Callable[[Stall], None] = lambda stall: None
+        self.on_sample: Callable[[LinkSample], None] = lambda sample: None
         self.watch_also: Callable[[], str | None] = lambda: None
         self.samples: list[LinkSample] = []
         self.rank_pids: dict[int, int] = {}  # of those that live
@@ -157,6 +159,7 @@ class JobRun:
                 time.sleep(0.01)
             raise RunError(failure or f"the WAN links cannot be read any more: {error}") from error
         self.samples.append(LinkSample(time_s, counters, account))
+        self.on_sample(self.samples[-1])
 
     def _events(self, events: Sequence[dict[str, Any]]) -> list[str]:
         """Handle what the launcher said; returns sentences on ranks that failed."""

@@ -14,6 +14,7 @@ from testbed.results.parts import Parts
 from testbed.results.result import Result
 from testbed.results.writer import write_run
 from testbed.running.backend import Backend
+from testbed.running.live import RunLive
 from testbed.running.progress import Progress
 from testbed.scale import Scale
 
@@ -29,12 +30,15 @@ def execute(scenario: Scenario, backend: Backend, scale: Scale, output: Path, pr
     parts = None
     try:
         parts = Parts(directory, backend.identity(scenario, scale))
+        live = RunLive(directory.partial, parts.folder, scenario, shards, scale)
+        progress = live.progress(progress)
         if there := len(parts.finished):
             progress.phase(f"{there} of {len(shards)} parts are there from before")
         carried = backend.carry_out(scenario, shards, scale, parts, progress)
         if len(shards) > 1:
             progress.phase("putting the parts together")
         result = write_run(directory, scenario, scale, carried)
+        live.end()
         parts.remove()
         directory.finish()
     except BaseException as error:

@@ -23,7 +23,6 @@ from testbed.fabric.state import clean_abandoned
 from testbed.fabric.watching import Watch
 from testbed.fidelity import LinkMeasurement, MonitorProcess, measure_links
 from testbed.fidelity.capacity import NetworkBackend
-from testbed.fidelity.similarity import Number, Traffic, dimensionless
 from testbed.fidelity.tunnel_invariants import Tunnel
 from testbed.flight import FLIGHT, PATHS_FILE
 from testbed.job.background import BackgroundHost
@@ -49,6 +48,8 @@ from testbed.running.events import EventPlayer, events_record
 from testbed.running.host_evidence import HostEvidence, why_not_again
 from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
+from testbed.running.live import ShardLive
+from testbed.running.numbers import numbers_of
 from testbed.running.progress import Progress
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
 from testbed.running.replication import ReplicationRecord
@@ -146,6 +147,8 @@ class ShardRun:
             job = JobRun(fabric, spec, lambda index: self.progress.step(index, len(spec.steps)), *intervals_s)
             job.watch = watch
             job.player = self._player(fabric, job)
+            live = ShardLive(self.folder, self._with_ranks(shown["hosts"]), shown["wan"])
+            live.player, job.on_sample = job.player, live.sample
             job.stalls = StallWatch(self.scale.emulated_s(scenario.telemetry.stalled_after_s))
             teller = StallTeller(self.folder / FLIGHT, self.progress.phase, job.stalls, self.shard)
             job.on_stall = teller.tell
@@ -171,6 +174,7 @@ class ShardRun:
             network = self._network_record(fabric, events)
         record = self._record(job, measurements, shown, changed, watch, capture.records, network, tunnels)
         record.write()
+        live.end()
         return record
 
     def _leave_events(self, job: JobRun) -> None:
@@ -260,7 +264,9 @@ class ShardRun:
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
         log = job.player.log if job.player else []
-        numbers = self._dimensionless()
+        numbers = numbers_of(
+            self.scenario, self.topology, self.workload, self.scale, self.baseline.overhead_s
+        )
         evidence = Evidence(
             topology=self.topology,
             events=self.happenings,
@@ -385,15 +391,3 @@ class ShardRun:
         """As `inspect` shows hosts, with the ranks that they have in this run."""
         ranks = {host.name: rank for rank, host in enumerate(self.hosts)}
         return [{**host, "rank": ranks.get(host["name"])} for host in hosts]
-
-    def _dimensionless(self) -> list[Number]:
-        """What the scale keeps and what it changes."""
-        traffic = Traffic(
-            message_bytes=self.scale.real_bytes(self.workload.message_bytes),
-            gradient_bytes=self.scale.real_bytes(self.workload.rank_bytes),
-            compute_s=self.scale.real_s(self.workload.compute_s),
-            overhead_s=self.scenario.transport.software_cost.per_message_s,
-            emulated_overhead_s=self.baseline.overhead_s,
-        )
-        real = self.scenario.topology.resolve()
-        return dimensionless(real, self.topology, self.scale, traffic)

@@ -72,12 +72,16 @@ class Shown:
         self.said: list[str] = []
         page.on("console", self._console)
         page.on("pageerror", lambda error: self.said.append(str(error)))
-        page.on("requestfailed", lambda request: self.said.append(f"not loaded: {request.url}"))
+        page.on("requestfailed", self._failed)
 
     def cut(self) -> list[str]:
         """What is not to be seen without scrolling sideways, in words."""
         found: list[str] = self.page.evaluate(CUT)
         return found
+
+    def _failed(self, request: Any) -> None:
+        if request.failure != "net::ERR_ABORTED":  # which is the page's own doing
+            self.said.append(f"not loaded: {request.url}: {request.failure}")
 
     def _console(self, message: Any) -> None:
         if message.type in ("error", "warning"):

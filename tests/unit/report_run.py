@@ -115,10 +115,11 @@ class SyntheticRun:
     ) -> list[dict[str, Any]]:
         def sample(operation: str, name: str, start: float, end: float, size: int = 0) -> dict[str, Any]:
             return {
-                "variant": variant, "trial": trial, "step": 0, "rank": rank, "operation": operation,
+                "variant": variant, "trial": trial, "step": step, "rank": rank, "operation": operation,
                 "name": name, "start_s": round(start, 6), "end_s": round(end, 6), "bytes": size,
             }  # fmt: skip
 
+        step = sum(map(len, self.steps.values()))
         computed = start_s + FORWARD_S + BACKWARD_S
         lines = [sample("forward", "forward", start_s, start_s + FORWARD_S)]
         each, carried = BACKWARD_S / BUCKETS, (end_s - start_s - FORWARD_S) / BUCKETS

@@ -1,0 +1,72 @@
+"""The command `watch`: the page of a run, while it goes on and when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from testbed.live.server import LivePage
+
+PortOption = Annotated[
+    int, typer.Option("--port", min=0, max=65535, help="Of the page, on this machine's loopback; 0: any.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(watch)
+
+
+def watch(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A folder that `testbed run` makes, or has made; of one that goes on, too."
+        ),
+    ],
+    port: PortOption = 0,
+) -> None:
+    """Show a run as a page in a browser: its network, timeline and step times as they come, or all of one that is over.
+
+    The page is on this machine's loopback alone, at an address with a token. Ctrl-C ends it; the run goes on.
+    """
+    with LivePage(run, port) as page:
+        _tell(page)
+        _wait()
+
+
+@contextlib.contextmanager
+def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
+    """While the block lasts the page of the run that will be in `folder` is there, if `asked`; at a terminal longer.
+
+    Until Ctrl-C, that is, where the run did not fail.
+    """
+    if not asked:
+        yield
+        return
+    with LivePage(folder, expected=True) as page:
+        _tell(page)
+        yield
+        if sys.stdin.isatty():
+            console.print("The page stays until Ctrl-C.")
+            _wait()
+        else:
+            console.print(f"The page again: testbed watch {folder}", soft_wrap=True, markup=False)
+
+
+def _tell(page: LivePage) -> None:
+    Console(stderr=True, highlight=False).print(f"Page: {page.address}", soft_wrap=True, markup=False)
+
+
+def _wait() -> None:
+    """Until Ctrl-C, which is how one ends it."""
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(3600)

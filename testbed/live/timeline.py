@@ -1,0 +1,68 @@
+"""One step of all ranks, operation by operation, as columns for a chart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from testbed.live.model import Json
+from testbed.live.tail import Record, records
+from testbed.plugins import short
+from testbed.report.charts import until_received
+from testbed.report.data import RECEIVE, WHOLE_STEP, communicates
+from testbed.report.rows import pack_rows
+from testbed.results.records import Sample
+from testbed.scale import Scale
+from testbed.workload.planning import TOKEN
+
+COMMUNICATION = "communication"
+
+
+def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) -> Json:
+    """Columns as long as each other: rank, row, start_s, end_s, kind and name, which are places in `kinds` and `names`.
+
+    Row 0 of a rank is its computing; below it is what it sends and reduces, in as many rows as were in flight. Receives
+    are left out: they are posted long before. offset_s: emulated time that is 0; all others are real.
+    """
+    mark = f'"step": {step},'.encode()
+    ranks: dict[int, list[Sample]] = defaultdict(list)
+    samples = [_sample(one) for path in files for one in records(path, mark) if one.get("step") == step]
+    for sample in until_received(samples):
+        if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
+            ranks[sample.rank].append(sample)
+    kinds: dict[str, int] = {}
+    names: dict[str, int] = {}
+    columns: dict[str, list[float]] = {
+        name: [] for name in ("rank", "row", "start_s", "end_s", "kind", "name")
+    }
+    rows = 1
+    for rank, own in sorted(ranks.items()):
+        flying = [one for one in own if communicates(one.operation)]
+        packed = pack_rows([(one.start_s, one.end_s) for one in flying])
+        rows = max(rows, 2 + max(packed, default=-1))
+        computing = [(one, 0) for one in own if not communicates(one.operation)]
+        for one, row in (*computing, *((one, row + 1) for one, row in zip(flying, packed, strict=True))):
+            kind = COMMUNICATION if row else one.operation
+            columns["rank"].append(rank)
+            columns["row"].append(row)
+            columns["start_s"].append(round(scale.real_s(one.start_s - offset_s), 7))
+            columns["end_s"].append(round(scale.real_s(one.end_s - offset_s), 7))
+            columns["kind"].append(kinds.setdefault(kind, len(kinds)))
+            columns["name"].append(names.setdefault(f"{short(one.operation)} {one.name}", len(names)))
+    return {**columns, "kinds": list(kinds), "names": list(names), "ranks": sorted(ranks), "rows": rows}
+
+
+def _sample(record: Record) -> Sample:
+    return Sample(
+        variant="",
+        trial=int(record["trial"]),
+        step=int(record["step"]),
+        rank=int(record["rank"]),
+        operation=str(record["operation"]),
+        name=str(record["name"]),
+        start_s=float(record["start_s"]),
+        end_s=float(record["end_s"]),
+        size_bytes=0.0,
+        message=str(record.get("message", "")),
+    )

@@ -1,0 +1,22 @@
+"""The dimensionless numbers of a run: what its scale keeps, and what it changes."""
+
+from __future__ import annotations
+
+from testbed.config import Scenario, Topology
+from testbed.fidelity.similarity import Number, Traffic, dimensionless
+from testbed.job.workload import Workload
+from testbed.scale import Scale
+
+
+def numbers_of(
+    scenario: Scenario, topology: Topology, workload: Workload, scale: Scale, overhead_s: float
+) -> list[Number]:
+    """topology, workload: emulated ones. overhead_s: of software, emulated, for a message."""
+    traffic = Traffic(
+        message_bytes=scale.real_bytes(workload.message_bytes),
+        gradient_bytes=scale.real_bytes(workload.rank_bytes),
+        compute_s=scale.real_s(workload.compute_s),
+        overhead_s=scenario.transport.software_cost.per_message_s,
+        emulated_overhead_s=overhead_s,
+    )
+    return dimensionless(scenario.topology.resolve(), topology, scale, traffic)

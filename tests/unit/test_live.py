@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+
+import pytest
+
+from testbed.errors import BadInput
+from testbed.live.finished import Finished
+from testbed.live.following import Following
+from testbed.live.model import FAILED, FINISHED, RUNNING
+from testbed.live.server import LOOPBACK, LivePage
+from testbed.live.tail import Tail
+from testbed.live.timeline import timeline
+from tests.unit.live_run import LiveRun
+from tests.unit.report_run import BUCKETS, SyntheticRun
+
+
+def test_a_growing_file_is_read_by_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    tail = Tail(path)
+    assert tail.new() == []
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert tail.new() == [{"a": 1}]
+    assert tail.new() == []
+    with path.open("a") as file:
+        file.write('}\n{"b": 3}\n')
+    assert tail.new() == [{"a": 2}, {"b": 3}]
+    assert Tail(path, b'"b"').new() == [{"b": 3}]
+    with path.open("a") as file:
+        file.write('{"a": \n{"a": 4}\n')  # cut where its writer was killed
+    assert tail.new() == [{"a": 4}]
+
+
+def test_a_run_is_followed_from_its_begin_to_its_end(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    following = Following(run.folder)
+    view = following.view
+    following.look()
+    assert (view.state, view.name, view.phases) == (RUNNING, "quickstart", ["starting 8 ranks"])
+    assert view.network is not None
+    assert [building["name"] for building in view.network["buildings"]] == ["east", "west"]
+    assert view.network["links"][0]["rate_bps"] == pytest.approx(285.7e9)
+    known = view.known()
+    run.step()
+    following.look()
+    assert view.known() != known
+    news = view.since(known)
+    assert news["phases"] == []
+    assert [(one["variant"], one["trial"]) for one in news["steps"]] == [("ring", 0)]
+    step = view.steps[0]
+    # times count from the first reading, at 0.0 of the source
+    spans = [sample for sample in run.samples if sample["step"] == 0 and sample["operation"] == "step"]
+    assert step.start_s == pytest.approx(min(span["start_s"] for span in spans))
+    assert step.end_s == pytest.approx(max(span["end_s"] for span in spans))
+    whole = len(view.readings[0].times_s)
+    run.step()
+    run.event()
+    following.look()
+    assert len(view.since(view.known())["steps"]) == 0
+    assert len(view.steps) == 2
+    assert view.since({"readings": [whole]})["readings"][0]["times_s"][0] > step.end_s - 0.2
+    assert [(event["time_s"], event["words"]) for event in view.events] == [
+        (1.0, "link_down east-west-0 begins")
+    ]
+    run.finish()
+    following.look()
+    assert view.state == FINISHED
+
+
+def test_steps_wait_for_their_last_rank(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    run.step()
+    late = run.part / "rank-7.jsonl"
+    words = late.read_text()
+    late.write_text("")
+    following = Following(run.folder)
+    following.look()
+    assert following.view.steps == []
+    late.write_text(words)
+    following.look()
+    assert len(following.view.steps) == 1
+
+
+def test_what_links_carry_is_a_share_of_their_rate(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    run.step()
+    following = Following(run.folder)
+    following.look()
+    readings, step = following.view.readings[0], following.view.steps[0]
+    each_s = 0.1
+    carried = 8 * run.like._link_bytes("ring")
+    for row in readings.used[:1]:
+        assert sum(row) * each_s * 285.7e9 == pytest.approx(carried, rel=0.05)
+    assert max(readings.used[0]) == pytest.approx(carried / (step.end_s - step.start_s) / 285.7e9, rel=0.02)
+    assert readings.drops[0][-1] == 0  # of those before it began there is nothing to say
+
+
+def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    following = Following(run.folder)
+    following.look()
+    run.fail("rank 3 on east4: gone")
+    following.look()
+    assert (following.view.state, following.view.words) == (FAILED, "rank 3 on east4: gone")
+
+
+def test_what_went_on_and_what_is_over_look_alike(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    for _ in range(10):
+        run.step()
+    following = Following(run.folder)
+    following.look()
+    went = following.view
+    there = timeline(following.files(0), 3, following.scale, following.offset_s(0))
+    run.finish()
+    over = Finished(run.folder)
+    for one, other in zip(went.steps, over.view.steps, strict=True):
+        assert one[:4] == other[:4]
+        assert one[4:] == pytest.approx(other[4:])
+    assert went.network == over.view.network
+    assert over.view.head["status"] == "trusted"
+    assert over.view.readings[0].used[0][:50] == pytest.approx(went.readings[0].used[0][:50], abs=1e-4)
+    here = timeline(over.files(0), 3, over.scale, over.offset_s(0))
+    assert here["names"] == there["names"]
+    assert here["start_s"] == pytest.approx(there["start_s"])
+
+
+def test_a_timeline_has_computing_above_what_was_in_flight(tmp_path: Path) -> None:
+    over = Finished(SyntheticRun().write(tmp_path / "run"))
+    found = timeline(over.files(0), 2, over.scale, 0.0)
+    assert found["ranks"] == list(range(8))
+    assert len(found["rank"]) == 8 * (2 * BUCKETS + 3)
+    assert all(len(found[name]) == len(found["rank"]) for name in ("row", "start_s", "end_s", "kind", "name"))
+    by_row = {}
+    for row, kind in zip(found["row"], found["kind"], strict=True):
+        by_row.setdefault(row, set()).add(found["kinds"][kind])
+    assert by_row[0] == {"forward", "backward", "wait", "optimizer"}
+    assert set().union(*(kinds for row, kinds in by_row.items() if row)) == {"communication"}
+    assert found["rows"] == max(found["row"]) + 1
+    assert timeline(over.files(0), 99, over.scale, 0.0)["ranks"] == []
+
+
+def ask(page: LivePage, path: str, host: str | None = None) -> tuple[int, bytes, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection(LOOPBACK, page.port, timeout=10)
+    try:
+        connection.request("GET", path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return answer.status, answer.read(), answer.headers
+    finally:
+        connection.close()
+
+
+def test_the_page_is_for_those_who_know_its_address(tmp_path: Path) -> None:
+    with LivePage(SyntheticRun().write(tmp_path / "run")) as page:
+        assert page.address.startswith(f"http://127.0.0.1:{page.port}/")
+        status, content, headers = ask(page, f"/{page.token}/")
+        assert status == 200
+        assert b"<h1" in content
+        policy = headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe-eval" not in policy
+        assert headers["Cache-Control"] == "no-store"
+        assert json.loads(ask(page, f"/{page.token}/state")[1])["state"] == "finished"
+        for path in ("/", "/state", f"/{page.token}", f"/{page.token[:-1]}x/", f"/{page.token}/../page.html"):
+            assert ask(page, path)[0] == 404, path
+        # a name that leads here, from a page of somebody else's
+        assert ask(page, f"/{page.token}/", host=f"evil.example:{page.port}")[0] == 404
+        assert ask(page, f"/{page.token}/timeline?part=0&step=x")[0] == 400
+
+
+def test_no_page_names_another_machine() -> None:
+    folder = Path(__file__).parents[2] / "testbed/live/page"
+    for name in ("page.html", "page.css", "page.js", "charts.js", "tables.js", "saving.js"):
+        assert "://" not in (folder / name).read_text(), name
+
+
+def test_news_begin_with_all_and_end_with_the_run(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    with LivePage(run.folder) as page:
+        news = page.news()
+        assert next(news) == {"all": page.document()}
+        assert next(news) is None
+        run.step()
+        more = next(news)
+        assert more is not None
+        assert len(more["more"]["steps"]) == 1
+        run.finish()
+        last = next(news)
+        assert last is not None
+        assert last["all"]["status"] == "trusted"
+        assert list(news) == []
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="expected a run's folder, or that of one that goes on"):
+        LivePage(tmp_path)
+    page = LivePage(tmp_path / "to-come", expected=True)
+    with page:
+        assert page.document()["state"] == "waiting"
+        with pytest.raises(BadInput, match="a port that is free"):
+            LivePage(tmp_path / "other", page.port, expected=True)
