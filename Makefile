@@ -25,7 +25,7 @@ REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
-.PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock build clean-env
+.PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock charts build clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -95,6 +95,9 @@ test-machines: setup ## tests of a network over two machines, which are namespac
 
 lock: environment ## lock the Python packages anew; UPGRADE=1 takes the newest of all
 	@tools/lock $(if $(UPGRADE),--upgrade)
+
+charts: ## what the live page draws with, anew from its locked packages; needs npm
+	cd tools/charts && npm ci --ignore-scripts --silent && npm run --silent build
 
 build: environment ## the wheel and the source archive, in dist/
 	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes

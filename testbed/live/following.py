@@ -10,10 +10,10 @@ from testbed.live.tail import Record, Tail, records
 from testbed.results.directory import PARTIAL_SUFFIX
 from testbed.results.failed import FAILURE, failed_path
 from testbed.results.live import EVENT, LINKS, LIVE, NETWORK, PARTS, PHASE, RANK_FILES, RUN, STEP
-from testbed.results.parts import FINISHED as PART_FINISHED
 from testbed.results.records import LINKS as LINKS_FILE
-from testbed.results.records import SAMPLES, LinkKey
+from testbed.results.records import SAMPLES, LinkKey, read_json
 from testbed.results.result import SUMMARY
+from testbed.results.shards import FIGURES
 from testbed.scale import Scale
 
 WHOLE_STEP = b'"operation": "step"'
@@ -95,7 +95,7 @@ class _Part:
     def look(self, view: View) -> None:
         if self._over:
             return
-        over = (self.folder / PART_FINISHED).exists()
+        over = (self.folder / FIGURES).exists()  # written last
         for record in self._tail.new():
             self._take(record, view)
         for path in sorted(self.folder.glob(RANK_FILES)):
@@ -127,12 +127,14 @@ class _Part:
             view.events.append({"part": self.number, "time_s": time_s, "words": event_words(record)})
 
     def _gather(self, view: View) -> None:
-        """Steps that all ranks have ended."""
+        """Steps that all ranks have ended; of replicas that come and go, those after which others ended, too."""
         for record in self._waiting:
             self._spans[record["step"]].append(record)
         self._waiting = []
+        newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
-            if step not in self._known and len(spans) >= self.ranks:
+            ended = len(spans) >= self.ranks or self._over or newest > step + 1
+            if step not in self._known and ended:
                 self._add(step, spans, view)
 
     def _add(self, step: int, spans: list[Record], view: View) -> None:
@@ -157,9 +159,10 @@ class _Part:
         self.zero_s = times[0]["time_s"] if times else 0.0
         self._waiting = records(self.folder / SAMPLES, WHOLE_STEP)
         self._gather(view)
-        readings = view.readings[self.number]
-        if not readings.times_s and times and view.network is not None:
-            _refill(readings, times, self.zero_s)
+        if not view.readings[self.number].times_s and times:
+            fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
+            self._take({"kind": NETWORK, **fabric}, view)
+            _refill(view.readings[self.number], times, self.zero_s)
 
 
 def _refill(readings: Readings, lines: list[Record], zero_s: float) -> None:

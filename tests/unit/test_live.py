@@ -100,6 +100,36 @@ def test_what_links_carry_is_a_share_of_their_rate(tmp_path: Path) -> None:
     assert readings.drops[0][-1] == 0  # of those before it began there is nothing to say
 
 
+def test_parts_that_were_done_before_anybody_looked_are_whole(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    for name in ("samples.jsonl", "links.jsonl"):
+        (run.part / name).write_text((run.source / name).read_text())
+    (run.part / "live.jsonl").unlink()
+    (run.part / "shard.json").write_text(json.dumps({"manifest": run.manifest}))
+    following = Following(run.folder)
+    following.look()
+    over = Finished(run.source)
+    assert following.view.network == over.view.network
+    assert following.view.steps == over.view.steps
+    assert following.view.readings[0].since(0) == over.view.readings[0].since(0)
+    assert timeline(following.files(0), 3, following.scale, following.offset_s(0)) == timeline(
+        over.files(0), 3, over.scale, over.offset_s(0)
+    )
+
+
+def test_a_step_that_a_lost_rank_never_ends_is_shown_when_others_went_on(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path / "run")
+    run.begin()
+    lost = run.part / "rank-7.jsonl"
+    following = Following(run.folder)
+    for expected in (0, 0, 1, 2):
+        run.step()
+        lost.unlink()
+        following.look()
+        assert len(following.view.steps) == expected
+
+
 def test_a_run_that_fails_says_why(tmp_path: Path) -> None:
     run = LiveRun(tmp_path / "run")
     run.begin()
@@ -138,7 +168,7 @@ def test_a_timeline_has_computing_above_what_was_in_flight(tmp_path: Path) -> No
     assert found["ranks"] == list(range(8))
     assert len(found["rank"]) == 8 * (2 * BUCKETS + 3)
     assert all(len(found[name]) == len(found["rank"]) for name in ("row", "start_s", "end_s", "kind", "name"))
-    by_row = {}
+    by_row: dict[int, set[str]] = {}
     for row, kind in zip(found["row"], found["kind"], strict=True):
         by_row.setdefault(row, set()).add(found["kinds"][kind])
     assert by_row[0] == {"forward", "backward", "wait", "optimizer"}

@@ -127,6 +127,9 @@ def test_the_timeline_zooms_and_moves_and_its_cursor_is_the_networks(
         page.click("#show-step")
         page.wait_for_timeout(300)
         assert window(shown) == pytest.approx(before)
+        page.mouse.move(*middle)
+        page.set_viewport_size({"width": 1000, "height": 800})  # with the cursor there
+        page.wait_for_timeout(300)
         assert shown.said == []
 
 
@@ -182,9 +185,10 @@ def test_dark_is_a_button_too(browser: Browser, finished: LivePage) -> None:
         shown.page.click("#theme")
         assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
         assert contrast(shown.page, "h1") >= 4.5
+        shown.page.wait_for_timeout(300)
         label = shown.page.evaluate("state.charts.steps.getOption().yAxis[0].axisLabel.color")
         shown.page.click("#theme")
-        shown.page.wait_for_timeout(100)
+        shown.page.wait_for_timeout(300)
         assert shown.page.evaluate("state.charts.steps.getOption().yAxis[0].axisLabel.color") != label
 
 
@@ -218,13 +222,12 @@ def test_a_run_of_64_ranks_opens_in_two_seconds(browser: Browser, tmp_path: Path
     began_s = time.process_time()
     with LivePage(run) as page, showing(browser, "about:blank") as shown:
         devtools = shown.page.context.new_cdp_session(shown.page)
-        devtools.send("Performance.setTimeDomain", {"timeDomain": "threadTicks"})
         devtools.send("Performance.enable")
         shown.page.goto(page.address)
         drawn(shown)
         measured = devtools.send("Performance.getMetrics")["metrics"]
         server_s = time.process_time() - began_s
-        page_s = next(one["value"] for one in measured if one["name"] == "TaskDuration")
+        page_s = next(one["value"] for one in measured if one["name"] == "ProcessTime")
         assert page_s > 0.05
         assert server_s + page_s < MOST_S  # not wall time, for others use the machine, too
         assert shown.page.evaluate("state.operations.ranks.length") == 64

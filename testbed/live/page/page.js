@@ -2,7 +2,6 @@
 'use strict';
 
 const SHOWN_LINES = 12;  // links in the chart at first; the others are in its legend
-const CHARTS = ['network', 'timeline', 'steps'];
 
 const state = {
   run: null, operations: null, part: 0, step: null, window: null, selected: {}, cursor: null, charts: {}, drawn: '', asked: 0,
@@ -214,6 +213,14 @@ function chart(name) {
   return state.charts[name];
 }
 
+// Without its cursor, which ECharts cannot draw while it finds its size.
+function resized(made) {
+  const place = made.getDom();
+  if (!place.clientWidth || !place.clientHeight) return;
+  made.dispatchAction({ type: 'updateAxisPointer', currTrigger: 'leave' });
+  made.resize();
+}
+
 function pick(step) {
   if (step.part !== state.part) { state.part = step.part; $('part').value = step.part; drawChoices(state.run); drawLinks(); }
   $('follow').checked = false;
@@ -260,7 +267,7 @@ function moment() {
 }
 
 const drawNetwork = later(() => {
-  if (!state.run?.network) return;
+  if (!state.run?.network || !width('network')) return;
   // where it was dragged to stays
   chart('network').setOption(option.network(), { replaceMerge: [] });
 });
@@ -270,11 +277,15 @@ const drawTimeline = later(() => {
   const place = $('timeline').querySelector('.chart');
   const height = `${timelineHeight(state.operations, width('timeline') > 600)}px`;
   const made = chart('timeline');
-  if (place.style.height !== height) { place.style.height = height; made.resize(); }
+  if (place.style.height !== height) { place.style.height = height; resized(made); }
   const shown = option.timeline();
   const selected = Object.fromEntries(shown.legend.data.map((name, at) => [name, at < SHOWN_LINES]));
   shown.legend.selected = { ...selected, ...state.selected };
   made.setOption(shown, { notMerge: true });
+  if (state.cursor !== null && state.pointer) {
+    const [x, y] = state.pointer;
+    made.dispatchAction({ type: 'updateAxisPointer', currTrigger: 'mousemove', x, y });
+  }
   drawNetwork();
   $('kinds').replaceChildren(...(state.operations?.kinds ?? []).map(kind => {
     const mark = element('i');
@@ -369,7 +380,7 @@ const prefers = matchMedia('(prefers-color-scheme: dark)');
 setTheme(prefers.matches);
 prefers.addEventListener('change', () => { setTheme(prefers.matches); if (state.run) { fresh(); drawTimeline(); } });
 addEventListener('resize', later(() => {
-  for (const name of CHARTS) state.charts[name]?.resize();
+  Object.values(state.charts).forEach(resized);
   drawTimeline(); drawNetwork(); drawSteps();
 }));
 
