@@ -37,7 +37,7 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	[ ! -d runs ] || $(GIVE_BACK); exit $$status
 
 test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
-	@tools/bootstrap ryu peers validate $(if $(CI)$(SSHD),machines)
+	@tools/bootstrap ryu peers validate $(if $(CI)$(SSHD),machines) $(if $(CI),browser)
 	@$(CLEANLY) $(BIN)/python -m tests.lanes
 
 test-all: ## the same, and all of what it tries a part of; for a night

@@ -73,7 +73,7 @@ def utilisation_over_time_chart(data: RunData, width: float = CHART_WIDTH) -> Ma
     drawing = Drawing(width, height, "Utilisation of each WAN direction along the run")
     begin = min(values[0][0] for values in intervals.values())
     end = max(values[-1][1] for values in intervals.values())
-    axis = Axis(begin, end, start=room, end=width - (92 if wide else 84))
+    axis = Axis(begin, end, start=room, end=width - (92 if wide else 96))
     _draw_measured_steps(drawing, data, axis, strip, height - _AXIS_ROOM)
     _draw_events(drawing, data, axis, strip, height - _AXIS_ROOM)
     draw_time_axis(drawing, axis, strip, height - _AXIS_ROOM, about=9 if wide else 3)
