@@ -13,11 +13,12 @@ from testbed.errors import TestbedError
 from testbed.version import VERSION
 
 if TYPE_CHECKING:
-    from testbed.api import RunningNetwork, explore, load, predict, run, up
+    from testbed.api import RunningNetwork, explore, load, predict, run, sweep, up
     from testbed.config import ConfigError, Scenario
     from testbed.explorer import Exploration
     from testbed.model.predictions import Prediction
     from testbed.results.result import Result
+    from testbed.sweeps.result import Sweep
 
 __version__ = VERSION
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "Result",
     "RunningNetwork",
     "Scenario",
+    "Sweep",
     "TestbedError",
     "explore",
     "load",
     "predict",
     "run",
+    "sweep",
     "up",
 ]
 

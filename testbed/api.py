@@ -1,6 +1,6 @@
 """What a notebook or a script needs: load a scenario, predict its steps, run it, look at what came out.
 
-`import testbed` has all of it: `testbed.load`, `predict`, `run`, `explore`, `up`, `Result`.
+`import testbed` has all of it: `testbed.load`, `predict`, `run`, `sweep`, `explore`, `up`, `Result`, `Sweep`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from testbed.config import ConfigError, Scenario, load_scenario  # noqa: F401 (testbed.ConfigError)
 from testbed.config.policy import DEFAULT_POLICY
-from testbed.experiments import predicting
+from testbed.experiments import predicting, sweeping
 from testbed.experiments import running as experiment
 from testbed.experiments.running import Listener
+from testbed.experiments.sweeping import SweepRequest
 from testbed.explorer import Exploration, Search
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
@@ -26,6 +27,8 @@ from testbed.results.result import Result
 from testbed.running.choosing import choose_network_without_ranks
 from testbed.running.progress import Progress
 from testbed.running.request import Request
+from testbed.sweeps.axes import axes_of
+from testbed.sweeps.result import Sweep
 
 Source = str | Path | Mapping[str, Any]
 
@@ -128,6 +131,58 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
     """
     loaded, tell = _scenario(scenario), progress or (lambda line: None)
     return Search(loaded, lambda standing: tell(f"{standing.done} of {standing.planned}")).run()
+
+
+def sweep(
+    scenario: Scenario | Source,
+    axes: Mapping[str, Any],
+    *,
+    clock: Literal["model", "virtual", "real"] = "model",
+    confirm: int | None = None,
+    jobs: int | None = None,
+    output: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Sweep:
+    """Take a scenario through all values of one or two settings: by the model, then measured.
+
+    Args:
+        scenario: From `load`, or what `load` takes.
+        axes: By path a range as `testbed sweep` takes it, or a list of values.
+        clock: By which points are measured; "model": none, but with `confirm` so many by the virtual clock.
+        confirm: How many points are measured; None: all, unless `clock` is "model".
+        jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
+        output: The folder; one that holds the same sweep is gone on with. None: `runs/NAME-swept-DATE-TIME`.
+        progress: Called with a line whenever there is something to tell; None: nothing is told.
+
+    Returns:
+        Every point, by the model and as measured; `.frame()` has a row per point and variant.
+
+    Raises:
+        ConfigError: For ranges or a scenario that do not fit, or a folder that holds something else.
+        RunError, FabricError, VirtualClockError: When a run could not be brought to its end; what was done stays.
+
+    Example:
+        >>> found = testbed.sweep("quickstart", {"topology.wan.0.delay": "1ms..80ms:log:8", "policy": ["ecmp", "te"]})
+        >>> found.frame()
+    """
+    source = scenario.to_data() if isinstance(scenario, Scenario) else scenario
+    tell = progress or (lambda line: None)
+    target = Path(output) if output is not None else default_path(f"{load_scenario(source).name}-swept")
+    request = SweepRequest(
+        source,
+        (),
+        axes_of(axes),
+        target,
+        clock="virtual" if clock == "model" and confirm is not None else clock,
+        confirm=confirm,
+        jobs=jobs,
+    )
+    listener = Listener(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
+    return sweeping.sweep(
+        sweeping.plan(request),
+        lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
+        listener,
+    )
 
 
 class RunningNetwork:

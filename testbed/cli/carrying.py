@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -19,8 +19,11 @@ from testbed.running.request import PreparedRun
 
 
 @contextlib.contextmanager
-def telling(console: Console) -> Iterator[Listener]:
-    """Tells of runs within the block: what begins, its phases, its steps."""
+def telling(console: Console, *, quiet: bool = False) -> Iterator[Listener]:
+    """Tells of runs within the block: what begins, its phases, its steps. quiet: only what must not be missed."""
+    if quiet:
+        yield Listener(Progress(lambda line: None, lambda done, total: None), _tell_again(console))
+        return
     began_s = time.monotonic()
     with bar_on(console) as bar:
         task = bar.add_task("checking", total=None)
@@ -51,6 +54,16 @@ def telling(console: Console) -> Iterator[Listener]:
 
         with told_of_searches(lambda words: bar.update(task, description=words)):
             yield Listener(Progress(phase, step, parts), begins)
+
+
+def _tell_again(console: Console) -> Callable[[PreparedRun, Sequence[str]], None]:
+    """Says that a run is done once more."""
+
+    def begins(prepared: PreparedRun, reasons: Sequence[str]) -> None:
+        if reasons:
+            console.print(f"untrusted ({', '.join(reasons)}): once more, {prepared.scale}", soft_wrap=True)
+
+    return begins
 
 
 def print_result(result: Result, console: Console, *, strict: bool = False, as_json: bool = False) -> None:

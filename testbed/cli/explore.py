@@ -18,6 +18,7 @@ from rich.table import Table
 from testbed.cli.carrying import telling
 from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
+from testbed.engines import Processes
 from testbed.experiments import exploring as experiment
 from testbed.explorer import Configuration, Standing
 from testbed.report import print_summary
@@ -65,7 +66,7 @@ def explore(
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     try:
         with _trying(console) as progress:
-            explored = experiment.explore(loaded, str(scenario), folder, progress, tried_by)
+            explored = experiment.explore(loaded, str(scenario), folder, progress, Processes(tried_by))
     except KeyboardInterrupt:
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise

@@ -58,6 +58,11 @@ COMMANDS: Mapping[str, Entry] = {
         "explore",
         "Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.",
     ),
+    "sweep": Entry(
+        "sweep",
+        "Take a scenario through all values of one or two settings: by the model, then measured; curve or "
+        "heat map.",
+    ),
     "calibrate": Entry(
         "calibrate",
         "Send probes through the emulated network, and fit the model of a step to what they take.",

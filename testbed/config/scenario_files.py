@@ -10,6 +10,7 @@ from testbed.config.errors import ConfigError
 from testbed.config.loading import OVERRIDES, Document, parse_override, read_document, show
 from testbed.config.model import look
 from testbed.config.presets import PRESET, preset_changes
+from testbed.config.several import with_lists
 from testbed.config.shipped import located
 from testbed.config.topology import read_topology
 from testbed.plugins import rooted
@@ -46,7 +47,7 @@ def read_scenario(source: Path | str | Mapping[str, Any], overrides: Sequence[st
         for path_set, value in preset_changes(parse_override(override)[1], document.data):
             document.put(path_set, value)
     for override in parts:
-        document.override(override)
+        document.override(with_lists(override, document))
     _root_files(document.data, Path())
     return document
 

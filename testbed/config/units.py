@@ -46,6 +46,14 @@ _SIZES = _units("kMGT", "B")
 _BINARY_SIZES = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE_UNITS = _SIZES | {unit: Decimal(size) for unit, size in _BINARY_SIZES.items()}
 
+_KINDS = (
+    _RATE_UNITS,
+    _FLOP_UNITS,
+    _DELAY_UNITS | _DURATION_UNITS,
+    _SIZE_UNITS,
+    {"": Decimal(1), "%": Decimal("0.01")},
+)
+
 RATE_EXPECTED = (
     "a rate with its unit, such as 400 Gbit/s (bit/s, kbit/s, Mbit/s, Gbit/s, Tbit/s; or bps, kbps, ...)"
 )
@@ -125,6 +133,31 @@ def parse_fraction(value: object) -> float:
     if not 0 <= fraction <= 1:
         raise ValueError(FRACTION_EXPECTED)
     return abs(fraction)
+
+
+def number_and_unit(text: str) -> tuple[Decimal, str] | None:
+    """Of any kind of quantity, or of a plain number, whose unit is empty; None for what is neither."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None or not any(match[2] in units for units in _KINDS):
+        return None
+    return Decimal(match[1]), match[2]
+
+
+def converted(number: Decimal, unit: str, other: str) -> Decimal | None:
+    """A quantity in another unit of its kind; None where they are of two kinds."""
+    units = next((units for units in _KINDS if unit in units and other in units), None)
+    return None if units is None else number * units[unit] / units[other]
+
+
+def whole_in(number: Decimal, unit: str) -> Decimal:
+    """Of a size the nearest whole number of bytes, in the same unit; all else as it is."""
+    factor = _SIZE_UNITS.get(unit)
+    return number if factor is None else (number * factor).to_integral_value() / factor
+
+
+def plain(number: Decimal) -> str:
+    """Its digits without an exponent or trailing zeros."""
+    return _plain(number)
 
 
 def _format(value: float, units: Mapping[str, Decimal], zero: str) -> str:

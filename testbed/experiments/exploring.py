@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.config import ConfigError, Problem, Scenario
+from testbed.engines import Engine
 from testbed.experiments.halving import RUNGS, halve
-from testbed.experiments.running import Listener, run
+from testbed.experiments.measuring import measured
+from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, NothingFits, Search, Standing, searched
 from testbed.explorer.confirming import Agreement, agreement, confirmation
 from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
@@ -24,7 +26,7 @@ from testbed.paths.queues import short_queues
 from testbed.report.exploration import write_exploration
 from testbed.results.directory import hand_over
 from testbed.results.result import Result
-from testbed.running.request import Request, check_here
+from testbed.running.request import check_here
 
 SHOWN = 5  # of the best, beside what they are held against
 CONFIRMATION, CONFIRMED = "confirm.yaml", "confirmed"
@@ -65,9 +67,9 @@ def check(scenario: Scenario, file: str, folder: Path, confirm_by: str | None) -
 
 
 def explore(
-    scenario: Scenario, file: str, folder: Path, progress: Callable[[Standing], None], jobs: int = 1
+    scenario: Scenario, file: str, folder: Path, progress: Callable[[Standing], None], engine: Engine
 ) -> Explored:
-    """Search, or go on searching, and write the folder. progress: told how far it is; jobs: how many processes try.
+    """Search, or go on searching, and write the folder. progress: told how far it is; engine: who tries.
 
     ConfigError where nothing fits, or where the folder holds the search of another scenario.
     """
@@ -78,7 +80,7 @@ def explore(
         raise ConfigError([Problem("command line", None, "--output", str(error), "another folder")]) from None
     try:
         with contextlib.closing(keeper):
-            found = Search(scenario, progress, keeper.known(), keeper.note, jobs).run()
+            found = Search(scenario, progress, keeper.known(), keeper.note, engine).run()
     except NothingFits as error:
         if fresh:
             shutil.rmtree(folder)
@@ -104,17 +106,9 @@ def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener
     new: list[Path] = []
 
     def measure(scenario: Scenario, file: Path, folder: Path) -> Result:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(scenario.to_yaml())
         if not folder.exists():
-            run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
             new.append(folder)
-        result = Result.open(folder)
-        if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
-            expected = "a folder without one, or the same configurations and clock"
-            found = f"another run in {folder}"
-            raise ConfigError([Problem("command line", None, "--confirm", found, expected)])
-        return result
+        return measured(scenario, file, folder, clock, jobs, listener)
 
     scenario, document = explored.scenario, explored.document
     confirms = confirmation(scenario, explored.found)

@@ -1,6 +1,6 @@
 """The search for the quickest configuration of a training step: what fits, what a model says of it, what is best."""
 
-from testbed.explorer.errors import NothingFits, TryingStopped
+from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate, searched
 from testbed.explorer.search import Exploration, Search
 from testbed.explorer.trying import Standing
@@ -13,7 +13,6 @@ __all__ = [
     "NothingFits",
     "Search",
     "Standing",
-    "TryingStopped",
     "evaluate",
     "searched",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from testbed.errors import BadInput
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible
 from testbed.job.recorded import changed_ns
 from testbed.results.directory import make_folder
+from testbed.results.kept_lines import KeptLines
 
 SCENARIO, TRIED, RESULT = "scenario.yaml", "tried.jsonl", "exploration.json"
 
@@ -33,10 +33,7 @@ class Keeper:
         if lines.exists() and changed_ns(scenario.workload) > lines.stat().st_mtime_ns:
             raise OtherSearch(f"{folder} holds the search of a trace that has changed since")
         file.write_text(text)
-        # what a killed search left unfinished was not tried
-        self._whole = [line for line in _lines(lines) if line.endswith("\n")]
-        lines.write_text("".join(self._whole))
-        self._lines = lines.open("a")
+        self._lines = KeptLines(lines)
 
     def close(self) -> None:
         """All is written."""
@@ -45,8 +42,7 @@ class Keeper:
     def known(self) -> dict[str, Evaluation | Infeasible]:
         """What earlier searches tried, by configuration."""
         found: dict[str, Evaluation | Infeasible] = {}
-        for line in self._whole:
-            entry = json.loads(line)
+        for entry in self._lines.known:
             made = Evaluation(**entry["fits"]) if "fits" in entry else Infeasible(**entry["misfit"])
             found[Configuration(entry["changes"]).key] = made
         return found
@@ -54,10 +50,4 @@ class Keeper:
     def note(self, configuration: Configuration, tried: Evaluation | Infeasible) -> None:
         """One more."""
         kind = "fits" if isinstance(tried, Evaluation) else "misfit"
-        line = json.dumps({"changes": dict(configuration.changes), kind: asdict(tried)})
-        self._lines.write(line + "\n")
-        self._lines.flush()
-
-
-def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines(keepends=True) if file.exists() else []
+        self._lines.add({"changes": dict(configuration.changes), kind: asdict(tried)})

@@ -14,6 +14,7 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.config.explore import ExploreSpec
 from testbed.config.figures import size_text, time_text
+from testbed.engines import Engine, Processes
 from testbed.explorer.errors import NothingFits
 from testbed.explorer.evaluation import (
     DEGREES,
@@ -135,24 +136,24 @@ class Exploration:
 class Search:
     """One search of a scenario's `explore`. progress: told how far it is; known: results so far, by key.
 
-    found: told of each that is new; jobs: how many processes try.
+    found: told of each that is new; engine: by which configurations are tried.
     """
 
     scenario: Scenario
     progress: Callable[[Standing], None] = lambda standing: None
     known: dict[str, Tried] = field(default_factory=dict)
     found: Callable[[Configuration, Tried], None] = lambda configuration, tried: None
-    jobs: int = 1
+    engine: Engine = field(default_factory=Processes)
 
     def run(self) -> Exploration:
-        """NothingFits, TryingStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
+        """NothingFits, WorkStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
         explore = self._explore
         check_modelled(self.scenario)
         space = Space(explore.space, {})
         first = first_of(self.scenario, explore)
         rivals = rivals_of(self.scenario, explore)
         budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
-        with Tries(self.scenario, self.known, self.found, self.progress, budget, self.jobs) as tries:
+        with Tries(self.scenario, self.known, self.found, self.progress, budget, self.engine) as tries:
             joint = self._search(tries, space, among=True)
             if not any(isinstance(tried, Evaluation) for tried in joint.values()):
                 raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from testbed.config import Scenario, load_scenario
+from testbed.engines import Processes
 from testbed.explorer import Evaluation, Infeasible, Search
 from testbed.explorer.space import Space
 from testbed.explorer.trying import Standing, Tries
@@ -48,7 +49,7 @@ def main() -> None:
 
     known: dict[str, Evaluation | Infeasible] = {}
     began_s = time.monotonic()
-    with Tries(scenario, known, lambda one, tried: None, tell, len(fits), options.jobs) as tries:
+    with Tries(scenario, known, lambda one, tried: None, tell, len(fits), Processes(options.jobs)) as tries:
         every = [tried.step_time_s for tried in tries.all(fits) if isinstance(tried, Evaluation)]
     best_s = min(every)
     print(
@@ -58,7 +59,8 @@ def main() -> None:
     print("\n| budget | tried | regret | as many at random |\n|---|---|---|---|")
     for budget in options.tries:
         found = [
-            Search(_on(budget, scenario, seed), known=dict(known), jobs=options.jobs).run() for seed in SEEDS
+            Search(_on(budget, scenario, seed), known=dict(known), engine=Processes(options.jobs)).run()
+            for seed in SEEDS
         ]
         regrets = [one.best.tried.step_time_s / best_s - 1 for one in found]
         luck = [one.random.tried.step_time_s / best_s - 1 for one in found if one.random is not None]

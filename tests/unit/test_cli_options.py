@@ -21,6 +21,7 @@ from testbed.config.policy import DEFAULT_POLICY
 
 # the same word for another thing, as nccl-tests have it
 OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol"), ("launch", "--protocol")}
+OTHER_THINGS |= {("sweep", "--confirm")}  # how many points, where explore says in its scenario how many
 
 
 def commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -51,6 +52,7 @@ def test_an_option_has_one_default_in_all_commands_but_the_clock_which_has_a_rea
     found = options()
     clocks = found.pop("--clock")
     assert clocks.pop("run") == clocks.pop("bench") == clocks.pop("launch") == RUN_CLOCK
+    assert clocks.pop("sweep") == "model"  # of which nothing is measured
     assert set(clocks.values()) == {MODEL_CLOCK}
     assert len(clocks) == 4
     differing = {word: own for word, own in found.items() if len(set(map(str, own.values()))) > 1}

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from testbed.catalogue import baselines
 from testbed.cli.main import app
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.engines import Processes, WorkStopped
 from testbed.explorer import (
     Configuration,
     Evaluation,
@@ -25,7 +26,6 @@ from testbed.explorer import (
     NothingFits,
     Search,
     Standing,
-    TryingStopped,
     evaluate,
     searched,
 )
@@ -167,8 +167,8 @@ def test_a_process_that_was_killed_is_told_in_words(tmp_path: Path) -> None:
                 if "spawn_main" in " ".join(child.cmdline()):
                     child.kill()
 
-    search = Search(load_scenario(written(tmp_path, space=space)), found=kill, jobs=2)
-    with pytest.raises(TryingStopped, match="was killed, by somebody or for want of memory"):
+    search = Search(load_scenario(written(tmp_path, space=space)), found=kill, engine=Processes(2))
+    with pytest.raises(WorkStopped, match="was killed, by somebody or for want of memory"):
         search.run()
 
 
@@ -217,7 +217,7 @@ def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
     scenario = load_scenario(written(tmp_path, space=space))
     kept: list[str] = []
     one = Search(scenario).run()
-    two = Search(scenario, found=lambda some, _: kept.append(some.key), jobs=2).run()
+    two = Search(scenario, found=lambda some, _: kept.append(some.key), engine=Processes(2)).run()
     assert one == two
     assert len(kept) == len(set(kept)) >= one.tried
 

@@ -1,0 +1,197 @@
+"""The command `sweep`: a scenario at all values of one or two of its settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from testbed.cli.bars import bar_on
+from testbed.cli.carrying import telling
+from testbed.cli.options import JobsOption, JsonOption, OverridesOption
+from testbed.config import load_scenario
+from testbed.engines import Processes
+from testbed.experiments import sweeping as experiment
+from testbed.report.figures import size_text, time_text
+from testbed.report.sweep import CAPTION, PAGE, TABLE, lacking
+from testbed.report.sweep_answer import answer
+from testbed.report.sweep_series import Curves, Maps, Panel, laid_out
+from testbed.results.directory import default_path
+from testbed.sweeps.axes import parse_axes
+from testbed.sweeps.result import Sweep, SweepFigure
+
+EXIT_UNTRUSTED = 3
+MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this module's command."""
+    app.command()(sweep)
+
+
+def sweep(
+    scenario: Annotated[Path, typer.Argument(help="A scenario file.")],
+    axes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=RANGE [KEY=RANGE]",
+            help="A path as --set takes them, and its values: A,B,C or FIRST..LAST:COUNT or FIRST..LAST:log:COUNT.",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The folder; one that is there is gone on with [default: runs/...]."
+        ),
+    ] = None,
+    overrides: OverridesOption = None,
+    trials: Annotated[int | None, typer.Option(help="How many measured steps of each variant.")] = None,
+    clock: Annotated[
+        Literal["model", "virtual", "real"],
+        typer.Option(
+            help="By which points are measured; model: none [default: model; with --confirm: virtual]."
+        ),
+    ] = "model",
+    confirm: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Measure so many of the points, chosen by the model."),
+    ] = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take a scenario through all values of one or two settings: by the model, then measured; curve or heat map.
+
+    testbed sweep quickstart topology.wan.0.delay=1ms..80ms:log:8 policy=ecmp,te --confirm 4
+
+    Without --clock and --confirm nothing is built. With --clock virtual or real every point is measured; with
+    --confirm N so many: the ends, both sides of where another variant becomes the quickest, the widest gaps.
+    Exit status 3: some figures are not to be trusted.
+    """
+    assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
+    parsed = parse_axes(axes)
+    name = load_scenario(scenario, assignments).name
+    folder = output if output is not None else default_path(f"{name}-swept")
+    request = experiment.SweepRequest(
+        scenario,
+        assignments,
+        parsed,
+        folder,
+        clock="virtual" if clock == "model" and confirm is not None else clock,
+        confirm=confirm,
+        jobs=jobs,
+        engine=Processes(jobs or len(os.sched_getaffinity(0))),
+    )
+    console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
+    try:
+        found = _carried_out(experiment.plan(request), console)
+    except KeyboardInterrupt:
+        console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
+        raise
+    if as_json:
+        print(experiment.as_json(found))
+    else:
+        _print(found, shown)
+    for words in lacking():
+        console.print(words, soft_wrap=True)
+    console.print(
+        f"page: {folder / PAGE}; table: {folder / TABLE}; for a paper: {folder / CAPTION}", soft_wrap=True
+    )
+    if found.status == "untrusted":
+        raise typer.Exit(EXIT_UNTRUSTED)
+
+
+def _carried_out(planned: experiment.Plan, console: Console) -> Sweep:
+    with bar_on(console) as bar, telling(console, quiet=True) as listener:
+        task = bar.add_task("the model", total=None)
+
+        def told(done: int, total: int, words: str) -> None:
+            bar.update(task, completed=done, total=total, description=words or "the model")
+            if words:
+                console.print(f"  point {done + 1} of {total}: {words}", soft_wrap=True)
+
+        return experiment.sweep(planned, told, listener)
+
+
+def _print(found: Sweep, console: Console) -> None:
+    for sentence in answer(found):
+        console.print(sentence, soft_wrap=True)
+    shown = laid_out(found)
+    if isinstance(shown, Curves) and len(shown.series) <= MOST_COLUMNS:
+        console.print(_pivoted(shown))
+    elif isinstance(shown, Maps) and len(shown.across.texts) <= MOST_COLUMNS:
+        for panel in shown.panels:
+            console.print(_grid(shown, panel))
+    else:
+        console.print(_listed(found))
+        if len(found.points) * len(found.variants) > MOST_ROWS:
+            console.print(f"All rows: {found.folder / TABLE}", soft_wrap=True)
+        return
+    if any(point.run for point in found.points):
+        console.print("* measured; else by the model.")
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _pivoted(curves: Curves) -> Table:
+    """A row per value, a column per line."""
+    table = _table()
+    table.add_column(curves.axis.label, justify="right", no_wrap=True)
+    for one in curves.series:
+        table.add_column(one.name.replace(", ", "\n"), justify="right", no_wrap=True)
+    for index, text in enumerate(curves.axis.texts):
+        figures = [one.by_index.get(index) for one in curves.series]
+        table.add_row(text.removesuffix(f" {curves.axis.unit}"), *map(_cell, figures))
+    return table
+
+
+def _grid(maps: Maps, panel: Panel) -> Table:
+    """A column per value of the first axis, a row per value of the second, the largest first."""
+    table = _table()
+    table.title, table.title_justify = f"{panel.name}: {maps.across.label} to the right", "left"
+    table.add_column(maps.upwards.label, justify="right")
+    for text in maps.across.texts:
+        table.add_column(text.removesuffix(f" {maps.across.unit}"), justify="right", no_wrap=True)
+    for row in reversed(range(len(maps.upwards.texts))):
+        text = maps.upwards.texts[row].removesuffix(f" {maps.upwards.unit}")
+        figures = [panel.figures.get((column, row)) for column in range(len(maps.across.texts))]
+        table.add_row(text, *map(_cell, figures))
+    return table
+
+
+def _cell(figure: SweepFigure | None) -> str:
+    if figure is None:
+        return "does not fit"
+    mark = "" if figure.measured is None else " UNTRUSTED" if figure.untrusted else " *"
+    return f"{time_text(figure.step_time_s)}{mark}"
+
+
+def _listed(found: Sweep) -> Table:
+    """A row per point and variant, as many as one looks at."""
+    table = _table()
+    for axis in found.axes:
+        table.add_column(axis.label, justify="right")
+    table.add_column("variant", overflow="fold")
+    for heading in ("predicted\nstep time", "measured\nstep time", "between\nbuildings"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    rows: list[list[str]] = []
+    for point in found.points:
+        pairs = zip(found.axes, point.at, strict=True)
+        at = [axis.texts[index].removesuffix(f" {axis.unit}") for axis, index in pairs]
+        if point.misfit is not None:
+            rows.append([*at, "does not fit"])
+        for figure in point.figures:
+            taken = figure.measured
+            median, verdict = ("", "") if taken is None else (time_text(taken.median_s), taken.status)
+            sent = size_text(figure.wan_bytes)
+            rows.append([*at, figure.variant, time_text(figure.predicted_s), median, sent, verdict])
+    for row in rows[:MOST_ROWS]:
+        table.add_row(*row)
+    return table

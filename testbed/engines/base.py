@@ -1,0 +1,31 @@
+"""What an engine is: it applies a function to items, wherever it likes, and gives the results in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+Function = Callable[[Any, Any], Any]
+"""Takes what all items have in common, and an item. Of a module, so that it is found elsewhere by its name."""
+
+
+class Workers(Protocol):
+    """Does one kind of work for the length of a block."""
+
+    def map(self, items: Sequence[Any]) -> Iterator[Any]:
+        """What each item comes to, in their order. WorkStopped, EngineError, and what the function raises."""
+
+    def __enter__(self) -> Workers: ...
+
+    def __exit__(self, kind: object, *rest: object) -> None: ...
+
+
+class Engine(Protocol):
+    """Has workers. Functions must do no harm when they are called again for the same item: a worker may have died."""
+
+    @property
+    def words(self) -> str:
+        """Who works, for people."""
+
+    def workers(self, function: Function, common: Any) -> Workers:
+        """For this function; `common` is sent to each of them once."""

@@ -1,0 +1,225 @@
+"""What a sweep found, in sentences: what is the quickest where, by how much, how sure that is; and a caption."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+from testbed.report.figures import percent_text, time_text
+from testbed.report.sweep_series import Curves, Maps, Series, laid_out
+from testbed.sweeps.result import Measured, Sweep, SweepAxis, SweepFigure
+
+Key = TypeVar("Key", bound=Hashable)
+SAME_WITHIN = 0.005  # steps that are closer than this are equally quick
+FEW = 4  # lines, and no more, that have a figure each in a sentence
+CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own clock"}
+
+
+def answer(sweep: Sweep) -> list[str]:
+    """The first is the headline."""
+    shown = laid_out(sweep)
+    found = list(_of_curves(shown) if isinstance(shown, Curves) else _of_maps(shown))
+    return [*found, *_misfits(sweep), _sure(sweep)]
+
+
+def _of_curves(curves: Curves) -> Iterator[str]:
+    axis = curves.axis
+    if axis.numbers is None:
+        yield from _of_words(axis, curves.series)
+        return
+    if len(curves.series) > 1:
+        yield _sentence("; ".join(_regions(axis, curves.series)))
+        if told := _widest(axis, curves.series):
+            yield told
+    if 0 < len(curves.series) <= FEW:
+        each = [
+            words for one in curves.series if (words := _change(axis, one, alone=len(curves.series) == 1))
+        ]
+        yield _sentence("; ".join(each))
+
+
+def _regions(axis: SweepAxis, series: Sequence[Series]) -> list[str]:
+    """Which line is the quickest, from where to where."""
+    found: list[tuple[str, list[int]]] = []
+    for index in range(len(axis.texts)):
+        name = _quickest(series, index)
+        if name is None:
+            continue
+        if found and found[-1][0] == name:
+            found[-1][1].append(index)
+        else:
+            found.append((name, [index]))
+    words = []
+    for number, (name, indices) in enumerate(found):
+        first, last = axis.texts[indices[0]], axis.texts[indices[-1]]
+        if len(found) == 1:
+            where = (
+                f"at every {axis_words(axis)} from {first} to {last}" if len(indices) > 1 else f"at {first}"
+            )
+        elif number == 0:
+            where = f"up to {last}" if len(indices) > 1 else f"at {first}"
+        elif number == len(found) - 1:
+            where = f"from {first} on" if len(indices) > 1 else f"at {first}"
+        else:
+            where = f"from {first} to {last}" if len(indices) > 1 else f"at {first}"
+        words.append(f"{name} {'are' if ' and ' in name else 'is'} the quickest {where}")
+    return words or ["no step at any of these values"]
+
+
+def _quickest(series: Sequence[Series], index: int) -> str | None:
+    """By name, several where they take the same time; of what may be used."""
+    there = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    if not there:
+        return None
+    least_s = min(there.values())
+    return " and ".join(name for name, step_s in there.items() if step_s <= least_s * (1 + SAME_WITHIN))
+
+
+def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
+    """Where the quickest and the slowest are farthest apart."""
+    ratios = {}
+    for index in range(len(axis.texts)):
+        steps = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+        if len(steps) > 1:
+            quick, slow = min(steps, key=lambda name: steps[name]), max(steps, key=lambda name: steps[name])
+            ratios[index] = steps[slow] / steps[quick], quick, slow
+    if not ratios:
+        return None
+    index = max(ratios, key=lambda one: ratios[one][0])
+    ratio, quick, slow = ratios[index]
+    if ratio <= 1 + SAME_WITHIN:
+        return "They take the same time at every value."
+    return f"They are farthest apart at {axis.texts[index]}: {quick} is {ratio:.2f}x as fast as {slow}."
+
+
+def _change(axis: SweepAxis, one: Series, *, alone: bool) -> str:
+    """From the first to the last value that there is."""
+    first, last = min(one.by_index, default=0), max(one.by_index, default=0)
+    if first == last or any(one.by_index[end].untrusted for end in (first, last)):
+        return ""
+    begin_s, end_s = _alike({end: one.by_index[end] for end in (first, last)}).values()
+    steps = f"{time_text(begin_s)} at {axis.texts[first]}, {time_text(end_s)} at {axis.texts[last]}"
+    return f"{'a step takes' if alone else f'{one.name} takes'} {steps} ({end_s / begin_s:.2f}x)"
+
+
+def _of_words(axis: SweepAxis, series: Sequence[Series]) -> Iterator[str]:
+    steps = _alike(
+        {
+            f"{one.name}, {axis.texts[index]}" if len(series) > 1 else axis.texts[index]: figure
+            for one in series
+            for index, figure in one.by_index.items()
+        }
+    )
+    if not steps:
+        return
+    (name, best_s), *behind = sorted(steps.items(), key=lambda entry: entry[1])
+    others = [f"{other} {time_text(step_s)} ({step_s / best_s:.2f}x)" for other, step_s in behind[:FEW]]
+    yield f"{name} is the quickest: {time_text(best_s)} a step."
+    if others:
+        yield f"Behind it {', '.join(others)}."
+
+
+def _of_maps(maps: Maps) -> Iterator[str]:
+    places = sorted({place for panel in maps.panels for place in panel.figures})
+    every = _alike(
+        {(panel.name, at): figure for panel in maps.panels for at, figure in panel.figures.items()}
+    )
+    if not every:
+        return
+    if len(maps.panels) > 1:
+        wins: Counter[str] = Counter()
+        for place in places:
+            steps = _alike({one.name: one.figures[place] for one in maps.panels if place in one.figures})
+            wins.update([min(steps, key=lambda name: steps[name])] if steps else [])
+        told = ", ".join(f"{name} at {count}" for name, count in wins.most_common())
+        yield f"The quickest of {len(places)} points: {told}."
+    ends = min(every, key=lambda key: every[key]), max(every, key=lambda key: every[key])
+    words = [
+        f"{time_text(every[name, place])}{f' with {name}' if len(maps.panels) > 1 else ''} at "
+        f"{maps.across.texts[place[0]]}, {maps.upwards.texts[place[1]]}"
+        for name, place in ends
+    ]
+    yield f"The quickest step: {words[0]}; the slowest: {words[1]}."
+
+
+def _alike(figures: Mapping[Key, SweepFigure]) -> dict[Key, float]:
+    """Step times that may be held against each other: as measured where all were, else all by the model.
+
+    Without what is untrusted, where they were measured.
+    """
+    if all(figure.measured for figure in figures.values()):
+        return {key: figure.step_time_s for key, figure in figures.items() if not figure.untrusted}
+    return {key: figure.predicted_s for key, figure in figures.items()}
+
+
+def _misfits(sweep: Sweep) -> Iterator[str]:
+    missing = [point for point in sweep.points if point.misfit is not None]
+    if missing:
+        one = str(missing[0].misfit).splitlines()[0]
+        points = "point does" if len(missing) == 1 else "points do"
+        yield f"{len(missing)} {points} not fit: {one}."
+
+
+def _sure(sweep: Sweep) -> str:
+    """What was measured, how it was judged, how far off the model was."""
+    pairs = _measured(sweep)
+    if not pairs:
+        return "By the model alone; --confirm N measures N of the points on the emulated network."
+    runs = sum(point.run is not None for point in sweep.points)
+    there = sum(point.misfit is None for point in sweep.points)
+    some = f"all {there}" if runs == there else f"{runs} of {there}"
+    told = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
+    right = [entry for entry in pairs if entry[1].status != "untrusted"]
+    if not right:
+        return f"{told}."
+    errors = [abs(figure.predicted_s / measured.median_s - 1) for figure, measured in right]
+    off = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
+    return f"{told}; the model was {off}."
+
+
+def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
+    return [
+        (figure, figure.measured) for point in sweep.points for figure in point.figures if figure.measured
+    ]
+
+
+def caption(sweep: Sweep) -> str:
+    """For a paper: what is shown, how it was come by, with which versions, how it was judged."""
+    shown = laid_out(sweep)
+    if isinstance(shown, Curves):
+        parts = [f"Step time of {sweep.scenario} against {axis_words(shown.axis)}."]
+    else:
+        axes = f"{axis_words(shown.across)} and {axis_words(shown.upwards)}"
+        parts = [f"Step time of {sweep.scenario} over {axes}."]
+    pairs = _measured(sweep)
+    by_model = f"by the testbed's model ({sweep.made['calibration']})"
+    if not pairs:
+        parts.append(f"All figures {by_model}; none was measured.")
+    else:
+        where = (
+            "Lines" if isinstance(shown, Curves) and shown.axis.numbers is not None else "Unmarked figures"
+        )
+        least, most = (end(measured.trials for _, measured in pairs) for end in (min, max))
+        trials = f"{least}" if least == most else f"{least} to {most}"
+        sure = min(measured.confidence for _, measured in pairs)
+        parts.append(
+            f"{where}: {by_model}. Marked: the median of {trials} trials, measured {CLOCKS[sweep.clock]}"
+        )
+        parts[-1] += (
+            f", with its {100 * sure:.0f} % interval by order statistics; verdict: {sweep.status}."
+            if least > 1
+            else f"; verdict: {sweep.status}."
+        )
+    parts.append(f"testbed {sweep.made['testbed']}, {sweep.made['created'][:10]}.")
+    return " ".join(parts)
+
+
+def axis_words(axis: SweepAxis) -> str:
+    """Its name in a sentence, without the unit."""
+    return axis.label.removesuffix(f" ({axis.unit})")
+
+
+def _sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""

@@ -1,0 +1,39 @@
+"""Lines of JSON that are added to as something goes on, and read when it goes on again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class KeptLines:
+    """A file of them, made where there is none. What somebody who was killed left unfinished at its end is dropped.
+
+    known: what it held when it was opened.
+    """
+
+    def __init__(self, file: Path) -> None:
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        file.write_text("".join(whole))
+        self.known: list[dict[str, Any]] = [json.loads(line) for line in whole]
+        self._file = file.open("a")
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """One more, which is in the file when this returns."""
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """All is written."""
+        self._file.close()
+
+    def __enter__(self) -> KeptLines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
