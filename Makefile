@@ -25,6 +25,12 @@ REPORT = $(if $(REPORTS),--junitxml=$(REPORTS)/$@.xml)
 AS_OWNER := $(if $(filter 0,$(UID)),$(if $(filter-out 0,$(filter $(OWNER),$(SUDO_UID))),sudo -H -u '$(HASH)$(OWNER)' --))
 GIVE_BACK := $(if $(filter 0,$(OWNER)),true,$(if $(filter 0,$(UID)),,sudo) chown -R $(shell stat -c %u:%g .) runs)
 
+# A machine that has other things to do gets more time: twice, four times as slow.
+DEMO := scenarios/quickstart.yaml --retry-dilated 4
+BUSY := 'This machine is too busy to measure by its own clock now, even four times as slowly. Its figures above are' \
+	'marked so. End what is busy and try again; or, however busy it is: make virtual (once, about five minutes), then' \
+	'$(BIN)/testbed run scenarios/quickstart.yaml --clock virtual'
+
 .PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock charts build clean-env
 .NOTPARALLEL:
 
@@ -32,9 +38,10 @@ help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 
 demo: setup ## install what is missing, run scenarios/quickstart.yaml
-	@echo '==>' $(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; \
-	$(AS_ROOT) $(BIN)/testbed run scenarios/quickstart.yaml; status=$$?; \
-	[ ! -d runs ] || $(GIVE_BACK); exit $$status
+	@echo '==>' $(AS_ROOT) $(BIN)/testbed run $(DEMO); \
+	$(AS_ROOT) $(BIN)/testbed run $(DEMO); status=$$?; \
+	[ ! -d runs ] || $(GIVE_BACK); \
+	if [ $$status = 3 ]; then status=0; echo $(BUSY); fi; exit $$status
 
 test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
 	@tools/bootstrap ryu peers validate $(if $(CI)$(SSHD),machines) $(if $(CI),browser)

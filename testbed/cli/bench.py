@@ -147,10 +147,10 @@ def bench(
     print(
         f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
-    for line in HEADINGS:
-        print(_line(line))
-    rows = []
+    rows: list[Row] = []
     for row in run.rows():
+        if not rows:  # not before what is told while the network is built
+            print("\n".join(map(_line, HEADINGS)))
         rows.append(row)
         print(_line(_cells(row)), flush=True)
     _finish(rows, json_file, tune, run)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from testbed import doctor
 from testbed.cli.options import (
@@ -23,12 +23,16 @@ from testbed.cli.options import (
 )
 from testbed.config import LossBursts
 from testbed.config.policy import DEFAULT_POLICY
-from testbed.config.units import format_duration, format_fraction, format_rate, format_size
-from testbed.fabric.daemon import find, take_down
+from testbed.config.units import format_fraction, format_size
+from testbed.fabric.daemon import take_down
 from testbed.fabric.entering import command_inside
 from testbed.fabric.errors import need_root
+from testbed.fabric.finding import find
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
+from testbed.report.figures import rate_text, size_text, time_text
+from testbed.results.directory import RUNS
+from testbed.results.listing import killed
 from testbed.running.choosing import choose_network_without_ranks, command_given
 from testbed.scale import Scale
 
@@ -83,7 +87,7 @@ def execute(
 ) -> None:
     """Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the program's."""
     arguments = command_given(context.args)
-    state = find(fabric)
+    state = find(fabric, (host,))
     command = command_inside(state, host, arguments, "HOST")
     os.environ[ENVIRONMENT_MARK] = state.id
     os.execvp(command[0], command)
@@ -107,12 +111,12 @@ def inspect(as_json: JsonOption = False, fabric: FabricOption = None) -> None:
     for entry in shown["hosts"]:
         hosts.add_row(entry["name"], entry["building"], str(entry["rank"]), entry["ip"])
     console.print(hosts)
-    links = Table("WAN link", "plane", "rate", "delay", "jitter", "loss", "queue", "else")
+    links = Table(
+        Column("WAN link", no_wrap=True), "from", "rate", "delay", "jitter", "loss", "queue", "else"
+    )
     for entry in shown["wan"]:
-        for here, there, direction in (("a", "b", "a_to_b"), ("b", "a", "b_to_a")):
-            links.add_row(
-                f"{entry[here]} to {entry[there]}", str(entry["plane"]), *direction_row(entry[direction])
-            )
+        for here, direction in (("a", "a_to_b"), ("b", "b_to_a")):
+            links.add_row(entry["name"], entry[here], *direction_row(entry[direction]))
     console.print(links)
 
 
@@ -121,7 +125,7 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     queue, bursts = format_size(direction["queue_bytes"]), direction["loss_bursts"]
     if packets := direction["queue_packets"]:
         queue = f"{packets} packets"
-    jitter = format_duration(direction["jitter_s"])
+    jitter = time_text(direction["jitter_s"])
     if direction["jitter_s"] and direction["jitter_distribution"] != "uniform":
         jitter += f" {direction['jitter_distribution']}"
     more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
@@ -130,8 +134,8 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     if direction["classes"]:
         more.append(f"queues {', '.join(entry['name'] for entry in direction['classes'])}")
     return [
-        format_rate(direction["rate_bps"]),
-        format_duration(direction["delay_s"]),
+        rate_text(direction["rate_bps"]),
+        time_text(direction["delay_s"]),  # a kernel keeps it in ticks: 2.499968 ms of 2.5
         jitter,
         f"{LossBursts(**bursts).mean:.3%} in bursts" if bursts else format_fraction(direction["loss"]),
         queue,
@@ -154,7 +158,10 @@ def down(
 def clean(
     every: Annotated[bool, typer.Option("--all", help="Also networks and runs that are alive.")] = False,
 ) -> None:
-    """Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and nothing else."""
+    """Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and nothing else.
+
+    Folders that they left in ./runs are named, and stay.
+    """
     need_root("cleaning")
     console = Console(stderr=True, highlight=False)
     cleaned = clean_abandoned(everything=every)
@@ -162,5 +169,12 @@ def clean(
         console.print(
             f"fabric {fabric_id}:", *(f"  removed {item}" for item in removed), sep="\n", markup=False
         )
-    if not cleaned:
+    left = killed(RUNS)
+    for entry in left:
+        console.print(
+            f"{entry.path}: left by a run that was killed, {size_text(entry.size_bytes)}", soft_wrap=True
+        )
+    if left:
+        console.print("`testbed runs prune --left` removes them, and what failed runs left")
+    if not cleaned and not left:
         console.print("nothing to clean")

@@ -78,6 +78,10 @@ COMMANDS: Mapping[str, Entry] = {
         "Remove what killed runs left behind: their interfaces, bridges, namespaces, processes, and "
         "nothing else.",
     ),
+    "ps": Entry(
+        "listing", "List the networks on this machine: whose, since when, with which hosts and links."
+    ),
+    "runs": Entry("listing", "Runs, sweeps and searches in ./runs: list them, remove old ones."),
     "exec": Entry(
         "fabric",
         "Run any program inside a host: testbed exec HOST -- COMMAND... Streams and exit status are the "

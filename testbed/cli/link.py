@@ -10,8 +10,8 @@ from rich.console import Console
 from testbed.cli.fabric import direction_row
 from testbed.cli.options import FabricOption
 from testbed.config import ConfigError, Problem
-from testbed.fabric.changing import change_link, settings_asked
-from testbed.fabric.daemon import find
+from testbed.fabric.changing import ALL, change_link, settings_asked
+from testbed.fabric.finding import find
 from testbed.links.wire import direction_to_json
 
 
@@ -39,7 +39,9 @@ def set_link(
         raise ConfigError(
             [Problem("command line", None, "--way", "an option that has another name now", "--direction")]
         )
-    changed = change_link(find(fabric), link, settings_asked(settings), direction)
+    changed = change_link(
+        find(fabric, link=None if link == ALL else link), link, settings_asked(settings), direction
+    )
     console = Console(stderr=True, highlight=False)
     for where, figures in changed.items():
         row = [figure for figure in direction_row(direction_to_json(figures)) if figure]

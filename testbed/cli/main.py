@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,20 +16,31 @@ from rich.console import Console
 from testbed.cli.interrupts import raise_on_signals, signal_behind
 from testbed.cli.lazy import LazyGroup
 from testbed.errors import TestbedError
+from testbed.version import VERSION
 
 app = typer.Typer(
     name="testbed",
     cls=LazyGroup,
     help="Packet-level network emulation for training jobs that span several data-center buildings.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"testbed {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
-def _every_command() -> None:
-    """There is no option that all commands have; a typer app without commands of its own needs this to be a group."""
+def _every_command(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is."),
+    ] = False,
+) -> None:
+    """A typer app without commands of its own needs this to be a group."""
 
 
 def main() -> NoReturn:

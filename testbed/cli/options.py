@@ -27,7 +27,10 @@ SizeScaleOption = Annotated[
     str, typer.Option(help="Divide rates and sizes by this; auto: the smallest that this host carries.")
 ]
 FabricOption = Annotated[
-    str | None, typer.Option("--fabric", help="Which fabric, by id; needed when several are up.")
+    str | None,
+    typer.Option(
+        "--fabric", help="Which fabric, by id or name; needed when several are up that have the same."
+    ),
 ]
 EngineOption = Annotated[
     str | None, typer.Option("--link-engine", help="netem or userspace [default: what the host has].")

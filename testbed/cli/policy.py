@@ -13,7 +13,7 @@ from rich.table import Table
 from testbed.cli.options import FabricOption, JsonOption
 from testbed.directions import QueueClass
 from testbed.fabric.changing import change_policy, controller_of, policy_asked
-from testbed.fabric.daemon import find
+from testbed.fabric.finding import find
 from testbed.links.wire import classes_from_json
 
 SETTINGS = Annotated[

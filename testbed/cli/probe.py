@@ -11,7 +11,7 @@ from rich.console import Console
 
 from testbed.cli.options import FabricOption, JsonOption
 from testbed.config.units import format_duration
-from testbed.fabric.daemon import find
+from testbed.fabric.finding import find
 from testbed.fabric.tracing import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
 
 
@@ -38,7 +38,7 @@ def probe(
     Exit status 1 when none arrives.
     """
     flow = Flow(protocol, source_port, destination_port, dscp)
-    trace = trace_flow(find(fabric), source, target, flow, count)
+    trace = trace_flow(find(fabric, (source, target)), source, target, flow, count)
     if as_json:
         print(json.dumps(trace.document(), indent=1))
     else:

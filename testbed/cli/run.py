@@ -22,11 +22,13 @@ from testbed.cli.options import (
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
 from testbed.config import load_scenario
+from testbed.doctor.busy import busiest, busy_words
 from testbed.experiments import running as experiment
 from testbed.results.directory import default_path
 from testbed.running.request import Request
 
 EXIT_UNTRUSTED = 3
+BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # of a machine that has other things to do
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -100,4 +102,10 @@ def run(
             result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
         print_result(result, console, strict=strict, as_json=as_json)
     if result.status == "untrusted":
+        if (
+            clock == "real"
+            and BUSY & set(experiment.failed_invariants(result))
+            and (words := busy_words(busiest()))
+        ):
+            console.print(words, markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_UNTRUSTED)

@@ -44,6 +44,7 @@ def percent_text(share: float) -> str:
     return format_fraction(round(share, 3) if abs(share) >= 0.001 else _rounded(share, 2))
 
 
-def signed_percent_text(share: float) -> str:
-    """By how much something is off, in percent with its sign, to one decimal; what rounds to nothing has none."""
-    return f"{100 * share:+.1f} %" if abs(share) >= 0.0005 else "0 %"
+def signed_percent_text(share: float, digits: int = 1) -> str:
+    """By how much something is off, in percent with its sign; what rounds to nothing has none: "0.0 %"."""
+    text = f"{100 * share:+.{digits}f}"
+    return f"{text[1:] if float(text) == 0 else text} %"

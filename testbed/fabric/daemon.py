@@ -24,7 +24,7 @@ from testbed.config import load_topology
 from testbed.controller import PolicyChoice
 from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
-from testbed.fabric.state import FabricState, clean, load_all
+from testbed.fabric.state import FabricState, clean
 from testbed.scale import Scale
 
 WATCH_INTERVAL_S = 0.5
@@ -82,23 +82,6 @@ def take_down(state: FabricState) -> None:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(state.owner_pid).kill()
     clean(state)
-
-
-def find(fabric_id: str | None) -> FabricState:
-    """The fabric with that id, or the only one that is up; FabricError says what there is instead."""
-    states = [state for state in load_all() if state.owner_alive() and state.phase in ("up", "failed")]
-    if fabric_id is not None:
-        for state in states:
-            if state.id == fabric_id:
-                return state
-        known = ", ".join(state.id for state in states) or "none"
-        raise FabricError(f"no fabric {fabric_id!r} is up; up: {known}")
-    if not states:
-        raise FabricError("no fabric is up; start one with: testbed up topologies/two-buildings.yaml")
-    if len(states) > 1:
-        names = ", ".join(f"{state.id} ({state.topology})" for state in states)
-        raise FabricError(f"several fabrics are up, say which with --fabric: {names}")
-    return states[0]
 
 
 def _say(**event: str) -> None:

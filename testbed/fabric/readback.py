@@ -70,7 +70,7 @@ def inspect(state: FabricState) -> dict[str, Any]:
     settings = engine_of(state).settings()
     wan = []
     for link in state.details["wan"]:
-        entry: dict[str, Any] = {key: link[key] for key in ("a", "b", "plane")}
+        entry: dict[str, Any] = {key: link[key] for key in ("name", "a", "b", "plane")}
         for which in ("a_to_b", "b_to_a"):
             entry[which] = direction_to_json(settings[link["name"], which])
         wan.append(entry)

@@ -90,7 +90,7 @@ def delay_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
         measured=f"{error_s * 1e3:+.3f} ms" if math.isfinite(error_s) else "nothing came through",
         ok=abs(error_s) <= bound_s,
         sentence=f"Of all WAN links, {worst.name} is furthest from its delay: asked for "
-        f"{worst.asked.delay_s * 1e3:.4g} ms one way, measured {worst.delay_s * 1e3:.4g}.",
+        f"{worst.asked.delay_s * 1e3:.4g} ms one way, measured {worst.delay_s * 1e3:.3g}.",
     )
 
 

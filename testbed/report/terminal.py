@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from testbed.model.calibration import calibration_words
 from testbed.report.compare import comparisons, deviation, deviation_text
 from testbed.report.decoding import decoding_words
 from testbed.report.diagnosis import suspected, suspicion_words
-from testbed.report.figures import size_text, time_text
+from testbed.report.figures import signed_percent_text, size_text, time_text
 from testbed.report.rates import variant_words
 from testbed.report.replicas import replication_words
 from testbed.report.requests import serving_words
@@ -27,6 +28,9 @@ _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold whi
 _WIDE = 130
 # So many variants, and no more, have a figure each in a sentence.
 FEW = 4
+# So many reasons for a verdict are told, and of the rest how many.
+MOST_REASONS = 5
+STATUSES = tuple(_STATUS_STYLE)[::-1]  # from worst to best
 
 
 def print_summary(result: Result, console: Console) -> None:
@@ -35,6 +39,11 @@ def print_summary(result: Result, console: Console) -> None:
     wide = console.width >= _WIDE
     console.print(_table(result, wide, console.options.ascii_only))
     console.print()
+    _print_failing(variants, console)
+    if result.status == "untrusted":
+        console.print(
+            Text(f"Do not use the figures of an untrusted variant. {_remedy(result)}", style="bold red")
+        )
     if not wide:
         for variant in variants:
             console.print(_sentence(f"{variant.name} is limited by ", variant.limited_by))
@@ -57,11 +66,6 @@ def print_summary(result: Result, console: Console) -> None:
         console.print(
             Text(f"{suspicion_words(name, found)}; testbed diagnose {result.run_dir}"), soft_wrap=True
         )
-    _print_failing(variants, console)
-    if result.status == "untrusted":
-        console.print(
-            Text(f"Do not use the figures of an untrusted variant. {_remedy(result)}", style="bold red")
-        )
     # No wrapping: a path has to survive being copied.
     console.print(Text(f"Report: {Path(result.run_dir) / 'report.html'}"), soft_wrap=True)
 
@@ -73,15 +77,17 @@ def predicted_words(variants: Sequence[Variant]) -> str:
         for variant in variants
         if variant.predicted is not None and variant.verdict.status != "untrusted"
     }
-    errors = sorted(100 * entry.error for entry in found.values())
+    errors = sorted(entry.error for entry in found.values())
     if len(found) <= FEW:
         each = [
-            f"{name} {time_text(entry.step_time_s)} ({100 * entry.error:+.1f} %)"
+            f"{name} {time_text(entry.step_time_s)} ({signed_percent_text(entry.error)})"
             for name, entry in found.items()
         ]
         return f"The model predicts {', '.join(each)}." if each else ""
     middle = median(errors)
-    return f"The model's step times are {errors[0]:+.1f} to {errors[-1]:+.1f} % off, {middle:+.1f} % in the median."
+    least = signed_percent_text(errors[0]).removesuffix(" %")
+    most, median_off = signed_percent_text(errors[-1]), signed_percent_text(middle)
+    return f"The model's step times are {least} to {most} off, {median_off} in the median."
 
 
 def _calibrated(run_dir: Path) -> str:
@@ -114,15 +120,21 @@ def print_refusal(result: Result, console: Console) -> None:
 
 
 def _print_failing(variants: Sequence[Variant], console: Console) -> None:
-    for variant in variants:
+    """The worst variants first; of many reasons a few, and how many more there are."""
+    ranked = sorted(variants, key=lambda variant: STATUSES.index(variant.verdict.status))
+    reasons = [(variant, invariant) for variant in ranked for invariant in variant.verdict.failed]
+    for variant, invariant in reasons[:MOST_REASONS]:
         status = variant.verdict.status
-        for invariant in variant.verdict.failed:
-            console.print(
-                Text.assemble(
-                    (f"{_emphasised(status)}: ", _STATUS_STYLE.get(status, "")),
-                    f"{variant.name}, {invariant.name}: {invariant.sentence}",
-                )
+        console.print(
+            Text.assemble(
+                (f"{_emphasised(status)}: ", _STATUS_STYLE.get(status, "")),
+                f"{variant.name}, {invariant.name}: {invariant.sentence}",
             )
+        )
+    if more := reasons[MOST_REASONS:]:
+        counted = Counter(invariant.name for _, invariant in more)
+        names = ", ".join(f"{name} {count} times" if count > 1 else name for name, count in counted.items())
+        console.print(Text(f"And {len(more)} more, which the report has: {names}."))
 
 
 def _remedy(result: Result) -> str:

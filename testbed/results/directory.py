@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from testbed.fabric.state import process_started
 from testbed.results.errors import NotWritable, RunExists
 from testbed.version import VERSION
 
@@ -32,7 +33,9 @@ SYSCTLS = (
 )
 
 
+RUNS = Path("runs")
 PARTIAL_SUFFIX = ".partial"
+OWNER = "owner.json"  # in a partial folder: the process that writes it
 
 
 class RunDirectory:
@@ -41,18 +44,25 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
-        if path.exists():
-            raise RunExists(f"{path}: exists already; choose another --output")
+        refuse_existing(path)
         shutil.rmtree(self.partial, ignore_errors=True)
         make_folder(self.partial, path)
+        write_json(self.partial / OWNER, {"pid": os.getpid(), "started": process_started(os.getpid())})
 
     def finish(self) -> None:
         """All is written: give the directory its name."""
+        (self.partial / OWNER).unlink()
         self.partial.rename(self.path)
 
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """RunExists where a run cannot be made, since something is there already."""
+    if path.exists():
+        raise RunExists(f"{path}: exists already; choose another --output")
 
 
 def make_folder(folder: Path, meant: Path | None = None, there: bool = False) -> None:
@@ -86,7 +96,7 @@ def hand_over(path: Path) -> None:
 
 def default_path(scenario: str) -> Path:
     """`runs/<scenario>-<date>-<time>` below the current folder, with a number where that exists already."""
-    base = Path("runs") / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
+    base = RUNS / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
     while path.exists() or path.with_name(path.name + PARTIAL_SUFFIX).exists():
         number += 1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from testbed.errors import BadInput, TestbedError
+from testbed.errors import BadInput
 
 
 class BadResult(BadInput, ValueError):
     """A folder holds no run, or one of another version; names file, field or line, value and what was expected."""
 
 
-class RunExists(TestbedError, FileExistsError):
+class RunExists(BadInput, FileExistsError):
     """A run was to be made where something is already; nothing was touched."""
 
 

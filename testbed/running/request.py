@@ -12,6 +12,7 @@ from testbed.job.resolving import wants_rdma
 from testbed.job.workload import Workload
 from testbed.links.soft_roce import soft_roce_reason
 from testbed.model.dry_run import workloads_of
+from testbed.results.directory import refuse_existing
 from testbed.results.result import Result
 from testbed.running.backend import Backend, ThisMachine
 from testbed.running.choosing import (
@@ -79,9 +80,10 @@ class PreparedRun:
 def prepare(request: Request) -> PreparedRun:
     """Refuse what cannot be run here: a plan that does not fit, rates that this machine does not carry, no kernel.
 
-    ConfigError, FabricError, VirtualClockError.
+    ConfigError, RunExists, FabricError, VirtualClockError.
     """
     check_clock(request.clock)
+    refuse_existing(request.output)
     if request.machines and request.clock == "virtual":
         raise ConfigError([Problem("command line", None, "--machines", "--clock virtual", "--clock real")])
     workloads = workloads_of(request.scenario, Scale())

@@ -47,7 +47,7 @@ def test_every_error_of_ours_is_of_one_tree() -> None:
         (ConfigError([]), 2),
         (PolicyError("no such policy"), 2),
         (RunError("rank 3 ended"), 1),
-        (RunExists("runs/mine: exists already"), 1),
+        (RunExists("runs/mine: exists already"), 2),
     ],
 )
 def test_a_commands_status_is_the_errors(error: TestbedError, status: int) -> None:

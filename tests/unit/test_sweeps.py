@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +120,7 @@ def test_the_interval_of_a_median_is_as_the_tables_of_order_statistics_have_it(
     assert sure == pytest.approx(confidence, abs=1e-4)
 
 
-def made(
-    axes: Sequence[Axis], steps: dict[str, Any], measured: dict[tuple[int, ...], str] | None = None
-) -> Sweep:
+def made(axes: Sequence[Axis], steps: dict[str, Any], measured: Mapping[Any, str] | None = None) -> Sweep:
     """steps: by variant seconds of a place. measured: verdicts by place, of the same seconds."""
     points = []
     for place in places(axes):

@@ -1,0 +1,276 @@
+"""Habits of the command line: version, completion, which network is meant, runs that lie about, reasons, figures."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from testbed.cli import listing as commands
+from testbed.cli.listing import age_s, age_text, few
+from testbed.cli.main import app
+from testbed.config import ConfigError, load_scenario
+from testbed.doctor.busy import busiest, busy_words
+from testbed.fabric.errors import FabricError, UnknownHost
+from testbed.fabric.finding import chosen
+from testbed.fabric.state import FabricState, process_started
+from testbed.report import print_summary
+from testbed.report.figures import signed_percent_text
+from testbed.results.directory import OWNER, RunDirectory
+from testbed.results.errors import RunExists
+from testbed.results.listing import entries, killed, to_prune
+from testbed.results.result import InvariantRecord, Result, VerdictRecord
+from testbed.running.request import Request, prepare
+from testbed.version import VERSION
+from tests.unit.report_run import SyntheticRun
+
+
+def fabric(fabric_id: str, topology: str, hosts: str, links: str) -> FabricState:
+    details = {
+        "hosts": [{"name": name} for name in hosts.split()],
+        "wan": [{"name": name} for name in links.split()],
+    }
+    started = process_started(os.getpid())
+    assert started is not None
+    return FabricState(fabric_id, os.getpid(), started, topology, "up", details=details)
+
+
+MINE = fabric("00aa", "mine", "east1 east2 west1", "east-west-0")
+THEIRS = fabric("00bb", "theirs", "north1 south1 east1", "north-south-0")
+
+
+def test_what_only_one_network_has_says_which_is_meant() -> None:
+    assert chosen([MINE], None) is MINE
+    assert chosen([MINE], None, ("nobody",)) is MINE  # who uses it says what is wrong
+    both = [MINE, THEIRS]
+    assert chosen(both, None, ("west1",)) is MINE
+    assert chosen(both, None, ("north1", "south1")) is THEIRS
+    assert chosen(both, None, ("east1", "west1")) is MINE
+    assert chosen(both, None, link="north-south-0") is THEIRS
+    assert chosen(both, "00bb") is THEIRS
+    assert chosen(both, "mine") is MINE
+
+
+@pytest.mark.parametrize(
+    ("asked", "hosts", "link", "error", "told"),
+    [
+        (
+            None,
+            (),
+            None,
+            FabricError,
+            "several fabrics are up, say which with --fabric: 00aa (mine), 00bb (theirs)",
+        ),
+        (None, ("east1",), None, FabricError, "say which with --fabric: 00aa (mine), 00bb (theirs)"),
+        (None, ("nrth1",), None, UnknownHost, "did you mean north1?"),
+        (None, (), "a-b-0", FabricError, "say which with --fabric"),
+        ("zz", (), None, FabricError, "no fabric 'zz' is up; up: 00aa, 00bb"),
+    ],
+)
+def test_what_is_not_clear_is_asked(
+    asked: str | None, hosts: tuple[str, ...], link: str | None, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error) as caught:
+        chosen([MINE, THEIRS], asked, hosts, link)
+    assert told in str(caught.value)
+
+
+def test_networks_of_one_name_are_told_apart_by_id() -> None:
+    twin = fabric("00cc", "mine", "x1", "")
+    with pytest.raises(FabricError, match=r"several fabrics are called mine.*00aa \(mine\), 00cc \(mine\)"):
+        chosen([MINE, twin], "mine")
+    with pytest.raises(FabricError, match="no fabric is up; start one"):
+        chosen([], None)
+
+
+def test_ps_says_whose_networks_are_and_what_is_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = FabricState("00dd", 1, 0.5, "old", "up")
+    monkeypatch.setattr(commands, "load_all", lambda: [MINE, gone])
+    found = json.loads(CliRunner().invoke(app, ["ps", "--json"]).stdout)
+    assert [(one["id"], one["phase"], one["pid"]) for one in found] == [
+        ("00aa", "up", os.getpid()),
+        ("00dd", "left behind", 1),
+    ]
+    assert 0 < found[0]["age_s"] < 1e6
+    assert found[1]["age_s"] is None
+    said = CliRunner().invoke(app, ["ps"], env={"COLUMNS": "200"}).stdout
+    assert "east1 ... west1 (3)" in said
+    assert "east-west-0" in said
+    assert "gone: testbed clean" in said
+
+
+def test_names_and_ages_are_short() -> None:
+    assert few(["a"]) == "a"
+    assert few(["a1", "a2", "a3"]) == "a1 ... a3 (3)"
+    assert [age_text(one) for one in (-1.0, 5.0, 119.0, 121.0, 7201.0, 2 * 86400.0)] == [
+        "0 s",
+        "5 s",
+        "119 s",
+        "2 min",
+        "2 h",
+        "2 d",
+    ]
+    assert [age_s(one) for one in ("2 d", "0.5d", "3 h", "30 min")] == [172800.0, 43200.0, 10800.0, 1800.0]
+    with pytest.raises(ConfigError, match="an age such as"):
+        age_s("soon")
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    for number, (name, mark, document) in enumerate(
+        [
+            ("old", "summary.json", {"scenario": "one", "status": "trusted", "clock": "virtual"}),
+            ("swept", "sweep.json", {"scenario": "two", "clock": "model"}),
+            ("new", "summary.json", {"scenario": "one", "status": "caution", "clock": "real"}),
+        ]
+    ):
+        (folder / name).mkdir(parents=True)
+        (folder / name / mark).write_text(json.dumps(document))
+        (folder / name / "points").mkdir()
+        os.utime(folder / name / mark, (1000.0 + number, 1000.0 + number))
+    (folder / "notes").mkdir()  # nobody's
+    (folder / "bad.failed").mkdir()
+    (folder / "dead.partial").mkdir()
+    (folder / "dead.partial" / OWNER).write_text(json.dumps({"pid": 1, "started": 0.5}))
+    (folder / ".parts" / "abc").mkdir(parents=True)
+    RunDirectory(folder / "alive")
+    return folder
+
+
+def test_what_lies_in_a_folder_is_listed_with_its_verdict(runs: Path) -> None:
+    found = {
+        entry.path.name: (entry.kind, entry.scenario, entry.status, entry.clock) for entry in entries(runs)
+    }
+    assert found == {
+        "old": ("run", "one", "trusted", "virtual"),
+        "swept": ("sweep", "two", "", "model"),
+        "new": ("run", "one", "caution", "real"),
+        "bad.failed": ("failed", "bad", "", ""),
+        "dead.partial": ("killed", "dead", "", ""),
+        ".parts": ("parts", "", "", ""),
+        "alive.partial": ("going on", "alive", "", ""),
+    }
+    assert [entry.path.name for entry in killed(runs)] == ["dead.partial"]
+    assert entries(runs / "none") == []
+
+
+def test_pruning_keeps_the_newest_and_what_goes_on(runs: Path) -> None:
+    found = entries(runs)
+
+    def names(**asked: Any) -> set[str]:
+        options: dict[str, Any] = {"keep": None, "older_s": None, "left": False, **asked}
+        return {entry.path.name for entry in to_prune(found, 2001.5, **options)}
+
+    assert names(keep=1) == {"old", "swept"}
+    assert names(keep=0) == {"old", "swept", "new"}
+    assert names(older_s=1000.0) == {"old", "swept"}
+    assert names(keep=2, older_s=1000.0) == {"old"}
+    assert names(left=True) == {"bad.failed", "dead.partial", ".parts"}
+
+
+def test_the_command_removes_only_what_it_was_told_to(runs: Path) -> None:
+    def prune(*more: str) -> Any:
+        return CliRunner().invoke(app, ["runs", "prune", str(runs), *more])
+
+    assert isinstance(prune().exception, ConfigError)
+    assert prune("--keep", "1", "--dry-run").stderr.count("would go") == 2
+    assert (runs / "old").exists()
+    lock = (runs / ".parts" / "abc" / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)  # a run uses them
+    assert prune("--left").stderr.count("removed") == 2
+    lock.close()
+    prune("--keep", "1")
+    assert {path.name for path in runs.iterdir()} == {"new", "notes", ".parts", "alive.partial"}
+    said = CliRunner().invoke(app, ["runs", "ls", str(runs)], env={"COLUMNS": "120"}).stdout
+    assert "going on" in said
+    assert "caution" in said
+
+
+def test_a_folder_that_is_there_is_refused_before_anything_with_status_2(tmp_path: Path) -> None:
+    request = Request(load_scenario("quickstart"), tmp_path, clock="virtual")
+    with pytest.raises(RunExists, match="exists already; choose another --output") as caught:
+        prepare(request)
+    assert caught.value.status == 2
+    assert isinstance(caught.value, FileExistsError)
+
+
+def test_the_version_and_what_completes_a_command() -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"testbed {VERSION}\n"
+
+    def completed(*words: str) -> list[str]:
+        asked = {
+            "_TESTBED_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(("testbed", *words)),
+            "COMP_CWORD": str(len(words)),
+        }
+        return CliRunner().invoke(app, [], prog_name="testbed", env=asked).stdout.split()
+
+    assert completed("swe") == ["sweep"]
+    assert completed("sweep", "--cl") == ["--clock"]  # whose module is imported only then
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    assert [signed_percent_text(one) for one in (-0.0004, 0.0004, -0.0006, 0.012)] == [
+        "0.0 %",
+        "0.0 %",
+        "-0.1 %",
+        "+1.2 %",
+    ]
+    assert signed_percent_text(-0.004, 0) == "0 %"
+
+
+def test_of_many_reasons_five_are_told_the_worst_first_and_under_the_headline(tmp_path: Path) -> None:
+    SyntheticRun(statuses={"ring": "caution", "hierarchical": "untrusted"}).write(tmp_path)
+    result = Result.open(tmp_path)
+
+    def failing(count: int, status: Any) -> VerdictRecord:
+        some = (
+            InvariantRecord(
+                name=f"n{number % 4}", bound="b", measured="m", ok=False, sentence=f"Reason {number}."
+            )
+            for number in range(count)
+        )
+        return VerdictRecord(status=status, invariants=tuple(some))
+
+    ring, hierarchical = result.variants
+    variants = (
+        ring.model_copy(update={"verdict": failing(4, "caution")}),
+        hierarchical.model_copy(update={"verdict": failing(4, "untrusted")}),
+    )
+    out = io.StringIO()
+    print_summary(result.model_copy(update={"variants": variants}).at(tmp_path), Console(file=out, width=200))
+    lines = out.getvalue().splitlines()
+    reasons = [line for line in lines if "Reason" in line]
+    assert [line.split(",")[0] for line in reasons] == ["UNTRUSTED: hierarchical"] * 4 + ["caution: ring"]
+    assert "And 3 more, which the report has: n1, n2, n3." in lines
+    assert lines.index(reasons[0]) < next(
+        number for number, line in enumerate(lines) if "model predicts" in line
+    )
+
+
+def test_who_is_busy_is_named() -> None:
+    code = "import time\nend = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
+    spinning = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        deadline_s = time.monotonic() + 15
+        found = busiest(0.3)
+        while spinning.pid not in [one.pid for one in found] and time.monotonic() < deadline_s:
+            found = busiest(0.3)
+        (mine,) = [one for one in found if one.pid == spinning.pid]
+        assert 0.05 <= mine.cores <= 1.5
+        assert f"process {spinning.pid}" in busy_words(found)
+    finally:
+        spinning.kill()
+        spinning.wait()
+    assert busy_words([]) == ""
