@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -16,10 +15,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from testbed.cli.carrying import telling
-from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
+from testbed.cli.options import (
+    MODEL_CLOCK,
+    WORKERS,
+    JsonOption,
+    OverridesOption,
+    SchedulerOption,
+    WorkersOption,
+)
 from testbed.config import load_scenario
-from testbed.engines import Processes
 from testbed.experiments import exploring as experiment
+from testbed.experiments.engines import engine_named
 from testbed.explorer import Configuration, Standing
 from testbed.report import print_summary
 from testbed.report.answer import BEST, Row, answer, best_of, paired
@@ -52,6 +58,8 @@ def explore(
         int | None,
         typer.Option(min=1, help="How many processes try, and guests confirm [default: one for each core]."),
     ] = None,
+    engine: WorkersOption = WORKERS,
+    scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Search a scenario's configurations for the quickest step, by the model; --confirm runs the best.
@@ -62,19 +70,20 @@ def explore(
     loaded = load_scenario(scenario, overrides or [])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     experiment.check(loaded, str(scenario), folder, clock if confirm else None)
-    tried_by = jobs or len(os.sched_getaffinity(0))
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
-    try:
-        with _trying(console) as progress:
-            explored = experiment.explore(loaded, str(scenario), folder, progress, Processes(tried_by))
-    except KeyboardInterrupt:
-        console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
-        raise
-    if not as_json:
-        _print(explored, shown, confirming=confirm)
+    with engine_named(engine, scheduler, jobs) as workers:
+        try:
+            with _trying(console) as progress:
+                explored = experiment.explore(loaded, str(scenario), folder, progress, workers)
+        except KeyboardInterrupt:
+            console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
+            raise
+        if not as_json:
+            _print(explored, shown, confirming=confirm)
+        if confirm:
+            with telling(console) as listener:
+                confirmed = experiment.confirm(explored, clock, jobs, listener, workers)
     if confirm:
-        with telling(console) as listener:
-            confirmed = experiment.confirm(explored, clock, jobs, listener)
         if confirmed.ran:
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:

@@ -49,6 +49,20 @@ OutputOption = Annotated[
 AUTO_SCALE, SEED = "auto", 1
 RUN_CLOCK: Literal["virtual", "real"] = "real"
 MODEL_CLOCK: Literal["virtual", "real"] = "virtual"
+WorkersOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Who works: processes of this machine, or dask, whose workers are here or those of --scheduler.",
+    ),
+]
+WORKERS = "processes"
+SchedulerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler", metavar="ADDRESS", help="Of a Dask cluster that runs, such as tcp://head:8786."
+    ),
+]
 PackingOption = Annotated[
     str | None,
     typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from testbed.cli.carrying import print_result, telling
 from testbed.cli.options import (
     RUN_CLOCK,
+    WORKERS,
     DatapathOption,
     EngineOption,
     JobsOption,
@@ -18,12 +20,15 @@ from testbed.cli.options import (
     OutputOption,
     OverridesOption,
     PackingOption,
+    SchedulerOption,
+    WorkersOption,
 )
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, CpuTimeOption, MemoryOption, StallOption
 from testbed.cli.watch import shown
 from testbed.config import load_scenario
 from testbed.doctor.busy import busiest, busy_words
 from testbed.experiments import running as experiment
+from testbed.experiments.engines import engine_named
 from testbed.results.directory import default_path
 from testbed.running.request import Request
 
@@ -59,6 +64,8 @@ def run(
             help="The machine of each building, reached through SSH; this one by any of its names.",
         ),
     ] = None,
+    engine: WorkersOption = WORKERS,
+    scheduler: SchedulerOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Report no figures that are not to be trusted.")
     ] = False,
@@ -98,7 +105,8 @@ def run(
     )
     console = Console(stderr=True, highlight=False)
     with shown(request.output, live, console):
-        with telling(console) as listener:
+        with engine_named(engine, scheduler, jobs) as workers, telling(console) as listener:
+            request = replace(request, engine=workers)
             result = experiment.run(request, listener, strict=strict, most_dilation=retry_dilated)
         print_result(result, console, strict=strict, as_json=as_json)
     if result.status == "untrusted":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,10 +13,17 @@ from rich.table import Table
 
 from testbed.cli.bars import bar_on
 from testbed.cli.carrying import telling
-from testbed.cli.options import JobsOption, JsonOption, OverridesOption
+from testbed.cli.options import (
+    WORKERS,
+    JobsOption,
+    JsonOption,
+    OverridesOption,
+    SchedulerOption,
+    WorkersOption,
+)
 from testbed.config import load_scenario
-from testbed.engines import Processes
 from testbed.experiments import sweeping as experiment
+from testbed.experiments.engines import engine_named
 from testbed.report.figures import size_text, time_text
 from testbed.report.sweep import CAPTION, PAGE, TABLE, lacking
 from testbed.report.sweep_answer import answer
@@ -62,6 +69,8 @@ def sweep(
         typer.Option(min=1, metavar="N", help="Measure so many of the points, chosen by the model."),
     ] = None,
     jobs: JobsOption = None,
+    engine: WorkersOption = WORKERS,
+    scheduler: SchedulerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Take a scenario through all values of one or two settings: by the model, then measured; curve or heat map.
@@ -84,11 +93,12 @@ def sweep(
         clock="virtual" if clock == "model" and confirm is not None else clock,
         confirm=confirm,
         jobs=jobs,
-        engine=Processes(jobs or len(os.sched_getaffinity(0))),
     )
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     try:
-        found = _carried_out(experiment.plan(request), console)
+        planned = experiment.plan(request)  # what is wrong is said before anybody is started
+        with engine_named(engine, scheduler, jobs) as workers:
+            found = _carried_out(replace(planned, request=replace(request, engine=workers)), console)
     except KeyboardInterrupt:
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise

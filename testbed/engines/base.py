@@ -27,5 +27,12 @@ class Engine(Protocol):
     def words(self) -> str:
         """Who works, for people."""
 
+    @property
+    def at_once(self) -> int:
+        """How many runs its workers carry at once; one where this machine carries them by itself."""
+
+    def stop(self) -> None:
+        """Give up all that is being done, for whoever waits for it in another thread: that ends with WorkStopped."""
+
     def workers(self, function: Function, common: Any) -> Workers:
         """For this function; `common` is sent to each of them once."""

@@ -29,6 +29,14 @@ class Processes:
         """See `Engine`."""
         return "this process" if self.jobs == 1 else f"{self.jobs} processes"
 
+    @property
+    def at_once(self) -> int:
+        """See `Engine`."""
+        return 1
+
+    def stop(self) -> None:
+        """Nobody waits in another thread."""
+
     def workers(self, function: Function, common: Any) -> Workers:
         """See `Engine`."""
         return _Pool(self.jobs, function, common)

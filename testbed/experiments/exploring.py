@@ -97,18 +97,21 @@ def explore(
     return explored
 
 
-def confirm(explored: Explored, clock: str, jobs: int | None, listener: Listener) -> Confirmed:
+def confirm(
+    explored: Explored, clock: str, jobs: int | None, listener: Listener, engine: Engine | None = None
+) -> Confirmed:
     """Let packets choose among the best, run these and what they are held against, unless that was done.
 
-    The page and `exploration.json` then have what was measured, and say how right the model was. ConfigError where the
-    folder holds another run, BadResult where it holds none, and all that a run raises.
+    engine: whose workers carry guests. The page and `exploration.json` then have what was measured, and say how right
+    the model was. ConfigError where the folder holds another run, BadResult where it holds none, and all that a run
+    raises.
     """
     new: list[Path] = []
 
     def measure(scenario: Scenario, file: Path, folder: Path) -> Result:
         if not folder.exists():
             new.append(folder)
-        return measured(scenario, file, folder, clock, jobs, listener)
+        return measured(scenario, file, folder, clock, jobs, listener, engine)
 
     scenario, document = explored.scenario, explored.document
     confirms = confirmation(scenario, explored.found)

@@ -5,22 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.config import ConfigError, Problem, Scenario, load_scenario
+from testbed.engines import Engine
 from testbed.experiments.running import Listener, run
 from testbed.results.result import Result
 from testbed.running.request import Request
 
 
 def measured(
-    scenario: Scenario, file: Path, folder: Path, clock: str, jobs: int | None, listener: Listener
+    scenario: Scenario,
+    file: Path,
+    folder: Path,
+    clock: str,
+    jobs: int | None,
+    listener: Listener,
+    engine: Engine | None = None,
 ) -> Result:
-    """Write the scenario into `file` and run it into `folder`; or open what it came to there.
+    """Write the scenario into `file` and run it into `folder`; or open what it came to there. engine: as runs take it.
 
     ConfigError where the folder holds another run, BadResult where it holds none, and all that a run raises.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(scenario.to_yaml())
     if not folder.exists():
-        run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs), listener)
+        run(Request(load_scenario(file), folder, str(file), clock=clock, jobs=jobs, engine=engine), listener)
     result = Result.open(folder)
     if (folder / "scenario.yaml").read_text() != file.read_text() or result.clock != clock:
         expected = "a folder without one, or the same configurations and clock"

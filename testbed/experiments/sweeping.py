@@ -7,7 +7,8 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -134,18 +135,44 @@ def sweep(planned: Plan, told: Told, listener: Listener) -> Sweep:
     found = _sweep(planned, points)
     asked = _asked(planned, found)
     try:
-        for number, place in enumerate(asked):
-            told(number, len(asked), _words(found, place))
-            scenario = planned.scenarios[place]
-            assert isinstance(scenario, Scenario)
-            folder = _run_folder(found, place)
-            file = folder.with_name(f"{folder.name}.yaml")
-            result = measured(scenario, file, folder, planned.request.clock, request.jobs, listener)
+        for place, result, folder in _measured_points(planned, found, asked, told, listener):
             points[place] = _with_run(points[place], result, str(folder.relative_to(found.folder)))
             found = _sweep(planned, points)
     finally:
         _write(found)
     return found
+
+
+def _measured_points(
+    planned: Plan, found: Sweep, asked: Sequence[Place], told: Told, listener: Listener
+) -> Iterator[tuple[Place, Result, Path]]:
+    """Run those that are not there, as many at once as the engine's workers can carry; each as it comes."""
+    request = planned.request
+
+    def measure(place: Place) -> tuple[Place, Result, Path]:
+        scenario = planned.scenarios[place]
+        assert isinstance(scenario, Scenario)
+        folder = _run_folder(found, place)
+        file = folder.with_name(f"{folder.name}.yaml")
+        engine, jobs = request.engine, request.jobs
+        return place, measured(scenario, file, folder, request.clock, jobs, listener, engine), folder
+
+    at_once = request.engine.at_once
+    if at_once == 1:
+        for number, place in enumerate(asked):
+            told(number, len(asked), _words(found, place))
+            yield measure(place)
+        return
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(measure, place) for place in asked]
+        try:
+            for number, future in enumerate(as_completed(futures)):
+                told(number, len(asked), _words(found, future.result()[0]))
+                yield future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            request.engine.stop()  # whoever waits for workers hears of it
+            raise
 
 
 def _as_before(planned: Plan) -> Plan:

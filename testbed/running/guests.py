@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario
 from testbed.config.units import format_size
 from testbed.job.errors import RunError
-from testbed.job.workload import workload_of
-from testbed.model import calibration
 from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
 from testbed.results.writer import Carried, ShardTimes
 from testbed.running.forecast import Forecast
+from testbed.running.guest_shard import GuestWork, measure, read_ended
 from testbed.running.identity import identity_of
 from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
-from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage, VirtualClockError
+from testbed.virtual import GUEST_PROGRAMS, Ended, Guest, GuestSettings, KernelImage
 from testbed.virtual.guest import idlest_cores
 from testbed.virtual.isolation import seccomp_argument
-from testbed.workload.schedules import find_schedule, write_csv
 
-LINK_ENGINE, DATAPATH = "netem", "system"
-CHECKOUT = Path(__file__).parents[2]
 POLL_S = 0.1
 
 
@@ -74,8 +68,7 @@ class Guests:
         self, scenario: Scenario, shards: Sequence[Shard], scale: Scale, parts: Parts, progress: Progress
     ) -> Carried:
         """See `Backend`."""
-        if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=_search_path()) is None]:
-            raise RunError(f"not installed here, and a guest needs them: {', '.join(missing)} (make setup)")
+        check_programs()
         began_s = time.monotonic()
         carrying = _Carrying(self, scenario, shards, scale, parts, progress)
         ended = carrying.run()
@@ -106,11 +99,10 @@ class _Carrying:
         parts: Parts,
         progress: Progress,
     ) -> None:
-        self.image, self.settings = guests.image, guests.settings
-        self.ranks_per_process = guests.ranks_per_process
+        self.image = guests.image
+        self.work = GuestWork(guests.settings, scale, guests.ranks_per_process)
         self.scenario = scenario
         self.shards = shards
-        self.scale = scale
         self.folder, self.finished = parts.folder, parts.finished
         self.progress = progress
         idle = idlest_cores()
@@ -159,59 +151,30 @@ class _Carrying:
             state = self._state[shard.number]
             state.done = state.total = shard.trials + self.scenario.warmup
             state.finished = True
-            return Ended(**json.loads((folder / FINISHED).read_text()))
-        folder.mkdir(parents=True)
-        own = folder / "scenario.yaml"
-        own.write_text(_with_schedule(shard.scenario(self.scenario), self.scale, folder).to_yaml())
-        task = {
-            "shard": asdict(shard),
-            "scenario": str(own.resolve()),
-            "link_engine": LINK_ENGINE,
-            "datapath": DATAPATH,
-            "scale": asdict(self.scale),
-            "ranks_per_process": self.ranks_per_process,
-            "folder": str(folder.resolve()),
-        }
-        (folder / "task.json").write_text(json.dumps(task))
+            return read_ended(folder / FINISHED)
         with self._lock:
             core = self._free.pop(0)
-        try:
-            ended = self._boot(shard, folder, core)
-        finally:
-            with self._lock:
-                self._free.append(core)
-        written = folder / f".{FINISHED}"
-        written.write_text(json.dumps(asdict(ended)))
-        written.rename(folder / FINISHED)
-        self._state[shard.number].finished = True
-        return ended
 
-    def _boot(self, shard: Shard, folder: Path, core: int) -> Ended:
-        settings = replace(self.settings, core=core, seed=shard.seed, writable=(folder,))
-        guest = Guest(self.image, settings)
-        complaints: list[str] = []
-        pending = ""
-
-        def told(text: str) -> None:
-            nonlocal pending
-            *lines, pending = (pending + text).split("\n")
-            for line in lines:
-                self._event(shard, json.loads(line))
-
-        def meanwhile() -> None:
+        def meanwhile(guest: Guest) -> None:
             self._state[shard.number].clock_s = guest.clock_s
             if self._stop.is_set():
                 raise RunError(f"{shard.name}: stopped")
 
-        command = [sys.executable, "-m", "testbed.running.inside", str((folder / "task.json").resolve())]
-        environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment()}
         try:
-            ended = guest.run(command, CHECKOUT, environment, told, complaints.append, meanwhile)
-        except VirtualClockError as error:
-            raise VirtualClockError(f"{shard.name}: {error}") from error
-        if ended.status != 0:
-            said = "".join(complaints).strip().removeprefix("error: ")
-            raise RunError(f"{shard.name}: {said or f'ended with status {ended.status}'}")
+            ended = measure(
+                self.work,
+                self.image,
+                shard,
+                shard.scenario(self.scenario),
+                folder,
+                core=core,
+                told=lambda event: self._event(shard, event),
+                meanwhile=meanwhile,
+            )
+        finally:
+            with self._lock:
+                self._free.append(core)
+        self._state[shard.number].finished = True
         return ended
 
     def _event(self, shard: Shard, event: Mapping[str, Any]) -> None:
@@ -222,16 +185,10 @@ class _Carrying:
             self.progress.phase(event["phase"])
 
 
-def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
-    """The same with a schedule that is searched for as a file: a guest has other things to do."""
-    asked = scenario.workload.schedule
-    if asked is None or asked.file is not None or not find_schedule(asked.name).searched:
-        return scenario
-    training = workload_of(scenario, scenario.topology.resolve(scale), scale).training
-    assert training is not None
-    file = folder / f"{asked.name}.csv"
-    file.write_text(write_csv(training.schedule.orders))
-    return scenario.changed({"workload.schedule.file": str(file.resolve())}, scenario.name)
+def check_programs() -> None:
+    """RunError where this machine lacks what a guest runs."""
+    if missing := [name for name in GUEST_PROGRAMS if shutil.which(name, path=_search_path()) is None]:
+        raise RunError(f"not installed here, and a guest needs them: {', '.join(missing)} (make setup)")
 
 
 def _search_path() -> str:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from testbed.config import ConfigError, Problem, Scenario
+from testbed.engines import Engine
+from testbed.engines.cluster import Cluster
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.job.resolving import wants_rdma
 from testbed.job.workload import Workload
@@ -25,6 +27,7 @@ from testbed.running.choosing import (
 from testbed.running.conditions import beyond_engine, cards_touched
 from testbed.running.forecast import guest_loads, halving, room_for, words_on
 from testbed.running.guests import Guests
+from testbed.running.guests_elsewhere import GuestsElsewhere, refuse_real
 from testbed.running.packing import ranks_asked, stopping
 from testbed.running.progress import Progress
 from testbed.running.run import execute
@@ -39,7 +42,8 @@ CLOCKS = ("real", "virtual")
 class Request:
     """A scenario, where its run directory is to be, and how it is to be run; what is None is chosen.
 
-    file: the scenario's, for messages. The rest is as on the command line of `testbed run`.
+    file: the scenario's, for messages. engine: whose workers carry guests; None, or processes: this machine, by itself.
+    The rest is as on the command line of `testbed run`.
     """
 
     scenario: Scenario
@@ -54,6 +58,7 @@ class Request:
     link_engine: str | None = None
     datapath: str | None = None
     machines: str | None = None
+    engine: Engine | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ def prepare(request: Request) -> PreparedRun:
     together = ranks_asked(request.ranks_per_process, request.scenario.ranks, request.scenario)
     if request.clock == "virtual":
         return _in_guests(request, workloads, together)
+    if isinstance(request.engine, Cluster):
+        refuse_real(request.clock)
     return _here(request, workloads.values(), together)
 
 
@@ -124,6 +131,10 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     expected = choose_guests(scenario, scale, rank_bytes, loads, request.jobs, asked_bytes)
     settings = replace(settings, memory_bytes=expected.ceiling_bytes, expected_bytes=room_for(expected))
     hint = halving(scenario, scale, loads, expected)
+    if isinstance(request.engine, Cluster):
+        return PreparedRun(
+            request, scale, GuestsElsewhere(image, settings, expected, together, request.engine)
+        )
     return PreparedRun(request, scale, Guests(image, settings, expected, together), words_on(expected, hint))
 
 

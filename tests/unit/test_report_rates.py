@@ -6,7 +6,6 @@ import pytest
 
 from testbed.config import load_scenario
 from testbed.model.work import StepWork, step_work
-from testbed.report.figures import signed_percent_text
 from testbed.report.rates import rates_words, variant_words, work_words
 from testbed.report.tables import labelled
 from testbed.results.rates import rates_of
@@ -75,12 +74,3 @@ def test_cells_have_the_headings_of_their_columns() -> None:
     assert (
         labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3
     )  # it adds, whatever is there
-
-
-def test_what_rounds_to_nothing_has_no_sign() -> None:
-    assert [signed_percent_text(share) for share in (-0.0004, 0.0, 0.0123, -0.2)] == [
-        "0 %",
-        "0 %",
-        "+1.2 %",
-        "-20.0 %",
-    ]

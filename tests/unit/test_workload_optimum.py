@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from testbed.config import Scenario, load_scenario
 from testbed.model.dry_run import dry_runs
-from testbed.running.guests import _with_schedule
+from testbed.running.guest_shard import _with_schedule
 from testbed.scale import Scale
 from testbed.workload.schedules import (
     Action,

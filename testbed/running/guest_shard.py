@@ -1,0 +1,141 @@
+"""One shard in a guest: its task in a folder, the guest, how it ended; on this machine or on an engine's worker."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from testbed.config import Scenario
+from testbed.job.errors import RunError
+from testbed.job.workload import workload_of
+from testbed.model import calibration
+from testbed.results.parts import FINISHED
+from testbed.results.shards import Shard
+from testbed.scale import Scale
+from testbed.virtual import Ended, Guest, GuestSettings, KernelImage, VirtualClockError, find_image
+from testbed.workload.schedules import find_schedule, write_csv
+
+LINK_ENGINE, DATAPATH = "netem", "system"
+CHECKOUT = Path(__file__).parents[2]
+Told = Callable[[Mapping[str, Any]], None]
+"""Hears what the guest says of itself: `phase`, or `step` of `of`."""
+
+
+@dataclass(frozen=True)
+class GuestWork:
+    """What shards of a run have in common. settings: of each guest, but for core, seed and folders."""
+
+    settings: GuestSettings
+    scale: Scale
+    ranks_per_process: int | None
+
+
+def measure(
+    work: GuestWork,
+    image: KernelImage,
+    shard: Shard,
+    scenario: Scenario,
+    folder: Path,
+    *,
+    core: int | None = None,
+    told: Told = lambda event: None,
+    meanwhile: Callable[[Guest], None] = lambda guest: None,
+) -> Ended:
+    """Measure a shard in a guest, into its folder, which is made; scenario: its own. RunError, VirtualClockError."""
+    folder.mkdir(parents=True)
+    own = folder / "scenario.yaml"
+    own.write_text(_with_schedule(scenario, work.scale, folder).to_yaml())
+    task = {
+        "shard": asdict(shard),
+        "scenario": str(own.resolve()),
+        "link_engine": LINK_ENGINE,
+        "datapath": DATAPATH,
+        "scale": asdict(work.scale),
+        "ranks_per_process": work.ranks_per_process,
+        "folder": str(folder.resolve()),
+    }
+    (folder / "task.json").write_text(json.dumps(task))
+    settings = replace(work.settings, core=core, seed=shard.seed, writable=(folder,))
+    ended = _booted(Guest(image, settings), shard, folder, told, meanwhile)
+    finish(folder, ended)
+    return ended
+
+
+def finish(folder: Path, ended: Ended) -> None:
+    """Mark a shard's record as whole: last of all."""
+    written = folder / f".{FINISHED}"
+    written.write_text(json.dumps(asdict(ended)))
+    written.rename(folder / FINISHED)
+
+
+def measure_elsewhere(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
+    """The same on a worker of an engine: its folder as an archive; nothing of it stays on the worker."""
+    shard, scenario = item
+    with tempfile.TemporaryDirectory(prefix="testbed-shard-") as above:
+        folder = Path(above, str(shard.number))
+        measure(work, find_image(), shard, scenario, folder)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            archive.add(folder, arcname=".")
+        return packed.getvalue()
+
+
+def unpack(packed: bytes, folder: Path) -> Ended:
+    """A shard's folder from its archive; what marks it as whole comes last."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        members = [member for member in archive.getmembers() if Path(member.name).name != FINISHED]
+        folder.mkdir(parents=True)
+        archive.extractall(folder, members, filter="data")
+        whole = archive.extractfile(f"./{FINISHED}")
+        assert whole is not None
+        ended = Ended(**json.loads(whole.read()))
+    finish(folder, ended)
+    return ended
+
+
+def read_ended(file: Path) -> Ended:
+    """How a finished shard's guest ended."""
+    return Ended(**json.loads(file.read_text()))
+
+
+def _booted(
+    guest: Guest, shard: Shard, folder: Path, told: Told, meanwhile: Callable[[Guest], None]
+) -> Ended:
+    complaints: list[str] = []
+    pending = ""
+
+    def said(text: str) -> None:
+        nonlocal pending
+        *lines, pending = (pending + text).split("\n")
+        for line in lines:
+            told(json.loads(line))
+
+    command = [sys.executable, "-m", "testbed.running.inside", str((folder / "task.json").resolve())]
+    environment = {"PYTHONPATH": str(CHECKOUT), **calibration.environment()}
+    try:
+        ended = guest.run(command, CHECKOUT, environment, said, complaints.append, lambda: meanwhile(guest))
+    except VirtualClockError as error:
+        raise VirtualClockError(f"{shard.name}: {error}") from error
+    if ended.status != 0:
+        why = "".join(complaints).strip().removeprefix("error: ")
+        raise RunError(f"{shard.name}: {why or f'ended with status {ended.status}'}")
+    return ended
+
+
+def _with_schedule(scenario: Scenario, scale: Scale, folder: Path) -> Scenario:
+    """The same with a schedule that is searched for as a file: a guest has other things to do."""
+    asked = scenario.workload.schedule
+    if asked is None or asked.file is not None or not find_schedule(asked.name).searched:
+        return scenario
+    training = workload_of(scenario, scenario.topology.resolve(scale), scale).training
+    assert training is not None
+    file = folder / f"{asked.name}.csv"
+    file.write_text(write_csv(training.schedule.orders))
+    return scenario.changed({"workload.schedule.file": str(file.resolve())}, scenario.name)
