@@ -51,16 +51,22 @@ def decoding_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
 
 
 def control_s(parts: TokenParts, cached: TokenParts | None) -> float | None:
-    """What dispatch and combine take longer than where nothing but rows travels; None without such a variant."""
+    """What dispatch and combine take beyond their bytes, longer than where nothing but rows travels.
+
+    None without such a variant.
+    """
     if cached is None:
         return None
-    return max(0.0, parts.dispatch_s + parts.combine_s - cached.dispatch_s - cached.combine_s)
+    return max(0.0, _beyond_bytes_s(parts) - _beyond_bytes_s(cached))
 
 
 def wait_s(parts: TokenParts, cached: TokenParts | None) -> float:
     """The rest of dispatch and combine: on the way, and for others; with control where that is not known."""
-    rest_s = parts.dispatch_s + parts.combine_s - (control_s(parts, cached) or 0.0) - parts.put_s
-    return max(0.0, rest_s)
+    return max(0.0, _beyond_bytes_s(parts) - (control_s(parts, cached) or 0.0))
+
+
+def _beyond_bytes_s(parts: TokenParts) -> float:
+    return parts.dispatch_s + parts.combine_s - parts.put_s
 
 
 def _cached(found: Sequence[Decoding]) -> TokenParts | None:
