@@ -53,7 +53,7 @@ from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
 from testbed.links.process import signals_held
 from testbed.links.settings import asked_of, compare_settings
-from testbed.links.soft_roce import soft_roce_reason
+from testbed.links.soft_roce import packets_sent, soft_roce_reason
 from testbed.scale import UNSCALED, Scale
 
 CONTROLLER_TIMEOUT_S = 30.0
@@ -288,7 +288,11 @@ class Fabric:
         """What the interfaces of all hosts and of the buildings' switches have counted, and the hosts' protocols."""
         hosts = {host.name for host in self.topology.hosts}
         names = [*hosts, *(bridge.name for bridge in self.plan.bridges)]
-        return {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
+        found = {name: self._operations(name).counts(self.pids[name], name in hosts) for name in names}
+        if self.rdma:
+            for host in hosts:
+                found[host] = found[host].with_packets(packets_sent(self.plan.card(host)))
+        return found
 
     def _verify(self) -> None:
         for settings in namespace_settings(self.plan, self.pids):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.links.dumps import Discipline, disciplines, interfaces
@@ -43,6 +43,12 @@ class NodeCounts:
 
     ports: Mapping[str, PortCounts]
     protocols: ProtocolCounts | None = None
+
+    def with_packets(self, sent: int) -> NodeCounts:
+        """The same of a host that has sent so many more than its protocols know of: a card with verbs did."""
+        assert self.protocols is not None
+        protocols = replace(self.protocols, out_packets=self.protocols.out_packets + sent)
+        return replace(self, protocols=protocols)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> NodeCounts:

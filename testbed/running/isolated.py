@@ -107,6 +107,8 @@ class IsolatedBaseline:
         ring = [self._through_slots(step, piece_bytes) for step in ring]
         software = self.software
         note_s = 2 * software.of_note_s if self._announced else None
+        if note_s is None and self._wiring.transport.announces:
+            note_s = 0.0  # which costs hosts nothing more
         if not self.exact:
             return ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
         # of a message that is cut only the first chunk's cost is not hidden behind others' way

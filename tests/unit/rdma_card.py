@@ -115,7 +115,8 @@ class MemoryCard:
                     found.append(one)
             return found
 
-    def packets(self) -> tuple[int, int] | None:
+    @property
+    def received(self) -> int | None:
         return None
 
     def close(self) -> None:

@@ -101,11 +101,14 @@ class RdmaTransport(Mesh):
         self._card.close()
 
     def wire_counts(self) -> WireCounts | None:
-        """See Mesh; of the card's packets, which are a rank's own, bytes are not told."""
-        found, packets = super().wire_counts(), self._card.packets()
-        if found is None or packets is None:
+        """See Mesh. What a card receives is counted by IP, and a rank's own; what it sends IP's protocols do not count.
+
+        Bytes of neither are told.
+        """
+        found, received = super().wire_counts(), self._card.received
+        if found is None or received is None:
             return None
-        return found.plus(WireCounts(segments_out=packets[0], segments_in=packets[1]))
+        return found.plus(WireCounts(segments_in=received))
 
     @property
     def registered(self) -> int:

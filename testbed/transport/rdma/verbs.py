@@ -91,8 +91,9 @@ class Card(Protocol):
     def completions(self) -> list[Completion]:
         """All since the last call; whatever comes after it is an event."""
 
-    def packets(self) -> tuple[int, int] | None:
-        """How many it has (sent, received) for whoever uses it; None where it does not tell."""
+    @property
+    def received(self) -> int | None:
+        """How many packets it has taken, for whoever uses it; None where it does not tell."""
 
     def close(self) -> None:
         """Let go of all that belongs to it."""
