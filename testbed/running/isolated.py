@@ -107,14 +107,17 @@ class IsolatedBaseline:
         ring = [self._through_slots(step, piece_bytes) for step in ring]
         software = self.software
         note_s = 2 * software.of_note_s if self._announced else None
-        if note_s is None and self._wiring.transport.announces:
-            note_s = 0.0  # which costs hosts nothing more
+        acknowledged_s = 0.0
+        if self._wiring.transport.writes:
+            note_s = note_s or 0.0  # its own announcements cost hosts nothing more
+            acknowledged_s = max(step.returned_s for step in ring)  # of the last message
         if not self.exact:
-            return ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
+            took_s = ring_all_reduce_s(ring, self.message_bytes, MESSAGE_S, pieces, rounds, note_s)
+            return took_s + acknowledged_s
         # of a message that is cut only the first chunk's cost is not hidden behind others' way
         whole_bytes = min(piece_bytes, software.slots.chunk_bytes) if self._copies else piece_bytes
         overhead_s = 2 * (software.message_s + software.handover_s + whole_bytes * software.byte_s)
-        around_s = software.launch_s + software.completion_s
+        around_s = software.launch_s + software.completion_s + acknowledged_s
         return around_s + ring_all_reduce_s(ring, self.message_bytes, overhead_s, pieces, rounds, note_s)
 
     @property

@@ -40,9 +40,11 @@ def entered(host: str) -> None:
 
 
 class Hosts:
-    """So many, at 10.0.0.1 and on. rate: of their cards, by TBF; delay: of each way from host to host, by netem."""
+    """So many, at 10.0.0.1 and on. rate: of their cards, by TBF. delay: of each way from host to host, by netem, which
+    loses a share of what goes to the last one.
+    """
 
-    def __init__(self, count: int, rate: str | None = None, delay: str = "", wan: str = "") -> None:
+    def __init__(self, count: int, rate: str | None = None, delay: str = "", loss: str = "") -> None:
         self.names = [f"h{number}" for number in range(1, count + 1)]
         command("ip netns add bridge")
         command("ip -n bridge link add br0 type bridge")
@@ -58,8 +60,10 @@ class Hosts:
             if rate:
                 shape = f"tbf rate {rate} burst 20k limit 200mb"
                 command(f"ip netns exec {name} tc qdisc add dev eth0 root {shape}")
-            if delay or wan:
-                words = f"netem limit 1000000 {delay} {wan}"
+            if delay:
+                words = f"netem limit 1000000 delay {delay}" + (
+                    f" loss {loss}" if loss and number == count else ""
+                )
                 command(f"ip netns exec bridge tc qdisc add dev to-{name} root {words}")
         threads = [threading.Thread(target=self._card, args=(name,)) for name in self.names]
         for thread in threads:
@@ -146,11 +150,10 @@ def measured(hosts: Hosts, size_bytes: int, count: int, **stripes: object) -> di
     return found
 
 
-def link(rate: str, delay: str, loss: str = "0") -> None:
-    """One line: rate of the cards, delay each way, loss in percent each way."""
-    wan = f"loss {loss}%" if float(loss) else ""
-    hosts = Hosts(2, rate, f"delay {delay}", wan)
-    print(json.dumps(measured(hosts, 1 << 20, 200 if "gbit" in rate else 50, connections=1, outstanding=128)))
+def link(rate: str, delay: str, loss: str = "") -> None:
+    """rate: of the cards; delay: each way; loss: one way."""
+    hosts = Hosts(2, rate, delay, loss)
+    print(json.dumps(measured(hosts, 1 << 20, 200, connections=1, outstanding=128)))
 
 
 def main(words: Sequence[str]) -> None:

@@ -58,7 +58,7 @@ def test_a_link_gives_a_queue_pair_its_delay_and_its_rate(person: Person, rate: 
 
 
 def test_what_is_lost_costs_all_that_was_sent_behind_it(person: Person) -> None:
-    first, again = (inside(person, "link", "1gbit", "10ms", "0.1") for _ in range(2))
+    first, again = (inside(person, "link", "1gbit", "10ms", "0.1%") for _ in range(2))
     assert first == again
     on_the_way = 1e9 * 0.02 / 8 / (PACKET_BYTES + HEADERS_BYTES)
     expected_bps = 1e9 / (1 + 0.001 * on_the_way)

@@ -43,8 +43,9 @@ class TransportKind(ABC):
     verbs: ClassVar[bool] = False
     """Whether ranks need a network card with verbs, for RDMA."""
 
-    announces: ClassVar[bool] = False
-    """Whether a large message leaves only when its receiver has said where to, whatever the protocol."""
+    writes: ClassVar[bool] = False
+    """Whether a large message leaves only when its receiver has said where to, whatever the protocol, and is done with
+    at its sender when word has come back that it is there."""
 
     takes_several_paths: ClassVar[bool] = False
     """Whether messages of one pair may take several paths at once; else all of a traffic class take one."""

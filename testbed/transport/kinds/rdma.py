@@ -29,7 +29,7 @@ class Rdma(Spread):
     socket_keys: ClassVar[tuple[str, ...]] = ()
     protocol = "roce"
     verbs = True
-    announces = True
+    writes = True
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
