@@ -31,7 +31,7 @@ BUSY := 'This machine is too busy to measure by its own clock now, even four tim
 	'marked so. End what is busy and try again; or, however busy it is: make virtual (once, about five minutes), then' \
 	'$(BIN)/testbed run scenarios/quickstart.yaml --clock virtual'
 
-.PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock charts build clean-env
+.PHONY: help demo test test-all setup environment virtual lint unit thorough net net-shared net-quiet test-virtual test-vagrant test-machines lock charts build site clean-env
 .NOTPARALLEL:
 
 help: ## what there is
@@ -109,5 +109,11 @@ charts: ## what the live page draws with, anew from its locked packages; needs n
 build: environment ## the wheel and the source archive, in dist/
 	$(AS_OWNER) $(BIN)/uv build --quiet --build-constraints requirements/build.lock --require-hashes
 
+site: environment ## the documentation's site, in build/site; links are checked
+	@tools/bootstrap site
+	$(AS_OWNER) $(BIN)/python tools/site_pages.py build/pages
+	$(AS_OWNER) env NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+	@echo 'the site: build/site/index.html, which opens from there'
+
 clean-env: ## remove what setup made in this checkout
-	rm -rf .venv .venv-ryu .venv-peers .venv-ns3
+	rm -rf .venv .venv-ryu .venv-peers .venv-ns3 .venv-site

@@ -21,7 +21,7 @@ from testbed.experiments.sweeping import SweepRequest
 from testbed.explorer import Exploration, Search
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
-from testbed.model.predictions import Predictions
+from testbed.model.predictions import Prediction, Predictions  # noqa: F401 (testbed.Prediction)
 from testbed.results.directory import default_path
 from testbed.results.result import Result
 from testbed.running.choosing import choose_network_without_ranks

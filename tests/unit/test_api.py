@@ -33,6 +33,10 @@ def test_a_scenario_is_loaded_from_a_file_or_a_mapping_and_changed() -> None:
     assert "mtu" not in PAIR["topology"]  # it is a copy that was changed
 
 
+def test_every_name_that_is_promised_is_there() -> None:
+    assert {name for name in testbed.__all__ if not callable(getattr(testbed, name))} == set()
+
+
 def test_what_is_wrong_in_a_mapping_is_named() -> None:
     with pytest.raises(testbed.ConfigError, match=r"the mapping given: workload\.collectives\.0\.colective"):
         testbed.load({**PAIR, "workload": {"collectives": [{"colective": "all_reduce", "size": "1 GB"}]}})

@@ -1,0 +1,133 @@
+"""The pages that the documentation's site is built from: .venv/bin/python tools/site_pages.py FOLDER
+
+Those of docs/ as they stand, and what is generated: the gallery, the commands, the Python API. Links to files outside
+docs/ lead to copies of them, so that the site is whole by itself; a link to a folder there becomes plain text.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import typer
+
+import testbed
+from testbed.cli.lazy import LazyCommand
+from testbed.cli.main import app
+from testbed.report.gallery import write_gallery
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = "files"
+_LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")
+
+
+def main(folder: Path) -> None:
+    """Make `folder`, in place of what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", folder)
+    write_gallery(folder)
+    (folder / "commands.md").write_text("\n".join(command_lines()), encoding="utf-8")
+    (folder / "api.md").write_text("\n".join(api_lines()), encoding="utf-8")
+    shutil.copy(ROOT / "CHANGELOG.md", folder / "changelog.md")
+    for page in sorted(folder.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(led_inside(text, page.relative_to(folder), folder), encoding="utf-8")
+
+
+def led_inside(text: str, page: Path, folder: Path) -> str:
+    """Markdown of `page`, whose links to the repository's files outside docs/ lead to copies under `folder`."""
+    top = "../" * (len(page.parts) - 1)
+    begins_at_root = page.name == "changelog.md"
+
+    def led(link: re.Match[str]) -> str:
+        path = link["path"]
+        if "://" in path or path.startswith("mailto:"):
+            return link[0]
+        here = ROOT if begins_at_root else ROOT / "docs" / page.parent
+        target = (here / path).resolve()
+        if target.is_relative_to(ROOT / "docs") or not target.is_relative_to(ROOT):
+            if begins_at_root:
+                return f"[{link['text']}]({target.relative_to(ROOT / 'docs')}{link['anchor'] or ''})"
+            return link[0]
+        if target == ROOT / "CHANGELOG.md":
+            return f"[{link['text']}]({top}changelog.md{link['anchor'] or ''})"
+        if not target.is_file():
+            return link["text"]
+        # Markdown that is no page of the site would have links of its own that lead nowhere
+        copied = PurePosixPath(FILES, target.relative_to(ROOT).as_posix() + ".txt")
+        (folder / copied).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(target, folder / copied)
+        return f"[{link['text']}]({top}{copied})"
+
+    return _LINK.sub(led, text)
+
+
+def command_lines() -> Iterator[str]:
+    """Every command with its arguments and options, as its own help says it."""
+    yield "# Commands\n"
+    yield "What `testbed COMMAND --help` says, of all of them.\n"
+    yield from _lines_of(typer.main.get_command(app), None, "testbed")
+
+
+def _lines_of(command: Any, parent: Any, name: str) -> Iterator[str]:
+    """Of a command, or of all those of a group. Typer has classes of its own for what click has."""
+    command = command.load() if isinstance(command, LazyCommand) else command
+    context = typer.Context(command, info_name=name, parent=parent)
+    if not hasattr(command, "list_commands"):
+        yield from _command_lines(command, context)
+        return
+    for own in sorted(command.list_commands(context)):
+        yield from _lines_of(command.get_command(context, own), context, own)
+
+
+def _command_lines(command: Any, context: Any) -> Iterator[str]:
+    usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
+    yield f"## {context.command_path}\n"
+    yield f"{inspect.cleandoc(command.help or '')}\n"
+    yield f"    {usage}\n"
+    records = [record for one in command.params if (record := one.get_help_record(context))]
+    if records:
+        yield "| | |\n|---|---|"
+        yield from (f"| `{_cell(names)}` | {_cell(help_)} |" for names, help_ in records)
+        yield ""
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def api_lines() -> Iterator[str]:
+    """What `import testbed` has, as its docstrings say it."""
+    yield "# Python, name by name\n"
+    yield "What `import testbed` has, for scripts and notebooks; [From Python](python.md) shows it at work.\n"
+    for name in sorted(testbed.__all__, key=str.lower):
+        thing = getattr(testbed, name)
+        if inspect.isclass(thing):
+            yield f"## {name}\n"
+            yield from _docstring(thing)
+            for key, member in vars(thing).items():
+                if not key.startswith("_") and inspect.isfunction(member):
+                    yield f"### {name}.{key}\n"
+                    yield f"    {key}{inspect.signature(member)}\n"
+                    yield from _docstring(member)
+        elif inspect.isfunction(thing):
+            yield f"## {name}\n"
+            yield f"    {name}{inspect.signature(thing)}\n"
+            yield from _docstring(thing)
+
+
+def _docstring(thing: object) -> Iterator[str]:
+    text = inspect.getdoc(thing)
+    if text:
+        yield "```text"
+        yield text
+        yield "```\n"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
