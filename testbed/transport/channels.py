@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
+from testbed.transport.assembling import Incoming
 from testbed.transport.base import (
     MOST_NOTE_BYTES,
     MOST_REASON_BYTES,
@@ -19,7 +20,6 @@ from testbed.transport.base import (
     TransportError,
     aborted_words,
 )
-from testbed.transport.mailbox import Staged
 from testbed.transport.stream import NOTHING, Stream
 
 FRAME = struct.Struct("<BBHIIIQQQ")
@@ -86,24 +86,6 @@ class Outgoing:
         self.cut = 0
         self.segments = 0
         self.left = len(request.view)
-
-
-class Incoming(Staged):
-    """A message of which something has come. request: where it goes, once that is known; view: where it goes now."""
-
-    __slots__ = ("announced", "ended", "number", "received", "request", "segments", "staged", "tag", "total")
-
-    def __init__(self, number: int, tag: int, total: int, staged: bool) -> None:
-        super().__init__(total if staged else 0)
-        self.number = number
-        self.tag = tag
-        self.total = total
-        self.staged = staged  # in memory of its own
-        self.request: Request | None = None
-        self.received = 0
-        self.segments: list[tuple[int, int]] = []
-        self.announced: int | None = None  # of how many segments it is made, once that is known
-        self.ended = False
 
 
 class ChannelOwner(Protocol):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
+from testbed.transport.assembling import MESSAGE_MASK, Assembly, Incoming
 from testbed.transport.base import PeerCounters, Request, TransportError
-from testbed.transport.channels import FAST, FRAME, LAST, Channel, Incoming, Outgoing, StripeSettings
-from testbed.transport.mailbox import Mailbox, Staged, wrong_length
-from testbed.transport.onesided import Exposed, is_one_sided, is_put
+from testbed.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
+from testbed.transport.onesided import Exposed
 
 SEQUENCE_MASK = (1 << 24) - 1
-_MESSAGE_MASK = (1 << 32) - 1
-# a message may be so much ahead of the oldest that has not begun to come: sanity, not flow control
-_MOST_AHEAD = 1 << 20
 
 
-class Pair:
+class Pair(Assembly):
     """All channels with one peer, for one class of traffic. Sends and receives are accepted at any time."""
 
     def __init__(
@@ -27,15 +24,10 @@ class Pair:
         counters: PeerCounters,
         exposed: Exposed,
     ) -> None:
-        self.rank = rank
-        self.peer = peer
+        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
         self.settings = settings
-        self.counters = counters
-        self.exposed = exposed
-        self.lost: TransportError | None = None
         self.channels: dict[int, Channel] = {}
-        self._max_staged_bytes = max_staged_bytes
-        self._mailbox = Mailbox()
+        self._asking: Channel | None = None  # for whose segment a message is begun
         # outgoing
         self._next_message = 0
         self._next_sequence = 0
@@ -43,12 +35,9 @@ class Pair:
         self._waiting: deque[Outgoing] = deque()  # not cut up entirely
         self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
         # incoming
-        self._messages: dict[int, Incoming] = {}  # begun and not ended, or not matched yet
-        self._next_match = 0  # the oldest message that is not matched
         self._expected = 0  # the lowest sequence number that has not come
         self._early: set[int] = set()  # higher ones that have
         self._notices: deque[tuple[int, Incoming]] = deque()
-        self._one_sided: deque[Incoming] = deque()  # puts and signals, in the order in which they were sent
 
     @property
     def connected(self) -> bool:
@@ -71,7 +60,7 @@ class Pair:
             request.fail(self.lost)
             return
         out = Outgoing(request, self._next_message)
-        self._next_message = (self._next_message + 1) & _MESSAGE_MASK
+        self._next_message = (self._next_message + 1) & MESSAGE_MASK
         self._unsent[out.number] = out
         if out.left <= self.settings.fast_bytes:
             self.channels[0].segment(out, FAST | LAST, 0, 0, out.left)
@@ -79,24 +68,14 @@ class Pair:
             self._waiting.append(out)
             self.pump()
 
-    def receive(self, request: Request) -> None:
-        """Take the oldest message of the request's tag, or post the request for it."""
-        staged = self._mailbox.take_staged(request.tag)
-        if staged is None:
-            if self.lost is not None:
-                request.fail(self.lost)
-                return
-            self._mailbox.post(request)
-        else:
-            assert isinstance(staged, Incoming)
-            self._give(staged, request)
-        self._go_on()
-
-    def _go_on(self, but: Channel | None = None) -> None:
+    def _go_on(self) -> None:
         """Channels that found no room may find some now."""
         for channel in list(self.channels.values()):
-            if channel is not but:
+            if channel is not self._asking:
                 channel.go_on()
+
+    def _repoint(self, into: Incoming, view: memoryview) -> int:
+        return sum(channel.repoint(into, view) for channel in self.channels.values())
 
     def pump(self) -> None:
         """Deal out what waits, as far as channels have room."""
@@ -150,90 +129,12 @@ class Pair:
             out.request.complete()
 
     def incoming(self, channel: Channel, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
-        """The message of this number, begun if need be; None when it has to wait, or the peer breaks the rules."""
-        into = self._messages.get(number)
-        if into is not None:
-            if (into.tag, into.total) != (tag, total):
-                self.fail(f"it changed its mind on message {number}")
-                return None
-            return into
-        ahead = (number - self._next_match) & _MESSAGE_MASK
-        if ahead >= _MOST_AHEAD:
-            self.fail(f"it sent message {number} when {self._next_match} was next")
-            return None
-        put = self.exposed.place(self.peer, tag, total) if is_put(tag) else None
-        if isinstance(put, str):
-            self.fail(put)
-            return None
-        posted = not is_one_sided(tag) and tag in self._mailbox.posted  # signals may have to wait for puts
-        matched = put is not None or (ahead == 0 and posted)
-        # small ones may come before large ones that were sent first: those behind must not wait for them
-        most = self._max_staged_bytes * (2 if fast else 1)
-        if not matched and not self._mailbox.has_room(total, most):
-            return None
-        into = self._messages[number] = Incoming(number, tag, total, staged=not matched)
-        if put is not None:
-            into.request, into.view = put, put.view
-        if into.staged:
-            self._mailbox.reserve(total)
-        if ahead == 0:
-            self._match()
-            self._go_on(but=channel)  # what could not be matched yet perhaps can now
-        return None if self.lost is not None else into
-
-    def _match(self) -> None:
-        """Find receives for messages, in the order in which they were sent."""
-        while (into := self._messages.get(self._next_match)) is not None and self.lost is None:
-            self._next_match = (self._next_match + 1) & _MESSAGE_MASK
-            if into.ended:
-                del self._messages[into.number]
-            if is_one_sided(into.tag):
-                self._one_sided.append(into)
-                self._tell_one_sided()
-            else:
-                self._match_receive(into)
-
-    def _match_receive(self, into: Incoming) -> None:
-        request = self._mailbox.take_posted(into.tag)
-        if request is None:
-            self._mailbox.keep(into.tag, into)
-            return
-        if into.staged:
-            self._mailbox.release(into.total)
-        self._give(into, request)
-
-    def _tell_one_sided(self) -> None:
-        """Puts are over, and signals found, in their order, when they have come and all before them have."""
-        waiting = self._one_sided
-        while waiting and waiting[0].ended:
-            into = waiting.popleft()
-            if into.request is not None:
-                into.request.complete()
-            else:
-                self._match_receive(into)
-
-    def _give(self, into: Incoming, request: Request) -> None:
-        """A message, come entirely, in part or not at all yet, goes to this receive."""
-        if len(request.view) != into.total:
-            request.fail(wrong_length(self.rank, self.peer, request.tag, into.total, len(request.view)))
-            if not into.staged:  # there is no room for it: it goes nowhere
-                if into.total > self._max_staged_bytes:
-                    assert request.error is not None
-                    self.fail(request.error)
-                    return
-                into.view = Staged(into.total).view
-            return
-        if into.staged:
-            for offset, length in into.segments if into.total else ():
-                request.view[offset : offset + length] = into.view[offset : offset + length]
-                self.counters.bytes_copied += length
-            for channel in self.channels.values():
-                self.counters.bytes_copied += channel.repoint(into, request.view)
-        into.staged = False
-        into.view = request.view
-        into.request = request
-        if into.ended:
-            request.complete()
+        """See Assembly.begin. Small ones may come before large ones that were sent first, and must not wait for them."""
+        asking, self._asking = self._asking, channel
+        try:
+            return self.begin(number, tag, total, slack=2 if fast else 1)
+        finally:
+            self._asking = asking
 
     def on_segment(
         self, channel: Channel, into: Incoming, offset: int, length: int, flags: int, sequence: int
@@ -279,19 +180,7 @@ class Pair:
         """Whether that message is whole."""
         if into.announced is None or into.received < into.total or into.announced > len(into.segments):
             return
-        if into.ended:
-            return
-        into.ended = True
-        self.counters.messages_received += 1
-        self.counters.bytes_received += into.total
-        if (
-            into.number - self._next_match
-        ) & _MESSAGE_MASK >= _MOST_AHEAD:  # matched, or else to be matched still
-            self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
-        if is_one_sided(into.tag):
-            self._tell_one_sided()
-        elif into.request is not None:
-            into.request.complete()
+        self.end(into)
 
     def on_channel_lost(self, channel: Channel, error: TransportError) -> None:
         """One channel is gone: with a goodbye the others finish first, else all is over."""
@@ -314,15 +203,7 @@ class Pair:
         self.lost = reason
         for channel in channels:
             channel.fail(reason)
-        for into in self._messages.values():
-            if not into.ended:
-                if into.request is not None:
-                    into.request.fail(reason)
-                else:
-                    self._mailbox.discard(into)
-        self._messages.clear()
-        self._one_sided.clear()
-        self._mailbox.fail(reason)
+        self._fail_incoming(reason)
         self._waiting.clear()
         unsent, self._unsent = self._unsent, {}
         for out in unsent.values():

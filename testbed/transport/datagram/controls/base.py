@@ -1,0 +1,55 @@
+"""How much a sender may have under way, and how quickly it may send. No sockets, no clock of its own.
+
+A window counts packets, of one size, between their sending and the first word of them. Deriving classes change
+`window_packets` and `rate_bps` as they hear how packets fare.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from testbed.transport.datagram.recoveries.base import News
+from testbed.transport.datagram.round_trips import RoundTrips
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a control starts from. packet_bytes: of a full packet, as links count it. window_bytes: of a window that does
+    not change. line_bps: of this rank's card. rate_scale: emulated rates over real ones, for steps in bit/s.
+    """
+
+    packet_bytes: int
+    window_bytes: float = math.inf
+    line_bps: float = math.inf
+    rate_scale: float = 1.0
+
+
+class Control:
+    """One pair's, one direction's; this one limits nothing."""
+
+    marks: ClassVar[bool] = False
+    """Whether its packets say that links may mark them in place of dropping them."""
+
+    grants: ClassVar[bool] = False
+    """Whether the receiver grants what may be sent; see `credits`."""
+
+    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+        self.limits, self.round_trips = limits, round_trips
+        self.window_packets = math.inf
+        self.rate_bps = math.inf
+
+    def heard(self, news: News, now_s: float) -> None:
+        """An acknowledgement has come, or a time-out has passed."""
+
+    def sent(self, packets: int, now_s: float) -> None:
+        """So many packets have left."""
+
+
+class Window(Control):
+    """A window of one size: the product of rate and delay, or what the scenario says."""
+
+    def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
+        super().__init__(limits, round_trips)
+        self.window_packets = max(1.0, limits.window_bytes / limits.packet_bytes)

@@ -1,0 +1,37 @@
+"""What a sender knows of its round trip, and after what time a packet that nothing is heard of counts as lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RTO_ROUND_TRIPS = 3.0  # as SDR-RDMA's evaluation has it (arXiv:2505.05366)
+LEAST_RTO_S = 1e-3
+_MOST_DOUBLINGS = 6
+_SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # of the newest sample, as in RFC 6298
+
+
+@dataclass
+class RoundTrips:
+    """smoothed_s: before the first sample a guess. least_s: the shortest of all samples."""
+
+    smoothed_s: float
+    variation_s: float = 0.0
+    least_s: float = 0.0
+    samples: int = 0
+    doublings: int = 0  # time-outs since something new was last heard
+
+    def add(self, sample_s: float) -> None:
+        """One more round trip has been measured."""
+        if self.samples == 0:
+            self.smoothed_s, self.variation_s, self.least_s = sample_s, sample_s / 2, sample_s
+        else:
+            self.variation_s += _VARIATION_SHARE * (abs(sample_s - self.smoothed_s) - self.variation_s)
+            self.smoothed_s += _SHARE * (sample_s - self.smoothed_s)
+            self.least_s = min(self.least_s, sample_s)
+        self.samples += 1
+
+    @property
+    def rto_s(self) -> float:
+        """Three round trips, or what RFC 6298 says where they vary more; doubled by each time-out in a row."""
+        once_s = max(RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, LEAST_RTO_S)
+        return once_s * (1 << min(self.doublings, _MOST_DOUBLINGS))
