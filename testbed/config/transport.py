@@ -9,6 +9,7 @@ from pydantic import Field
 
 from testbed.config import forms
 from testbed.config.buildings import Host
+from testbed.config.datagrams import DatagramSpec
 from testbed.config.forms import DscpsOrNone, Size, Timeout, choice, pattern, whole
 from testbed.config.model import Finding, Form, Strict
 from testbed.config.software import SoftwareCostSpec, StagingSpec
@@ -146,8 +147,9 @@ class TransportSpec(Strict):
     kind: Annotated[str, forms.named("transports")] = Field(
         default="tcp",
         description="tcp: one connection per pair of ranks. striped: several, as `stripes` says. mptcp: one, which the "
-        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: docs/rdma.md. Or one "
-        "of your own: docs/plugins/transports.md.",
+        "kernel spreads over its `subflows`. rdma: as striped, over reliable connections of RDMA: docs/rdma.md. "
+        "datagram: UDP, whose losses the ranks mend and whose pace they keep, as `datagram` says. Or one of your own: "
+        "docs/plugins/transports.md.",
     )
     options: Annotated[Mapping[str, Any] | None, forms.OPTIONS] = Field(
         default=None, description="What a transport of your own is made with."
@@ -170,6 +172,7 @@ class TransportSpec(Strict):
     subflows: Annotated[int, whole(1, MAX_SUBFLOWS)] = Field(
         default=4, description="mptcp: TCP connections that one is made of; each has a path of its own."
     )
+    datagram: DatagramSpec = Field(default=DatagramSpec(), description="Recovery and control of datagrams.")
     congestion_control: Annotated[str, _CONGESTION_CONTROL] = Field(
         default="cubic", description="TCP congestion control of connections for which `sockets` says nothing."
     )

@@ -13,7 +13,9 @@ from functools import cached_property, lru_cache
 from ipaddress import IPv4Network
 from typing import Any
 
+from testbed.controller.hashing import TCP
 from testbed.controller.rules import (
+    PORT_FIELDS,
     Action,
     Ecmp,
     FastFailover,
@@ -35,7 +37,8 @@ NXM_OF_IN_PORT = 0x00000002
 ONF_EXPERIMENTER = 0x4F4E4600
 OXM_BASIC = 0x8000
 OXM_IN_PORT, OXM_ETH_TYPE, OXM_IP_DSCP, OXM_IP_PROTO = 0, 5, 8, 10
-OXM_IPV4_SRC, OXM_IPV4_DST, OXM_TCP_SRC, OXM_TCP_DST, OXM_UDP_SRC, OXM_UDP_DST = range(11, 17)
+OXM_IPV4_SRC, OXM_IPV4_DST, OXM_TCP_SRC, OXM_TCP_DST = 11, 12, 13, 14
+OXM_UDP_SRC, OXM_UDP_DST = 15, 16
 # of openflow.h: the entries of a flow statistics reply before their match
 _FLOW_STATS = struct.Struct("!HBxIIHHHH4xQQQ")
 _FLOW_MOD = struct.Struct("!BBHIQQBBHHHIIIH2x")
@@ -101,16 +104,14 @@ def _match_bytes(match: Match) -> bytes:
         put(OXM_IPV4_DST, "I", *network(match.ipv4_dst))
     if match.ip_dscp is not None:
         put(OXM_IP_DSCP, "B", match.ip_dscp)
-    if match.protocol is not None:
-        put(OXM_IP_PROTO, "B", match.protocol)
-    for field, ports in (
-        (OXM_TCP_SRC, match.tcp_src),
-        (OXM_TCP_DST, match.tcp_dst),
-        (OXM_UDP_SRC, match.udp_src),
-        (OXM_UDP_DST, match.udp_dst),
-    ):
-        if ports is not None:
-            put(field, "H", ports.value, ports.mask)
+    if match.ip_proto is not None:
+        put(OXM_IP_PROTO, "B", match.ip_proto)
+        fields_of = OXM_UDP_SRC, OXM_UDP_DST
+        if match.ip_proto == TCP:
+            fields_of = OXM_TCP_SRC, OXM_TCP_DST
+        for field, ports in zip(fields_of, match.ports(match.ip_proto), strict=True):
+            if ports is not None:
+                put(field, "H", ports.value, ports.mask)
     found = b"".join(fields)
     length = 4 + len(found)
     return struct.pack("!HH", 1, length) + found + bytes(-length % 8)
@@ -266,12 +267,12 @@ def match_of(match: Any) -> Match:
         # a pair of address and mask, or the address alone when the mask has all ones
         address = given.pop(name, None)
         found[name] = None if address is None else str(IPv4Network(address))
-    for name in ("tcp_src", "tcp_dst", "udp_src", "udp_dst"):
+    for name in PORT_FIELDS:
         port = given.pop(name, None)
         found[name] = None if port is None else Ports(*port) if isinstance(port, tuple) else Ports(port)
     made = Match(**found)
     ethernet, protocol = given.pop("eth_type", None), given.pop("ip_proto", None)
-    if given or ethernet != (ETH_TYPE_IPV4 if made.ip_only else None) or protocol != made.protocol:
+    if given or ethernet != (ETH_TYPE_IPV4 if made.ip_only else None) or protocol != made.ip_proto:
         raise ValueError(f"match {match}")
     return made
 

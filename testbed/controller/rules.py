@@ -20,13 +20,12 @@ FORMAT = 1
 MAX_PORT = (
     0xFEFF  # of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
 )
-MAX_SEED = 0xFFFF
-MAX_PRIORITY = 0xFFFF
-MAX_TCP_PORT = 0xFFFF
+MAX_SEED = MAX_PRIORITY = MAX_TCP_PORT = 0xFFFF
 MAX_DSCP = 63
 MAX_GROUP = 0x7FFF_FFFF
 MAX_TABLE = 253
 MAX_CHOICES = 2048  # of Open vSwitch's bundle action
+PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports whose bits under `mask` are those of `value`: one port with all bits, a channel with the lowest few."""
+    """TCP or UDP ports whose bits under `mask` are those of `value`: one with all, a channel with the lowest few."""
 
     value: int
     mask: int = MAX_TCP_PORT
@@ -83,8 +82,8 @@ class Match:
     """Which packets a rule is for; a field that is None matches all.
 
     `ipv4_src` and `ipv4_dst` are networks such as "10.1.0.0/16" or one address "10.1.0.1/32" and mean: IPv4 packets
-    only. So does `ip_dscp`, 0 to 63. `tcp_src` and `tcp_dst` mean: TCP packets only; `udp_src` and `udp_dst`: UDP's.
-    ValueError when a field is out of range, or ports of both are named.
+    only. So does `ip_dscp`, 0 to 63. Ports of TCP, or of UDP, mean: its packets only. ValueError when a field is out of
+    range, or a rule would be for both.
     """
 
     in_port: int | None = None
@@ -97,6 +96,8 @@ class Match:
     udp_dst: Ports | None = None
 
     def __post_init__(self) -> None:
+        if self.ports(TCP) != (None, None) and self.ports(UDP) != (None, None):
+            raise ValueError("ports: got TCP's and UDP's, expected those of one of them")
         if self.in_port is not None:
             _check_port("in_port", self.in_port)
         for name in ("ipv4_src", "ipv4_dst"):
@@ -105,8 +106,6 @@ class Match:
                 raise ValueError(f"{name}: got {text!r}, expected address/length with length 1 to 32")
         if self.ip_dscp is not None and not 0 <= self.ip_dscp <= MAX_DSCP:
             raise ValueError(f"ip_dscp: got {self.ip_dscp}, expected 0 to {MAX_DSCP}")
-        if self.tcp_only and self.udp_only:
-            raise ValueError("ports: got TCP's and UDP's, expected one of both")
 
     def covers(self, in_port: int, packet: Packet) -> bool:
         """Whether a packet that came in at that port is one of these."""
@@ -117,33 +116,26 @@ class Match:
                 value, mask = network(asked)
                 if address & mask != value:
                     return False
-        if self.protocol is None:
+        if self.ip_proto is None:
             return True
-        asked_ports = (self.tcp_src, self.tcp_dst) if self.tcp_only else (self.udp_src, self.udp_dst)
-        ports = zip(asked_ports, (packet.source_port, packet.destination_port), strict=True)
-        return packet.ip_proto == self.protocol and all(
-            asked is None or asked.covers(port) for asked, port in ports
-        )
+        source, destination = self.ports(self.ip_proto)
+        covers = source is None or source.covers(packet.source_port)
+        covers = covers and (destination is None or destination.covers(packet.destination_port))
+        return covers and packet.ip_proto == self.ip_proto
 
     @property
-    def protocol(self) -> int | None:
-        """The one whose ports it names, by its number in an IP header."""
-        return TCP if self.tcp_only else UDP if self.udp_only else None
+    def ip_proto(self) -> int | None:
+        """The protocol of the ports that it names; None where it names none."""
+        return next((found for found in (TCP, UDP) if self.ports(found) != (None, None)), None)
 
-    @property
-    def tcp_only(self) -> bool:
-        """Whether it names a port of TCP."""
-        return self.tcp_src is not None or self.tcp_dst is not None
-
-    @property
-    def udp_only(self) -> bool:
-        """Whether it names a port of UDP."""
-        return self.udp_src is not None or self.udp_dst is not None
+    def ports(self, ip_proto: int) -> tuple[Ports | None, Ports | None]:
+        """Source and destination ports of a protocol."""
+        return (self.udp_src, self.udp_dst) if ip_proto == UDP else (self.tcp_src, self.tcp_dst)
 
     @property
     def ip_only(self) -> bool:
         """Whether it names anything of an IP header."""
-        return self.protocol is not None or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
+        return self.ip_proto is not None or (self.ipv4_src, self.ipv4_dst, self.ip_dscp) != (None, None, None)
 
     def __str__(self) -> str:
         named = ((item.name, getattr(self, item.name)) for item in fields(self))
@@ -347,7 +339,7 @@ def _rule_from_data(where: str, data: Any) -> Rule:
     entry = _mapping(where, data, required=("priority", "match", "actions"), optional=("comment", "table"))
     match = _mapping(f"{where}.match", entry["match"], optional=tuple(item.name for item in fields(Match)))
     try:
-        for name in ("tcp_src", "tcp_dst", "udp_src", "udp_dst"):
+        for name in PORT_FIELDS:
             if name in match:
                 match = {**match, name: Ports(*(_integer(name, item) for item in _list(name, match[name])))}
         return Rule(

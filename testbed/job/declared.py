@@ -52,8 +52,9 @@ def flows_of(
                 dialled, listening = 0, SUBFLOW_PORT + channel - 1
             ports = wiring.transport.ports(dialled, listening, dialling=source > target)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host
+            share = size_bytes / channels
             protocol = wiring.transport.protocol
-            flows.append(Flow(*hosts, channel, size_bytes / channels, *ports, traffic.dscp, job, protocol))
+            flows.append(Flow(*hosts, channel, share, *ports, traffic.dscp, job, protocol))
     return flows
 
 

@@ -15,6 +15,8 @@ from testbed.fabric.plan import Multipath
 from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
+from testbed.paths.alpha_beta import bdp_bytes
+from testbed.paths.hops import Paths
 from testbed.plugins import blamed
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, Registration, Slots, Software
@@ -91,7 +93,11 @@ def wiring_of(
     timeout_s: real; None: as `spec` says. congestion_control: None leaves the kernel's.
     """
     ranks = len(endpoints)
-    hosts = {host.name: host for host in topology.hosts} if topology else {}
+    by_name = {host.name: host for host in topology.hosts} if topology else {}
+    hosts = [by_name[endpoint.host] for endpoint in endpoints] if topology else []
+    products: tuple[tuple[int, ...], ...] = ()
+    if topology is not None and TRANSPORTS.find(spec.kind).asks_network:
+        products = tuple(tuple(map(round, row)) for row in bdp_bytes(Paths(topology), hosts))
     return Wiring(
         token=secrets.token_hex(8),
         ranks=tuple(endpoints),
@@ -102,10 +108,10 @@ def wiring_of(
         bootstrap=spec.bootstrap,
         congestion_control=congestion_control,
         sockets=sockets or SocketRules(),
-        distances=distances_of(topology, [hosts[endpoint.host] for endpoint in endpoints])
-        if topology
-        else (("same_rack",) * ranks,) * ranks,
+        distances=distances_of(topology, hosts) if topology else (("same_rack",) * ranks,) * ranks,
         software=software_of(spec, scale),
+        bdp_bytes=products,
+        port_bps=tuple(host.nic.rate_bps for host in hosts) if products else (),
     )
 
 

@@ -6,6 +6,7 @@ all the rest. `testbed.job.resolving` makes one from a scenario.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -64,6 +65,8 @@ class Wiring:
 
     kind, options: of the transport. distances: per rank, what is between it and each rank.
     software: the protocol, and what software costs by the model; nothing where it costs what it costs.
+    bdp_bytes: per rank and rank what is under way when the empty path is full; port_bps: of each rank's card; only for
+    transports that ask for it.
     """
 
     token: str
@@ -77,6 +80,8 @@ class Wiring:
     sockets: SocketRules = field(default_factory=SocketRules)
     distances: tuple[tuple[str, ...], ...] = ()
     software: Software = field(default_factory=Software)
+    bdp_bytes: tuple[tuple[int, ...], ...] = ()
+    port_bps: tuple[float, ...] = ()
 
     @property
     def buildings(self) -> list[int]:
@@ -147,6 +152,8 @@ class Wiring:
         document["ranks"] = tuple(RankEndpoint(**item) for item in document["ranks"])
         document["sockets"] = SocketRules.from_document(document["sockets"])
         document["distances"] = tuple(map(tuple, document["distances"]))
+        document["bdp_bytes"] = tuple(map(tuple, document["bdp_bytes"]))
+        document["port_bps"] = tuple(document["port_bps"])
         document["software"] = Software.from_document(document["software"])
         return cls(**document)
 
@@ -187,6 +194,8 @@ def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
         bootstrap_timeout_s=BOOTSTRAP_TIMEOUT_S,
         socket_of=socket_of if wiring.sockets.rules else None,
         incarnation=incarnation,
+        port_bps=wiring.port_bps[rank] if wiring.port_bps else math.inf,
+        bdp_bytes=wiring.bdp_bytes[rank] if wiring.bdp_bytes else None,
     )
     wiring.sockets.try_out(settings.sockets)
     transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])

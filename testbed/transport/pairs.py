@@ -129,7 +129,7 @@ class Pair(Assembly):
             out.request.complete()
 
     def incoming(self, channel: Channel, number: int, tag: int, total: int, fast: bool) -> Incoming | None:
-        """See Assembly.begin. Small ones may come before large ones that were sent first, and must not wait for them."""
+        """See Assembly.begin. Small ones may come before large ones that were sent first, and must not wait."""
         asking, self._asking = self._asking, channel
         try:
             return self.begin(number, tag, total, slack=2 if fast else 1)

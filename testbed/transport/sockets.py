@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import socket
 import struct
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ class MeshSettings:
     bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
     close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
     that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
+    port_bps: of this rank's card. bdp_bytes: per rank what is under way when the empty path to it is full; None: not
+    known.
     """
 
     token: str
@@ -131,6 +134,8 @@ class MeshSettings:
     send_buffer_bytes: int | None = None
     receive_buffer_bytes: int | None = None
     socket_of: Callable[[int, int, ConnectionKey, SocketSettings], SocketSettings] | None = None
+    port_bps: float = math.inf
+    bdp_bytes: Sequence[int] | None = None
 
     @property
     def sockets(self) -> SocketSettings:

@@ -89,7 +89,7 @@ def test_a_match_of_udp_ports_is_for_udp_alone_and_survives_json() -> None:
     assert not match.covers(1, replace(packet, ip_proto=TCP))
     by_dpid = {1: [Rule(7, match, (Output(2),))]}
     assert loads(dumps(by_dpid)) == (by_dpid, None)
-    with pytest.raises(ValueError, match="expected one of both"):
+    with pytest.raises(ValueError, match="expected those of one of them"):
         Match(tcp_src=Ports(1), udp_src=Ports(2))
 
 

@@ -28,7 +28,9 @@ def test_without_losses_all_comes_once_in_the_time_that_the_line_takes(recovery:
     channel = Channel(recovery)
     done_s = channel.carry(100, 1, 60)
     parity = {"erasure": 25 + 1 + 15, "xor": 25 + 1 + 15}.get(recovery, 0)
-    last = {"erasure": 15 - 8, "xor": 15 - 8}.get(recovery, 0)  # of the last group's parity need not be waited for
+    last = {"erasure": 15 - 8, "xor": 15 - 8}.get(
+        recovery, 0
+    )  # of the last group's parity need not be waited for
     assert channel.taken == list(range(161))
     assert len(channel.sent) == 161 + parity
     assert channel.sender.recovery.resent == 0
@@ -150,7 +152,9 @@ def test_paths_of_unlike_length_cause_nothing_to_be_sent_again() -> None:
         assert channel.sender.recovery.resent == 0, recovery
 
 
-@given(low=st.integers(0, 2**40), bits=st.integers(0, 2**300), path=st.integers(0, 255), refuses=st.booleans())
+@given(
+    low=st.integers(0, 2**40), bits=st.integers(0, 2**300), path=st.integers(0, 255), refuses=st.booleans()
+)
 def test_acknowledgements_survive_the_wire(low: int, bits: int, path: int, refuses: bool) -> None:
     ack = Ack(path, 7, 5, 3, low, bits, refuses)
     packet = ack.pack(99)
@@ -179,7 +183,12 @@ def test_an_acknowledgement_of_what_was_not_sent_is_refused() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.integers(1, 40), parity=st.integers(1, 12), seed=st.integers(0, 2**32), name=st.sampled_from(sorted(CODES)))
+@given(
+    data=st.integers(1, 40),
+    parity=st.integers(1, 12),
+    seed=st.integers(0, 2**32),
+    name=st.sampled_from(sorted(CODES)),
+)
 def test_codes_mend_what_they_say_they_mend(data: int, parity: int, seed: int, name: str) -> None:
     rng = np.random.default_rng(seed)
     code: Code = code_of(name, data, parity)

@@ -1,0 +1,1 @@
+"""Messages as UDP datagrams: state machines of recoveries and controls, and the sockets that they move."""

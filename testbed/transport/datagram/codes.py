@@ -52,7 +52,9 @@ class Xor(Code):
 
     def encode(self, packets: Bytes) -> Bytes:
         """See Code."""
-        rows = [np.bitwise_xor.reduce(packets[number :: self.parity], axis=0) for number in range(self.parity)]
+        rows = [
+            np.bitwise_xor.reduce(packets[number :: self.parity], axis=0) for number in range(self.parity)
+        ]
         return np.stack(rows)
 
     def mendable(self, lost: Sequence[int], parity: Sequence[int]) -> bool:
@@ -124,14 +126,15 @@ def _multiplication() -> Bytes:
 @lru_cache(maxsize=1)
 def _inverses() -> Bytes:
     """Of each number that which it is multiplied with for 1; of 0 nothing that means something."""
-    return np.asarray(np.argmax(_multiplication() == 1, axis=1), np.uint8)
+    found: Bytes = np.argmax(_multiplication() == 1, axis=1).astype(np.uint8)
+    return found
 
 
 @lru_cache(maxsize=64)
 def _cauchy(data: int, parity: int) -> Bytes:
     """(parity, data) coefficients, of which every square part can be inverted."""
     rows, columns = np.arange(parity), np.arange(parity, parity + data)
-    found = _inverses()[rows[:, None] ^ columns[None, :]]
+    found: Bytes = _inverses()[rows[:, None] ^ columns[None, :]]
     found.setflags(write=False)
     return found
 
@@ -153,7 +156,7 @@ def _inverse(matrix: Bytes) -> Bytes:
 
 @lru_cache(maxsize=128)
 def _tables(raw: bytes, rows: int) -> Words:
-    """(columns, 256): of each column of a matrix of at most `_LANES` rows the products with every byte, side by side."""
+    """(columns, 256): products of each column of a matrix, of at most `_LANES` rows, with every byte, side by side."""
     matrix = np.frombuffer(raw, np.uint8).reshape(rows, -1)
     lanes = np.zeros((matrix.shape[1], 256, _LANES), np.uint8)
     lanes[:, :, :rows] = _multiplication()[matrix].transpose(1, 2, 0)

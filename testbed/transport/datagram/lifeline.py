@@ -24,7 +24,7 @@ OnPorts = Callable[[int, list[int]], None]
 
 
 class Lifeline(Connection):
-    """on_ports: told the secret and the ports that the peer has said; on_end: why the peer is lost; more: for `info`."""
+    """on_ports: told the secret and the ports that the peer said. on_end: why the peer is lost. more: for `info`."""
 
     def __init__(
         self,

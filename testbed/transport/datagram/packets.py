@@ -62,9 +62,7 @@ class Ack(NamedTuple):
     def pack(self, secret: int) -> bytes:
         """As bytes."""
         flags = REFUSES if self.refuses else 0
-        head = ACK.pack(
-            ACK_KIND, flags, self.path, secret, self.heard, self.came, self.marked, self.low
-        )
+        head = ACK.pack(ACK_KIND, flags, self.path, secret, self.heard, self.came, self.marked, self.low)
         return head + self.bits.to_bytes((self.bits.bit_length() + 7) // 8, "little")
 
 

@@ -137,9 +137,7 @@ class Receiver:
         for path in self._due:
             seen = self._paths[path]
             seen.since = 0
-            found.append(
-                Ack(path, seen.heard, seen.came, seen.marked, self.low, self.bits, self._refuses)
-            )
+            found.append(Ack(path, seen.heard, seen.came, seen.marked, self.low, self.bits, self._refuses))
             self._refuses = False
         self._due.clear()
         return found

@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 RTO_ROUND_TRIPS = 3.0  # as SDR-RDMA's evaluation has it (arXiv:2505.05366)
-LEAST_RTO_S = 1e-3
+LEAST_RTO_S = 1e-4
+# by the real clock a peer may not get a processor for so long
+LATE_PEER_RTO_S = 50e-3
 _MOST_DOUBLINGS = 6
 _SHARE, _VARIATION_SHARE = 1 / 8, 1 / 4  # of the newest sample, as in RFC 6298
 
 
 @dataclass
 class RoundTrips:
-    """smoothed_s: before the first sample a guess. least_s: the shortest of all samples."""
+    """smoothed_s: before the first sample a guess. least_s: the shortest of all samples. least_rto_s: of time-outs."""
 
     smoothed_s: float
+    least_rto_s: float = LEAST_RTO_S
     variation_s: float = 0.0
     least_s: float = 0.0
     samples: int = 0
@@ -33,5 +36,7 @@ class RoundTrips:
     @property
     def rto_s(self) -> float:
         """Three round trips, or what RFC 6298 says where they vary more; doubled by each time-out in a row."""
-        once_s = max(RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, LEAST_RTO_S)
+        once_s = max(
+            RTO_ROUND_TRIPS * self.smoothed_s, self.smoothed_s + 4 * self.variation_s, self.least_rto_s
+        )
         return once_s * (1 << min(self.doublings, _MOST_DOUBLINGS))

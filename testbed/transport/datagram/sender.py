@@ -26,6 +26,7 @@ class Sender:
         self._free_s = -math.inf  # when the rate allows another packet
         self._wanted_s = -math.inf  # when the receiver was last told what is wanted
         self._wanted = 0
+        self._paced = False  # whether it is the rate that allows no more now
         self._unasked = 0  # packets since the last that asks for an acknowledgement
 
     @property
@@ -49,11 +50,12 @@ class Sender:
             room = max(1, int(control.window_packets)) - self.recovery.under_way
         if isinstance(control, Credits):
             room = min(room, control.left)
+        self._paced = False
         if control.rate_bps < math.inf and room > 0:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
-            room = min(room, math.floor((now_s + packet_s / 1000 - self._free_s) / packet_s) + 1)
-            if self._free_s < now_s - BURST_S:
-                room = min(room, max(1, int(BURST_S / packet_s)))
+            since_s = max(self._free_s, now_s - BURST_S)
+            room = min(room, math.floor((now_s + packet_s / 1000 - since_s) / packet_s) + 1)
+            self._paced = room <= 0
         return room
 
     def asks(self, last: bool) -> bool:
@@ -108,7 +110,7 @@ class Sender:
         """When to look again: `on_timer`, `items` or `wants` may have something then."""
         due_s = self.recovery.due_s
         control = self.control
-        if control.rate_bps < math.inf and self.recovery.pending:
+        if self._paced and self.recovery.pending:
             due_s = min(due_s, self._free_s)
         if isinstance(control, Credits) and control.used + self.recovery.pending > control.granted:
             due_s = min(due_s, self._wanted_s + self.recovery.round_trips.rto_s)

@@ -63,7 +63,9 @@ class Spray:
             return number
         return self._turn
 
-    def heard(self, number: int, came: int, lost: int, marked: int, now_s: float, round_trip_s: float) -> None:
+    def heard(
+        self, number: int, came: int, lost: int, marked: int, now_s: float, round_trip_s: float
+    ) -> None:
         """Since the last time so many packets of a path have come, were lost, were marked."""
         path = self._paths[number]
         if lost:

@@ -1,8 +1,8 @@
 """UDP sockets that send and receive many packets in one system call each (sendmmsg, recvmmsg).
 
-Segmentation by the kernel (UDP_SEGMENT) would save more, but hands a card's shaper 64 kB at a time as one packet, which a
-testbed of packets must not: interfaces here may hold one segment only, for TCP as well. On a card of 1 Gbit/s and 9 kB
-packets calls are not what limits. Addresses in memory are kept as numbers: packets go out from where messages lie.
+Segmentation by the kernel (UDP_SEGMENT) would save more, but hands a card's shaper 64 kB at a time as one packet, which
+a testbed of packets must not: TCP here has one segment in each, too. At 1 Gbit/s and with packets of 9 kB calls are not
+what limits. Addresses in memory are kept as numbers: packets go out from where messages lie.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Outbox:
         self._address = self._messages.ctypes.data
 
     def send(self, sock: socket.socket, headers: list[int], payloads: list[int], sizes: list[int]) -> int:
-        """Send packets of these headers' sizes and payloads (addresses, sizes); how many the kernel took.
+        """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
 
-        BlockingIOError where it takes none until the socket is writable, NoRoom where the card's queue is full. OSError.
+        BlockingIOError where it takes none until the socket is writable, NoRoom where the card's queue is full.
         """
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
@@ -109,7 +109,7 @@ class Inbox:
         self._address = self._messages.ctypes.data
 
     def receive(self, sock: socket.socket) -> list[tuple[memoryview, bool]]:
-        """What is there, at most BATCH packets: the packet, valid until the next call, and whether it was marked. OSError."""
+        """What is there, BATCH packets at most: each, valid until the next call, and whether it was marked. OSError."""
         if self._marks:
             self._messages["control_bytes"] = _CONTROL_BYTES
         count: int = _libc.recvmmsg(
@@ -138,7 +138,7 @@ def make_socket(
     traffic: TrafficClass,
     marks: bool,
 ) -> socket.socket:
-    """A socket between these two addresses. marks: links may mark its packets, and it tells of it. OSError, TransportError."""
+    """A socket between two addresses. marks: links may mark its packets, and it tells. OSError, TransportError."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         sock.setblocking(False)
@@ -148,7 +148,9 @@ def make_socket(
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)  # a full queue of the card is told, not passed over
+        sock.setsockopt(
+            socket.IPPROTO_IP, _IP_RECVERR, 1
+        )  # a full queue of the card is told, not passed over
         exact = clock_here() == "free"
         window_bytes = settings.window_bytes or 0
         receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)

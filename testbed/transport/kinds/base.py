@@ -50,6 +50,9 @@ class TransportKind(ABC):
     takes_several_paths: ClassVar[bool] = False
     """Whether messages of one pair may take several paths at once; else all of a traffic class take one."""
 
+    asks_network: ClassVar[bool] = False
+    """Whether ranks are told the product of rate and delay of each path, and their cards' rates (MeshSettings)."""
+
     settles: ClassVar[bool] = True
     """Whether the same collective, alone on the network, takes as long each time; else runs do not ask that of it."""
 

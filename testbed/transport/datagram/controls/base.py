@@ -16,14 +16,17 @@ from testbed.transport.datagram.round_trips import RoundTrips
 
 @dataclass(frozen=True)
 class Limits:
-    """What a control starts from. packet_bytes: of a full packet, as links count it. window_bytes: of a window that does
-    not change. line_bps: of this rank's card. rate_scale: emulated rates over real ones, for steps in bit/s.
+    """What a control starts from. packet_bytes: of a full packet, as links count it.
+
+    window_bytes: of a window that does not change. line_bps: of this rank's card. rate_scale: emulated rates over real
+    ones, for steps in bit/s. host_s: what hosts, not the network, may add to a round trip.
     """
 
     packet_bytes: int
     window_bytes: float = math.inf
     line_bps: float = math.inf
     rate_scale: float = 1.0
+    host_s: float = 0.0
 
 
 class Control:
@@ -48,8 +51,22 @@ class Control:
 
 
 class Window(Control):
-    """A window of one size: the product of rate and delay, or what the scenario says."""
+    """A window of one size: the product of rate and delay, or what the scenario says.
+
+    Where the card is quicker than a window in a round trip, it leaves at that rate: all at once it would fill the queue
+    where the path is narrow.
+    """
 
     def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
         super().__init__(limits, round_trips)
         self.window_packets = max(1.0, limits.window_bytes / limits.packet_bytes)
+        self._pace(round_trips.smoothed_s)
+
+    def heard(self, news: News, now_s: float) -> None:
+        """See Control."""
+        if news.round_trip_s is not None:
+            self._pace(self.round_trips.least_s)
+
+    def _pace(self, round_trip_s: float) -> None:
+        rate_bps = self.window_packets * self.limits.packet_bytes * 8 / max(round_trip_s, 1e-9)
+        self.rate_bps = rate_bps if rate_bps < self.limits.line_bps else math.inf

@@ -1,8 +1,8 @@
 """Credits: a receiver grants what its senders may send, all together at the rate of its own port.
 
 After ExpressPass (Cho et al., SIGCOMM 2017), Homa (Montazeri et al., SIGCOMM 2018) and pHost (Gao et al., CoNEXT 2015):
-who wants to send says so, the receiver deals out grants in turn, so quickly that what comes of them just fills its port.
-Incast cannot build a queue there, whatever the number of senders; a message costs a round trip more at its beginning.
+who wants to send says so, the receiver deals out grants in turn, as quickly as what they bring fills its port. Incast
+builds no queue there, whatever the number of senders; a message costs a round trip more at its beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOAD = 0.98  # of the port, so that what jitter has queued drains
 
 
 class Credits(Control):
-    """The sender's side. wanted: packets in all that it has sent, or would send now. granted: that it may send in all."""
+    """The sender's side. granted: packets that it may have sent in all; used: that it has."""
 
     grants: ClassVar[bool] = True
 
@@ -49,7 +49,9 @@ class Granter:
     def __init__(self, rate_bps: float, packet_bytes: int) -> None:
         self.packet_s = packet_bytes * 8 / (rate_bps * LOAD) if math.isfinite(rate_bps) else 0.0
         self._granted: dict[Hashable, int] = {}
-        self._wanted: OrderedDict[Hashable, int] = OrderedDict()  # of those that want more, whose turn it is first
+        self._wanted: OrderedDict[Hashable, int] = (
+            OrderedDict()
+        )  # of those that want more, whose turn it is first
         self._next_s = 0.0  # when the port has room for what is granted next
 
     def want(self, sender: Hashable, total: int) -> None:

@@ -32,7 +32,9 @@ class Swift(Control):
         super().__init__(limits, round_trips)
         self.window_packets = FIRST_PACKETS
         self._cut_s = -math.inf
-        self._started = True  # no delay above the target yet: the window doubles, as the paper's flows start at line rate
+        self._started = (
+            True  # no delay above the target yet: the window doubles, as the paper's flows start at line rate
+        )
         packet_s = limits.packet_bytes * 8 / limits.line_bps
         self._queue_s = max(QUEUE_S, QUEUE_PACKETS * packet_s)
         low, high = 1 / math.sqrt(RANGE_LEAST_PACKETS), 1 / math.sqrt(RANGE_MOST_PACKETS)
@@ -44,7 +46,7 @@ class Swift(Control):
         """The round trip aimed for."""
         scaled_s = self._scaling / math.sqrt(max(self.window_packets, LEAST_PACKETS)) + self._offset
         within_s = min(max(scaled_s, 0.0), RANGE_SHARE * self._queue_s)
-        return self.round_trips.least_s + self._queue_s + within_s
+        return self.round_trips.least_s + self.limits.host_s + self._queue_s + within_s
 
     def heard(self, news: News, now_s: float) -> None:
         """See Control."""

@@ -85,7 +85,9 @@ class Recovery(ABC):
         self.paths: dict[int, Path] = {}
         self._acked = 0  # bit i: low + i has come
         self._sent_end = 0  # the first that was never sent
-        self._where: dict[int, tuple[int, int]] = {}  # path and serial of a packet's latest sending, while in flight
+        self._where: dict[
+            int, tuple[int, int]
+        ] = {}  # path and serial of a packet's latest sending, while in flight
         self._lost: set[int] = set()  # to be sent again
 
     # ---- for those who derive
@@ -96,9 +98,11 @@ class Recovery(ABC):
 
     def _after_ack(self, ack: Ack, news: News, now_s: float) -> None:
         """All of an acknowledgement has been looked at."""
+        return
 
     def _parity_late(self, parity: Parity, news: News) -> None:
         """Nothing was heard of a packet of parity."""
+        return
 
     # ---- sending
 
@@ -141,6 +145,11 @@ class Recovery(ABC):
         """What is lost, lowest number first."""
         return heapq.nsmallest(most, self._lost) if self._lost else []
 
+    def next_serial(self, path: int) -> int:
+        """Of what is sent next on this path."""
+        own = self.paths.get(path)
+        return 0 if own is None else own.serial
+
     def sent(self, item: Item, path: int, now_s: float) -> int:
         """It was sent; its serial."""
         own = self.paths.get(path)
@@ -170,7 +179,11 @@ class Recovery(ABC):
     def heard(self, ack: Ack, now_s: float) -> News:
         """An acknowledgement has come. ValueError for what no receiver can have said."""
         path = self.paths.get(ack.path)
-        if path is None or not -1 <= ack.heard < path.serial or ack.low + ack.bits.bit_length() > self._sent_end:
+        if (
+            path is None
+            or not -1 <= ack.heard < path.serial
+            or ack.low + ack.bits.bit_length() > self._sent_end
+        ):
             raise ValueError(f"an acknowledgement of packets that were not sent: {ack.heard}, {ack.low}")
         news = News()
         path.heard_s = now_s
@@ -223,8 +236,7 @@ class Recovery(ABC):
             lowest = new & -new
             found.append(self.low + lowest.bit_length() - 1)
             new ^= lowest
-        if self.next < self.low:
-            self.next = self.low
+        self.next = max(self.next, self.low)
         return found
 
     def _has(self, number: int) -> bool:
@@ -269,4 +281,3 @@ class Recovery(ABC):
             news.late = news.lost
             self.round_trips.doublings += 1
         return news
-

@@ -1,6 +1,6 @@
 """Erasure coding: parity goes with each group of packets, and only what that does not mend is sent again.
 
-After SDR-RDMA (arXiv:2505.05366), whose EC is 32 packets of data and 8 of parity, with selective repeat to fall back on.
+After SDR-RDMA (arXiv:2505.05366), whose EC is 32 packets of data and 8 of parity, with selective repeat behind it.
 A group ends with its message, its parity in proportion, one packet at least.
 """
 

@@ -1,0 +1,110 @@
+"""Packets that have come: put where they belong in their messages; what is lost had from parity if that will do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from testbed.transport.assembling import Assembly, Incoming
+from testbed.transport.base import PeerCounters
+from testbed.transport.datagram.codes import code_of
+from testbed.transport.datagram.outgoing import rows_of
+from testbed.transport.datagram.packets import ASKS, DATA, PARITY, Data
+from testbed.transport.datagram.receiver import Receiver
+from testbed.transport.onesided import Exposed
+
+
+class Arriving(Assembly):
+    """The receiving half of a pair. paths: how many there are. in_order, code: see Receiver."""
+
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        max_staged_bytes: int,
+        counters: PeerCounters,
+        exposed: Exposed,
+        paths: int,
+        in_order: bool,
+        code: str | None,
+    ) -> None:
+        super().__init__(rank, peer, max_staged_bytes, counters, exposed)
+        self.paths = paths
+        self.receiver = Receiver(in_order, code or "mds")
+        self._code = code
+
+    def on_data(self, header: Data, payload: memoryview, marked: bool) -> None:
+        """A packet of data has come."""
+        receiver, number = self.receiver, header.number
+        if header.path >= self.paths:
+            self.fail(f"it sent on path {header.path} of {self.paths}")
+            return
+        receiver.came(header.path, header.serial, marked, bool(header.flags & ASKS))
+        if not receiver.wants(number):
+            receiver.refuse(number, header.path)
+            return
+        into = self._place(header, header.offset, payload)
+        if into is None:
+            return
+        receiver.take(number, header.path)
+        self.counters.header_bytes_received += DATA.size
+        if into.received == into.total:
+            self.end(into)
+        if receiver.groups and (first := receiver.group_of(number)) is not None:
+            self._mend(first, header.path)
+
+    def _place(self, header: Data, offset: int, payload: memoryview) -> Incoming | None:
+        """Put a part of a message where it belongs; None where there is no room for it, or it makes no sense."""
+        length, total = len(payload), header.total
+        if offset + length > total or (length == 0) != (total == 0):
+            self.fail(f"it sent {length} bytes at {offset} of a message of {total}")
+            return None
+        into = self.begin(header.message, header.tag, total)
+        if into is None:
+            return None
+        if into.received + length > total or into.ended:
+            self.fail(f"it sent more than the {total} bytes of message {header.message}")
+            return None
+        if length:  # nothing may go into memory that cannot be written to
+            into.view[offset : offset + length] = payload
+        into.received += length
+        if into.staged:
+            into.segments.append((offset, length))
+        return into
+
+    def on_parity(self, header: Data, rest: memoryview, marked: bool) -> None:
+        """A packet of parity has come; rest: what is behind its DATA header."""
+        receiver = self.receiver
+        receiver.came(header.path, header.serial, marked, bool(header.flags & ASKS))
+        data, parity, number = PARITY.unpack_from(rest)
+        try:
+            kept = header, bytes(rest[PARITY.size :])
+            receiver.parity(header.number, data, parity, number, kept)
+        except ValueError as error:
+            self.fail(f"it sent {error}")
+            return
+        self._mend(header.number, header.path)
+
+    def _mend(self, first: int, path: int) -> None:
+        """Have what is lost of a group by its parity, if that is enough now."""
+        receiver = self.receiver
+        lost = receiver.mendable(first)
+        if not lost:
+            return
+        group = receiver.groups[first]
+        header, payload = next(iter(group.has.values()))
+        size = len(payload)
+        into = self.begin(header.message, header.tag, header.total)
+        if into is None:
+            return
+        data = rows_of(into.view, header.offset, group.data, size)
+        parity = {number: np.frombuffer(row, np.uint8) for number, (_, row) in group.has.items()}
+        assert self._code is not None
+        code_of(self._code, group.data, group.parity).mend(data, lost, parity)
+        for number in lost:
+            offset = header.offset + number * size
+            length = min(size, header.total - offset)
+            if self._place(header, offset, data[number, :length].data) is None:
+                return
+        receiver.mend(first, path)
+        if into.received == into.total:
+            self.end(into)

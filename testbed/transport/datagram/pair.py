@@ -1,0 +1,390 @@
+"""All that goes between this rank and a peer as datagrams, for one class of traffic: messages to packets and back."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
+from testbed.transport.datagram import udp
+from testbed.transport.datagram.arriving import Arriving
+from testbed.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
+from testbed.transport.datagram.outgoing import OutgoingMessages
+from testbed.transport.datagram.packets import (
+    ACK,
+    ACK_KIND,
+    CREDIT,
+    DATA,
+    DATA_KIND,
+    ETHERNET_HEADER_BYTES,
+    GRANTED_KIND,
+    PARITY,
+    PARITY_KIND,
+    UDP_HEADERS_BYTES,
+    WANTED_KIND,
+    Data,
+    read_ack,
+)
+from testbed.transport.datagram.recoveries import RECOVERIES, Item
+from testbed.transport.datagram.round_trips import LATE_PEER_RTO_S, LEAST_RTO_S, RoundTrips
+from testbed.transport.datagram.sender import Sender
+from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.spraying import Spray
+from testbed.transport.onesided import Exposed
+from testbed.virtual import clock_here
+
+NO_ROOM_S = 0.0005  # until a card whose queue was full is tried again
+LATE_HOST_S = 0.005  # what ranks that wait for a processor add to a round trip, by the real clock
+
+
+class DatagramPair(Arriving):
+    """watch: (socket, events, handler) as of the event loop. on_due: told when this pair wants to be looked at."""
+
+    def __init__(
+        self,
+        rank: int,
+        peer: int,
+        settings: DatagramSettings,
+        max_staged_bytes: int,
+        counters: PeerCounters,
+        exposed: Exposed,
+        outbox: udp.Outbox,
+        inbox: udp.Inbox,
+        granter: Granter,
+        watch: Callable[[socket.socket, int, Callable[[int], None]], None],
+        clock: Callable[[], float],
+        on_due: Callable[[DatagramPair, float], None],
+    ) -> None:
+        kind, paths = RECOVERIES[settings.recovery], settings.paths
+        super().__init__(rank, peer, max_staged_bytes, counters, exposed, paths, kind.in_order, kind.code)
+        self.settings = settings
+        self.on_fault: Callable[[str], None] | None = (
+            None  # the pair, with a reason that the peer is told, too
+        )
+        self.sockets: list[socket.socket] = []
+        self._outbox, self._inbox, self._granter = outbox, inbox, granter
+        self._watch, self._clock, self._on_due = watch, clock, on_due
+        self._waiting: list[Request] = []  # until the pair stands
+        self._out: OutgoingMessages | None = None
+        self._full: set[int] = set()  # sockets that take nothing now, by path
+        self._again_s = math.inf  # when to try a card whose queue was full
+        self._sender: Sender | None = None
+        self.secret = 0
+        self._payload_bytes = 0
+        self._spray = Spray(settings.paths) if settings.paths > 1 else None
+        self._heard: dict[
+            int, tuple[int, int, int]
+        ] = {}  # by path: serials, packets, marks that have been told of
+
+    # ---- beginning and end
+
+    @property
+    def stands(self) -> bool:
+        """Whether both ends have their sockets."""
+        return self._sender is not None
+
+    @property
+    def may_part(self) -> bool:
+        """Whether nothing is left that the peer does not have."""
+        return self.lost is not None or (not self._waiting and (self._sender is None or self._sender.idle))
+
+    @property
+    def acknowledged(self) -> int:
+        """Packets that the peer has said to have, with all before them."""
+        return self._sender.recovery.low if self._sender else 0
+
+    def begin_sockets(self, sockets: list[socket.socket], secret: int) -> None:
+        """These are this end's, one for each path."""
+        self.sockets, self.secret = sockets, secret
+        for path, sock in enumerate(sockets):
+            self._watch(sock, udp.READ, lambda mask, path=path: self._on_event(path, mask))  # type: ignore[misc]
+
+    def stand(self, round_trip_s: float, window_bytes: int, line_bps: float) -> None:
+        """Both ends have their sockets: packets may go.
+
+        round_trip_s: a first guess. window_bytes: of control `window`. line_bps: of this rank's card.
+        """
+        if self.stands or self.lost is not None:
+            return
+        settings = self.settings
+        self._payload_bytes = udp.payload_bytes(self.sockets[0])
+        frame_bytes = self._payload_bytes + udp.HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
+        exact = clock_here() == "free"
+        host_s = 0.0 if exact else LATE_HOST_S
+        limits = Limits(frame_bytes, window_bytes, line_bps, settings.rate_scale, host_s)
+        least_rto_s = LEAST_RTO_S if exact else LATE_PEER_RTO_S
+        round_trips = RoundTrips(round_trip_s, least_rto_s)
+        kind = RECOVERIES[settings.recovery]
+        groups = {} if kind.code is None else {"data": settings.data, "parity": settings.parity}
+        control = CONTROLS[settings.control](limits, round_trips)
+        self._sender = Sender(kind(round_trips, **groups), control)
+        self._out = OutgoingMessages(self._payload_bytes, self.secret, kind.code, self.counters)
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
+            self._queue(request)
+        self.pump()
+
+    def fail(self, reason: TransportError | str) -> None:
+        """The peer is lost: let the sockets go, fail all that waits. Whole messages can still be received."""
+        if self.lost is not None:
+            return
+        if isinstance(reason, str) and self.on_fault is not None:
+            self.on_fault(reason)  # which comes back here with the error
+            return
+        self.lost = PeerLost(self.rank, self.peer, reason) if isinstance(reason, str) else reason
+        for sock in self.sockets:
+            self._watch(sock, 0, self._ignore)
+            sock.close()
+        self._granter.forget(self)
+        self._fail_incoming(self.lost)
+        pending = [*self._waiting, *(self._out.drop() if self._out else ())]
+        self._waiting.clear()
+        for request in pending:
+            request.fail(self.lost)
+
+    @staticmethod
+    def _ignore(mask: int) -> None:
+        """The handler of what is no longer watched."""
+
+    # ---- sending
+
+    def send(self, request: Request) -> None:
+        """Send now as far as may be, the rest when it may."""
+        if self.lost is not None:
+            request.fail(self.lost)
+        elif self._sender is None:
+            self._waiting.append(request)
+        else:
+            self._queue(request)
+            self.pump()
+
+    def _queue(self, request: Request) -> None:
+        assert self._sender is not None
+        assert self._out is not None
+        self._sender.extend(self._out.add(request, self._sender.recovery.end))
+
+    def pump(self) -> None:
+        """Send what may be sent now; see to what is due."""
+        sender = self._sender
+        if sender is None or self.lost is not None:
+            return
+        now_s = self._clock()
+        while self._again_s == math.inf and self.lost is None:
+            items = sender.items(udp.BATCH, now_s)
+            if not items or not self._transmit(items, now_s):
+                break
+        if self.lost is not None:
+            return
+        wanted = sender.wants(now_s)
+        if wanted is not None:
+            self._tell(CREDIT.pack(WANTED_KIND, 0, 0, self.secret, wanted))
+        due_s = min(sender.due_s, self._again_s)
+        if not self._full:
+            self._on_due(self, due_s)
+        elif sender.recovery.due_s < math.inf:
+            self._on_due(self, sender.recovery.due_s)
+
+    def _transmit(self, items: list[Item], now_s: float) -> bool:
+        """Send these, in their order; whether all went."""
+        if self._spray is None:
+            return 0 not in self._full and self._transmit_on(0, items, now_s, len(items) - 1)
+        paths = len(self.sockets)
+        for position, item in enumerate(items):
+            path = self._spray.choose(now_s)
+            if path in self._full:
+                path = next((other for other in range(paths) if other not in self._full), -1)
+            asks_from = 0 if position >= len(items) - paths else 1
+            if path < 0 or not self._transmit_on(path, [item], now_s, asks_from):
+                return False
+        return True
+
+    def _transmit_on(self, path: int, items: list[Item], now_s: float, asks_from: int) -> bool:
+        """asks_from: the position from which on packets ask for an acknowledgement, whatever else."""
+        sender, out = self._sender, self._out
+        assert sender is not None
+        assert out is not None
+        serial = sender.recovery.next_serial(path)
+        sizes: list[tuple[int, int, int]] = []
+        for position, item in enumerate(items):
+            asks = sender.asks(position >= asks_from)
+            at = position * udp.HEADER_ROOM
+            sizes.append(out.write(self._outbox.headers, at, item, path, serial + position, asks))
+        try:
+            took = self._outbox.send(self.sockets[path], *map(list, zip(*sizes, strict=True)))
+        except BlockingIOError:
+            self._wait_for(path)
+            return False
+        except udp.NoRoom:
+            self._again_s = now_s + NO_ROOM_S
+            return False
+        except OSError as error:
+            if isinstance(
+                error, ConnectionRefusedError
+            ):  # of an earlier packet; the lifeline tells what it means
+                return True
+            self.fail(f"datagrams: {error.strerror}")
+            return False
+        for item, (header_bytes, _, _) in zip(items[:took], sizes, strict=False):
+            sender.sent(item, path, now_s)
+            self.counters.header_bytes_sent += header_bytes
+        out.complete(sender.recovery)
+        if took < len(items):
+            self._wait_for(path)
+            return False
+        return True
+
+    def _wait_for(self, path: int) -> None:
+        """Until the kernel takes more."""
+        if path not in self._full and self.lost is None:
+            self._full.add(path)
+            handler = lambda mask: self._on_event(path, mask)  # noqa: E731
+            self._watch(self.sockets[path], udp.READ | udp.WRITE, handler)
+
+    def _tell(self, packet: bytes) -> None:
+        """Send something small that may be lost."""
+        with contextlib.suppress(OSError):  # it is lost here, then
+            self.sockets[0].send(packet)
+
+    def grant(self, total: int) -> None:
+        """Let the peer have sent so many packets in all."""
+        if self.lost is None and self.sockets:
+            self._tell(CREDIT.pack(GRANTED_KIND, 0, 0, self.secret, total))
+
+    # ---- what the event loop tells
+
+    def on_due(self, now_s: float) -> None:
+        """Time has passed."""
+        if self._sender is None or self.lost is not None:
+            return
+        if now_s >= self._again_s:
+            self._again_s = math.inf
+        if now_s >= self._sender.recovery.due_s:
+            for path in range(len(self.sockets)):
+                self._read(path)  # word of it may be there, when it is this rank that is late
+            if self.lost is None and now_s >= self._sender.recovery.due_s:
+                self._sender.on_timer(now_s)
+        self.pump()
+
+    def _on_event(self, path: int, mask: int) -> None:
+        if self.lost is not None:
+            return
+        sock = self.sockets[path]
+        if mask & udp.BAD:
+            udp.drain_errors(sock)
+        if mask & udp.WRITE and path in self._full:
+            self._full.discard(path)
+            self._watch(sock, udp.READ, lambda mask: self._on_event(path, mask))
+        if mask & udp.READ:
+            self._read(path)
+        self.pump()
+
+    def _read(self, path: int) -> None:
+        """Take some of what has come, and say so."""
+        if self.lost is not None:
+            return
+        try:
+            packets = self._inbox.receive(self.sockets[path])
+        except OSError as error:
+            self.fail(f"datagrams: {error.strerror}")
+            return
+        for packet, marked in packets:
+            self._on_packet(packet, marked)
+            if self.lost is not None:
+                return
+        if packets:
+            self._acknowledge()
+            if self._out is not None and self._sender is not None:
+                self._out.forget(self._sender.recovery.low)
+
+    def _acknowledge(self) -> None:
+        for ack in self.receiver.acks():
+            with contextlib.suppress(OSError):  # it is lost here, then
+                self.sockets[ack.path].send(ack.pack(self.secret))
+
+    # ---- receiving
+
+    def _on_packet(self, packet: memoryview, marked: bool) -> None:
+        size = len(packet)
+        kind = packet[0] if size else 0
+        if size < CREDIT.size or int.from_bytes(packet[4:8], "little") != self.secret:
+            return
+        if kind == DATA_KIND and size >= DATA.size:
+            self.on_data(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
+        elif kind == PARITY_KIND and size > DATA.size + PARITY.size:
+            self.on_parity(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
+        elif kind == ACK_KIND and size >= ACK.size and self._sender is not None:
+            self._on_ack(packet)
+        elif kind == WANTED_KIND:
+            self._on_wanted(CREDIT.unpack_from(packet)[-1])
+        elif kind == GRANTED_KIND and self._sender and isinstance(self._sender.control, Credits):
+            self._sender.control.grant(CREDIT.unpack_from(packet)[-1])
+
+    def _on_ack(self, packet: memoryview) -> None:
+        assert self._sender is not None
+        ack, now_s = read_ack(packet), self._clock()
+        try:
+            self._sender.heard(ack, now_s)
+        except ValueError as error:
+            self.fail(f"it sent {error}")
+            return
+        if self._spray is not None:
+            serials, came, marked = self._heard.get(ack.path, (-1, 0, 0))
+            if ack.heard > serials:
+                self._heard[ack.path] = ack.heard, ack.came, ack.marked
+                new = ack.came - came
+                lost = max(0, ack.heard - serials - new)
+                round_trip_s = self._sender.recovery.round_trips.smoothed_s
+                self._spray.heard(ack.path, new, lost, ack.marked - marked, now_s, round_trip_s)
+
+    def _on_wanted(self, total: int) -> None:
+        granted = self._granter.granted(self)
+        if total <= granted:
+            self.grant(granted)
+        else:
+            self._granter.want(self, total)
+
+    # ---- for people
+
+    def glance(self) -> dict[str, float]:
+        """As `sockets.glance` of a TCP connection."""
+        assert self._sender is not None
+        recovery, window = self._sender.recovery, self._sender.control.window_packets
+        return {
+            "rtt_s": recovery.round_trips.smoothed_s,
+            "congestion_window_segments": window if window < math.inf else 0,
+            "retransmits": recovery.resent,
+            "bytes_acked": recovery.low * self._payload_bytes,
+        }
+
+    def figures(self) -> dict[str, Any]:
+        """What has happened, ready for JSON."""
+        sender, receiver = self._sender, self.receiver
+        if sender is None:
+            return {}
+        recovery, control = sender.recovery, sender.control
+        seen = receiver.seen.values()
+        found: dict[str, Any] = {
+            "recovery": self.settings.recovery,
+            "control": self.settings.control,
+            "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
+            "packets_sent": sum(path.serial for path in recovery.paths.values()),
+            "packets_resent": recovery.resent,
+            "parity_sent": recovery.parity_sent,
+            "packets_lost": sender.lost,
+            "packets_late": sender.late,
+            "packets_marked": sender.marked,
+            "packets_received": sum(path.came for path in seen),
+            "packets_mended": receiver.mended,
+            "packets_twice": receiver.duplicates,
+        }
+        if control.window_packets < math.inf:
+            found["window_packets"] = round(control.window_packets, 1)
+        if control.rate_bps < math.inf:
+            found["rate_bps"] = round(control.rate_bps)
+        if self._spray is not None:
+            found["paths"] = [state.value for state in self._spray.states]
+            found["paths_denied"] = self._spray.denied
+        return found

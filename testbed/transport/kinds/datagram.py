@@ -1,0 +1,71 @@
+"""UDP datagrams, whose losses the ranks mend and whose pace they keep, in ways that a scenario chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from testbed.scale import Scale
+from testbed.transport.base import TrafficClass
+from testbed.transport.datagram.recoveries import RECOVERIES
+from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.transport import DatagramTransport
+from testbed.transport.kinds.base import TRANSPORTS, TransportKind
+from testbed.transport.sockets import MeshSettings
+from testbed.transport.wire import ConnectionKey
+from testbed.words import BDP
+
+
+@TRANSPORTS.register("datagram")
+class Datagram(TransportKind):
+    """datagram: the fields of DatagramSettings."""
+
+    config_keys = ("datagram",)
+    socket_keys = ()
+    takes_several_paths = True
+    asks_network = True
+    protocol = "udp"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.settings = DatagramSettings(**self.options.get("datagram", {}))
+
+    @classmethod
+    def emulated(cls, options: Mapping[str, Any], scale: Scale) -> dict[str, Any]:
+        """From keys of `transport.datagram` to fields of DatagramSettings; windows shrink as messages do."""
+        asked = options["datagram"]
+        window = asked["window"]
+        own = DatagramSettings(
+            recovery=asked["recovery"],
+            control=asked["control"],
+            **asked["erasure"],
+            paths=1 if asked["spray"] == "none" else asked["paths"],
+            window_bytes=None if window == BDP else max(1, round(scale.emulated_bytes(window))),
+            rate_scale=scale.emulated_bps(1.0),
+        )
+        return {"datagram": asdict(own)}
+
+    def make(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        settings: MeshSettings,
+        distances: Sequence[str],
+    ) -> DatagramTransport:
+        """See TransportKind."""
+        return DatagramTransport(rank, addresses, settings, self.settings)
+
+    def channels(self, distance: str) -> int:
+        """One for each path."""
+        return self.settings.paths
+
+    def connection(self, traffic: TrafficClass, channel: int, distance: str) -> ConnectionKey:
+        """A path's port, as if it were a connection's."""
+        paths = self.settings.paths
+        return ConnectionKey(traffic, channel, paths) if paths > 1 else ConnectionKey(traffic)
+
+    def overhead(self, distance: str) -> float:
+        """Parity; what headers are more than TCP's is left out, as acknowledgements are."""
+        coded = RECOVERIES[self.settings.recovery].code is not None
+        return self.settings.parity / self.settings.data if coded else 0.0
