@@ -17,6 +17,7 @@ from testbed.transport.datagram.round_trips import RoundTrips
 from testbed.transport.datagram.sender import Sender
 
 PACKET_BYTES = 1000
+LIMITS = Limits(PACKET_BYTES, line_bps=80e6)
 Fate = Callable[[Item, int], bool]
 """Whether a packet is lost: what it is, how many times it was sent before."""
 
@@ -32,7 +33,7 @@ class Channel:
     loses: Fate = lambda item, times: False
     loses_ack: Callable[[int], bool] = lambda number: False
     marks: Callable[[int], bool] = lambda number: False
-    limits: Limits = Limits(PACKET_BYTES, line_bps=80e6)
+    limits: Limits = LIMITS
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ from testbed.transport import (
     TcpTransport,
     Transport,
 )
+from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.transport import DatagramTransport
 from testbed.transport.sockets import IPPROTO_MPTCP
 
 Program = Callable[[Any], Any]
@@ -48,6 +50,16 @@ class Places:
         settings = MeshSettings(**{"token": TOKEN, **options})
         return StripedTransport(
             rank, self.addresses, settings, lambda peer: stripes, eager=eager, listener=self.sockets[rank]
+        )
+
+    def datagram(self, rank: int, **options: Any) -> DatagramTransport:
+        """As `transport`, with datagrams; options of DatagramSettings go there."""
+        eager = options.pop("eager", False)
+        names = DatagramSettings.__dataclass_fields__
+        datagrams = DatagramSettings(**{name: options.pop(name) for name in list(options) if name in names})
+        settings = MeshSettings(**{"token": TOKEN, **options})
+        return DatagramTransport(
+            rank, self.addresses, settings, datagrams, eager=eager, listener=self.sockets[rank]
         )
 
     def transport(self, rank: int, **options: Any) -> TcpTransport:
@@ -179,3 +191,22 @@ def _child(rank: int, places: Places, program: Program, pipe: Connection, option
     except Exception as error:
         result = f"{type(error).__name__}: {error}"
     pipe.send(result)
+
+
+def over_datagrams(size: int, program: Program, **options: Any) -> list[Any]:
+    """Like `in_memory`, each rank with a DatagramTransport."""
+    places = Places(size)
+    try:
+        return in_threads(size, lambda rank: places.datagram(rank, **options), program)
+    finally:
+        places.close()
+
+
+def over_sprayed_datagrams(size: int, program: Program) -> list[Any]:
+    """Like `over_datagrams`, with parity, on several paths."""
+    return over_datagrams(size, program, recovery="erasure", paths=3)
+
+
+def over_granted_datagrams(size: int, program: Program) -> list[Any]:
+    """Like `over_datagrams`, as receivers grant them."""
+    return over_datagrams(size, program, recovery="go_back_n", control="credits", port_bps=10e9)

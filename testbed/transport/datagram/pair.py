@@ -265,7 +265,9 @@ class DatagramPair(Arriving):
             for path in range(len(self.sockets)):
                 self._read(path)  # word of it may be there, when it is this rank that is late
             if self.lost is None and now_s >= self._sender.recovery.due_s:
-                self._sender.on_timer(now_s)
+                news = self._sender.on_timer(now_s)
+                for path, lost in news.late_on.items():
+                    self._judge(path, 0, lost, 0, now_s)
         self.pump()
 
     def _on_event(self, path: int, mask: int) -> None:
@@ -335,9 +337,13 @@ class DatagramPair(Arriving):
             if ack.heard > serials:
                 self._heard[ack.path] = ack.heard, ack.came, ack.marked
                 new = ack.came - came
-                lost = max(0, ack.heard - serials - new)
-                round_trip_s = self._sender.recovery.round_trips.smoothed_s
-                self._spray.heard(ack.path, new, lost, ack.marked - marked, now_s, round_trip_s)
+                self._judge(ack.path, new, ack.heard - serials - new, ack.marked - marked, now_s)
+
+    def _judge(self, path: int, came: int, lost: int, marked: int, now_s: float) -> None:
+        """How a path has done since the last time."""
+        if self._spray is not None and self._sender is not None:
+            round_trip_s = self._sender.recovery.round_trips.smoothed_s
+            self._spray.heard(path, came, max(0, lost), marked, now_s, round_trip_s)
 
     def _on_wanted(self, total: int) -> None:
         granted = self._granter.granted(self)

@@ -56,7 +56,7 @@ class News:
     """What an acknowledgement, or a time-out, has changed.
 
     acked: packets that are known to have come now and were not before. lost: of which that is known now. marked: that
-    the network has marked. late: packets of which nothing was heard for too long.
+    the network has marked. late: packets of which nothing was heard for too long; late_on: how many on each path.
     """
 
     acked: int = 0
@@ -64,6 +64,7 @@ class News:
     marked: int = 0
     round_trip_s: float | None = None
     late: int = 0
+    late_on: dict[int, int] = field(default_factory=dict)
 
 
 class Recovery(ABC):
@@ -272,6 +273,7 @@ class Recovery(ABC):
             while path.flight and self._late_from_s(path) + rto_s <= now_s:
                 serial = next(iter(path.flight))
                 item = path.flight.pop(serial).item
+                news.late_on[number] = news.late_on.get(number, 0) + 1
                 if isinstance(item, Parity):
                     self._parity_late(item, news)
                 elif self._where.get(item) == (number, serial):

@@ -1,0 +1,191 @@
+"""Datagrams over loopback whose packets get lost: what comes, what is sent again, what is told of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from testbed.config import datagrams
+from testbed.testing.threads import finish, in_threads, raises
+from testbed.transport import PeerLost, Transport
+from testbed.transport.datagram.controls import CONTROLS
+from testbed.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
+from testbed.transport.datagram.recoveries import RECOVERIES
+from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.transport import DatagramTransport
+from testbed.transport.datagram.udp import HEADER_ROOM, Outbox
+from tests.unit.ranks import Places
+
+PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size
+Loses = Callable[[Data, int], bool]
+"""Whether a packet is lost: its header, and which of its group's parity packets it is, -1 for data."""
+
+
+class LossyOutbox(Outbox):
+    """Packets that are to be lost leave with a secret that the peer does not know, and are dropped there."""
+
+    def __init__(self, loses: Loses) -> None:
+        super().__init__()
+        self._loses = loses
+
+    def send(self, sock: Any, headers: list[int], payloads: list[int], sizes: list[int]) -> int:
+        for position in range(len(headers)):
+            at = position * HEADER_ROOM
+            header = Data._make(DATA.unpack_from(self.headers, at))
+            parity = header.kind == PARITY_KIND
+            number = PARITY.unpack_from(self.headers, at + DATA.size)[2] if parity else -1
+            if header.kind in {DATA_KIND, PARITY_KIND} and self._loses(header, number):
+                self.headers[at + 4] ^= 0xFF
+        return super().send(sock, headers, payloads, sizes)
+
+
+def over_datagrams(
+    size: int,
+    program: Callable[[Transport], Any],
+    loses: Callable[[], Loses] | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Run a program on each of so many ranks; loses: makes one rank's losses."""
+    places = Places(size)
+
+    def make(rank: int) -> DatagramTransport:
+        transport = places.datagram(rank, **options)
+        if loses is not None:
+            transport._outbox = LossyOutbox(loses())
+        return transport
+
+    try:
+        return in_threads(size, make, program)
+    finally:
+        places.close()
+
+
+def sends(size_bytes: int) -> Callable[[Transport], dict[str, Any]]:
+    """Rank 0 sends one message to rank 1, which looks at it; what rank 0's pair tells."""
+    data = random.Random(size_bytes).randbytes(size_bytes)
+
+    def program(transport: Transport) -> dict[str, Any]:
+        assert isinstance(transport, DatagramTransport)
+        if transport.rank == 0:
+            finish(transport, transport.isend(1, 1, memoryview(data)))
+            finish(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
+        else:
+            buffer = bytearray(size_bytes)
+            finish(transport, transport.irecv(0, 1, memoryview(buffer)))
+            assert buffer == data
+            finish(transport, transport.isend(0, 2, memoryview(b"x")))
+        return transport.socket_info()[0]
+
+    return program
+
+
+@pytest.mark.parametrize("paths", [1, 3])
+@pytest.mark.parametrize("recovery", RECOVERIES)
+def test_messages_survive_losses(recovery: str, paths: int) -> None:
+    if recovery == "go_back_n" and paths > 1:
+        return
+    sizes = [random.Random(7).choice([0, 1, 500, 9_000, 60_000, 400_000]) for _ in range(30)]
+
+    def program(transport: Transport) -> int:
+        peer = 1 - transport.rank
+        outgoing = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+        incoming = [bytearray(size) for size in sizes]
+        requests = [transport.isend(peer, number, memoryview(data)) for number, data in enumerate(outgoing)]
+        requests += [transport.irecv(peer, number, memoryview(data)) for number, data in enumerate(incoming)]
+        finish(transport, *requests)
+        return sum(one != other for one, other in zip(outgoing, incoming, strict=True))
+
+    def losses() -> Loses:
+        chance = random.Random(3)
+        return lambda header, parity: chance.random() < 0.03
+
+    assert over_datagrams(2, program, losses, recovery=recovery, paths=paths) == [0, 0]
+
+
+def losing(*numbers: int) -> Callable[[], Loses]:
+    """The first sending of these packets of data."""
+
+    def make() -> Loses:
+        left = set(numbers)
+
+        def loses(header: Data, parity: int) -> bool:
+            if parity < 0 and header.total > 1 and header.number in left:
+                left.remove(header.number)
+                return True
+            return False
+
+        return loses
+
+    return make
+
+
+def test_go_back_n_sends_again_what_is_behind_a_hole() -> None:
+    packets = 100
+    window = 20 * (PAYLOAD_BYTES + 100)
+    told = over_datagrams(
+        2, sends(packets * PAYLOAD_BYTES), losing(50), recovery="go_back_n", window_bytes=window
+    )[0]
+    assert 2 <= told["packets_resent"] <= 20
+    assert told["packets_sent"] == packets + told["packets_resent"]
+
+
+@pytest.mark.parametrize("recovery", ["selective_repeat", "nack"])
+def test_selective_repeat_sends_the_hole_again_and_nothing_else(recovery: str) -> None:
+    told = over_datagrams(2, sends(100 * PAYLOAD_BYTES), losing(50, 51, 70), recovery=recovery)[0]
+    assert (told["packets_resent"], told["packets_sent"]) == (3, 103)
+
+
+def test_erasure_sends_a_quarter_more_and_nothing_again_for_eight_of_forty() -> None:
+    lost = [0, 3, 4, 5, 17, 28, 30, 31]
+    told, other = over_datagrams(2, sends(96 * PAYLOAD_BYTES), losing(*lost), recovery="erasure")
+    assert (told["packets_resent"], told["parity_sent"], told["packets_sent"]) == (0, 24, 120)
+    assert other["packets_mended"] == 8
+
+
+def test_erasure_sends_again_where_nine_of_forty_are_lost() -> None:
+    told, _ = over_datagrams(2, sends(96 * PAYLOAD_BYTES), losing(*range(40, 49)), recovery="erasure")
+    assert 1 <= told["packets_resent"] <= 9
+
+
+def test_a_path_that_loses_all_is_left_alone() -> None:
+    def losses() -> Loses:
+        return lambda header, parity: header.path == 2
+
+    window = 60 * (PAYLOAD_BYTES + 100)
+    told = over_datagrams(
+        2, sends(400 * PAYLOAD_BYTES), losses, recovery="nack", paths=4, window_bytes=window
+    )[0]
+    assert told["paths"][2] == "denied"
+    assert told["paths_denied"] >= 1
+    assert told["packets_lost"] < 100  # a quarter, if it went on
+
+
+def test_who_breaks_the_rules_is_lost() -> None:
+    def program(transport: Transport) -> str:
+        assert isinstance(transport, DatagramTransport)
+        finish(
+            transport,
+            transport.isend(1 - transport.rank, 1, memoryview(b"x")),
+            transport.irecv(1 - transport.rank, 1, memoryview(bytearray(1))),
+        )
+        pair = next(iter(transport._pairs.values()))
+        pending = transport.irecv(1 - transport.rank, 2, memoryview(bytearray(1)))
+        if transport.rank == 0:
+            header = DATA.pack(DATA_KIND, 0, 0, pair.secret, 5, 1, 1, 2, 7, 4)
+            pair.sockets[0].send(header + b"beyond")
+        with raises(PeerLost) as caught:
+            finish(transport, pending)
+        return str(caught.value)
+
+    assert "it sent 6 bytes at 7 of a message of 4" in over_datagrams(2, program)[1]
+
+
+def test_settings_have_defaults_that_scenarios_have_too() -> None:
+    assert set(datagrams.CONTROLS) == set(CONTROLS)
+    assert set(datagrams.RECOVERIES) == set(RECOVERIES)
+    spec, usual = datagrams.DatagramSpec(), DatagramSettings()
+    assert (spec.recovery, spec.control) == (usual.recovery, usual.control)
+    assert (spec.erasure.data, spec.erasure.parity) == (usual.data, usual.parity)
