@@ -40,12 +40,14 @@ class Calibration:
     """Of one clock. losses: by congestion control. made: with what, when.
 
     message_s, byte_s: what software takes at each end of a message, emulated seconds; None: as the scenario has it.
+    late: whether losses make messages late where no congestion control of `losses` says so.
     """
 
     losses: Mapping[str, LossResponse]
     message_s: float | None = None
     byte_s: float | None = None
     made: Mapping[str, str] = field(default_factory=dict)
+    late: bool = True
 
     def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
         """To losses, of one that was calibrated, else as its model says, or the usual one's.

@@ -22,6 +22,7 @@ from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bi
 from testbed.paths.alpha_beta import Step, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
+from testbed.paths.recovering import LossyDatagrams
 from testbed.transport import PROTOCOLS, TrafficClass
 from testbed.transport.wire import ConnectionKey
 
@@ -74,7 +75,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     if not each_s:
         return step_s
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
-    none = replace(calibration, losses=never)
+    none = replace(calibration, losses=never, late=False)
     least_s, mean_s = (predict(job, algorithm, one, draws=0).step_time_s for one in (none, calibration))
     return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
 
@@ -191,18 +192,26 @@ class Routes:
             parts.append(name)
         return Path(step.delay_s, tuple(parts), lossy, step.serialisation), capacities
 
-    def _lossy(self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step) -> Lossy | None:
+    def _lossy(
+        self, ends: Ends, flow: Flow, losses: Sequence[float], step: Step
+    ) -> Lossy | LossyDatagrams | None:
         """None where nothing is lost."""
         loss = 1 - math.prod(1 - share for share in losses)
         if not loss:
             return None
         wiring = self.job.wiring
+        packet_bytes = packet_payload_bytes(self.topology)
+        path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
+        if (mends := wiring.transport.mends) is not None:
+            most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
+            return LossyDatagrams(
+                mends.recovery, loss, *path, mends.data, mends.parity, most, self.calibration.late
+            )
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL
         model = _model_of(self.job, control)
         response = self.calibration.response(control, model)
-        packet_bytes = packet_payload_bytes(self.topology)
-        return Lossy(model, loss, step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes, response)
+        return Lossy(model, loss, *path, response)
 
     def _class_of(self, dscp: int) -> QueueClass:
         """Of a packet: the class that names its DSCP, or the one that names none."""

@@ -14,6 +14,7 @@ from testbed.fabric.tcp_buffers import send_buffer_bytes
 from testbed.paths.alpha_beta import frame_per_payload, nearest_plane
 from testbed.paths.hops import NETEM, Paths, passage
 from testbed.paths.losses import Lossy
+from testbed.paths.recovering import LossyDatagrams
 from testbed.paths.serialisation import NOTHING_HELD, Serialisation
 from testbed.transport.wire import HEADER_BYTES
 
@@ -30,7 +31,7 @@ class Path:
 
     delay_s: float
     parts: tuple[str, ...]
-    lossy: Lossy | None = None
+    lossy: Lossy | LossyDatagrams | None = None
     serialisation: Serialisation = NOTHING_HELD
 
     def latency_s(self, size_bytes: float) -> float:

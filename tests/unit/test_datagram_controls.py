@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.testing.datagrams import LIMITS, Channel
 from testbed.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
 from testbed.transport.datagram.controls.aimd import Aimd
 from testbed.transport.datagram.controls.base import Window
@@ -18,7 +19,6 @@ from testbed.transport.datagram.controls.swift import Swift
 from testbed.transport.datagram.recoveries import News
 from testbed.transport.datagram.round_trips import RoundTrips
 from testbed.transport.datagram.spraying import Spray, State
-from tests.unit.datagram_channel import LIMITS, Channel
 
 
 def round_trips(round_trip_s: float = 0.01) -> RoundTrips:
@@ -176,7 +176,7 @@ def test_marks_skip_a_path_once_and_losses_deny_it() -> None:
     assert sorted(spray.choose(0.09) for _ in range(3)) == [0, 1, 2]
     assert [spray.choose(0.09) for _ in range(4)].count(2) == 0
     spray.heard(2, came=1, lost=0, marked=0, now_s=0.1, round_trip_s=0.01)
-    assert spray.states[2] is State.GOOD
+    assert spray.states == [State.GOOD] * 3
 
 
 def test_a_single_loss_denies_nothing() -> None:

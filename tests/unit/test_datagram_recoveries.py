@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from testbed.testing.datagrams import Channel, Fate
 from testbed.transport.datagram.codes import CODES, Code, code_of
 from testbed.transport.datagram.controls.base import Limits, Window
 from testbed.transport.datagram.packets import ACK, Ack, read_ack
 from testbed.transport.datagram.receiver import Receiver
 from testbed.transport.datagram.recoveries import RECOVERIES, Item, Parity
-from tests.unit.datagram_channel import Channel
 
 SELECTIVE = ["selective_repeat", "nack", "erasure", "xor"]
 
 
-def losing(*numbers: int, times: int = 1):
+def losing(*numbers: int, times: int = 1) -> Fate:
     """The first so many sendings of these packets are lost."""
     return lambda item, before: item in numbers and before < times
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,19 @@ from testbed.scale import Scale
 from testbed.transport.base import TrafficClass, Transport
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
+
+
+@dataclass(frozen=True)
+class Mends:
+    """How a transport mends losses itself. data, parity: of a group of erasure codes.
+
+    reacts: whether losses make its window smaller, as TCP Reno's.
+    """
+
+    recovery: str
+    data: int
+    parity: int
+    reacts: bool
 
 
 class TransportKind(ABC):
@@ -102,6 +116,11 @@ class TransportKind(ABC):
         dialling: whether they are of that end, not of the one that listens.
         """
         return (dialled, listening) if dialling else (listening, dialled)
+
+    @property
+    def mends(self) -> Mends | None:
+        """How it mends losses itself; None where the kernel's TCP does."""
+        return None
 
     @property
     def added_subflows(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,8 @@ from testbed.transport.base import TrafficClass
 from testbed.transport.datagram.recoveries import RECOVERIES
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.datagram.transport import DatagramTransport
-from testbed.transport.kinds.base import TRANSPORTS, TransportKind
+from testbed.transport.kinds.base import TRANSPORTS, Mends, TransportKind
+from testbed.transport.kinds.striped import PACKET_BYTES
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
 from testbed.words import BDP
@@ -25,6 +26,7 @@ class Datagram(TransportKind):
     socket_keys = ()
     takes_several_paths = True
     asks_network = True
+    modelled = True
     protocol = "udp"
 
     def __init__(self, **options: Any) -> None:
@@ -56,6 +58,12 @@ class Datagram(TransportKind):
         """See TransportKind."""
         return DatagramTransport(rank, addresses, settings, self.settings)
 
+    @property
+    def mends(self) -> Mends:
+        """See TransportKind."""
+        own = self.settings
+        return Mends(own.recovery, own.data, own.parity, own.control == "aimd")
+
     def channels(self, distance: str) -> int:
         """One for each path."""
         return self.settings.paths
@@ -69,3 +77,10 @@ class Datagram(TransportKind):
         """Parity; what headers are more than TCP's is left out, as acknowledgements are."""
         coded = RECOVERIES[self.settings.recovery].code is not None
         return self.settings.parity / self.settings.data if coded else 0.0
+
+    def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
+        """By a window that the scenario gives."""
+        own = self.settings
+        if own.control != "window" or own.window_bytes is None:
+            return 0.0
+        return round_trip_s(PACKET_BYTES) / own.window_bytes

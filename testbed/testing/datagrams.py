@@ -1,4 +1,4 @@
-"""A sender and a receiver of datagrams with a simulated network between them: it delays, loses, reorders, repeats."""
+"""A sender and a receiver of datagrams, as state machines, on a simulated network that delays, loses and reorders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -115,7 +116,7 @@ class Channel:
             receiver.mend(first, path)
         for ack in receiver.acks():
             if not self.loses_ack(next(self._acks)):
-                self._after(self.now_s + self.delays_s[ack.path], lambda ack=ack: self._hear(ack))
+                self._after(self.now_s + self.delays_s[ack.path], partial(self._hear, ack))
 
     def _hear(self, ack: Ack) -> None:
         self.sender.heard(ack, self.now_s)
