@@ -86,13 +86,18 @@ class RoundTrips(ResultModel):
 
 
 class Connections(ResultModel):
-    """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps."""
+    """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps.
+
+    parity, marked: of datagrams, packets of parity, and packets that links have marked; None of TCP.
+    """
 
     source: str = Field(alias="from")
     target: str = Field(alias="to")
     connections: int
     rtt_s: RoundTrips | None = None
     retransmits: int
+    parity: int | None = None
+    marked: int | None = None
 
 
 class InvariantRecord(ResultModel):

@@ -10,6 +10,8 @@ from typing import Any
 from testbed.results.summary import StepResult
 from testbed.scale import Scale
 
+COUNTS = ("retransmits", "parity", "marked")
+
 
 def socket_use(
     readings: Iterable[Mapping[str, Any]],
@@ -20,7 +22,8 @@ def socket_use(
     """Round trips and retransmissions of the connections between buildings, by direction of the data.
 
     readings: as in `sockets.jsonl`, in the order of their times; buildings: by rank. `rtt_s`: least, median and largest
-    smoothed round trip of all readings during steps, real seconds; `retransmits`: segments sent again during all steps.
+    smoothed round trip of all readings during steps, real seconds; `retransmits`: segments sent again during all steps;
+    of datagrams `parity` and `marked`, too: packets of parity, and packets that links have marked.
     """
     connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
     for reading in readings:
@@ -36,18 +39,20 @@ def socket_use(
     rows = []
     for (here, there), keys in sorted(groups.items()):
         round_trips: list[float] = []
-        retransmits = 0
+        counts = dict.fromkeys(COUNTS[:1], 0)
         for key in keys:
             times, own = connections[key]
             for step in steps:
                 first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
                 round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
                 if last:
-                    before = own[first - 1]["retransmits"] if first else 0
-                    retransmits += own[last - 1]["retransmits"] - before
+                    for name in COUNTS:
+                        if name in own[last - 1]:
+                            before = own[first - 1][name] if first else 0
+                            counts[name] = counts.get(name, 0) + own[last - 1][name] - before
         row: dict[str, Any] = {"from": here, "to": there, "connections": len(keys)}
         if round_trips:
             shown = min(round_trips), statistics.median(round_trips), max(round_trips)
             row["rtt_s"] = dict(zip(("min", "median", "max"), shown, strict=True))
-        rows.append({**row, "retransmits": retransmits})
+        rows.append({**row, "retransmits": counts.pop("retransmits"), **counts})
     return rows

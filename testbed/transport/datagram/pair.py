@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
-from testbed.transport.datagram import udp
+from testbed.transport.datagram import telling, udp
 from testbed.transport.datagram.arriving import Arriving
 from testbed.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
 from testbed.transport.datagram.outgoing import OutgoingMessages
@@ -75,6 +75,7 @@ class DatagramPair(Arriving):
         self.secret = 0
         self._payload_bytes = 0
         self._spray = Spray(settings.paths) if settings.paths > 1 else None
+        self.datagrams_out = self.datagrams_in = self.bytes_out = self.bytes_in = 0
         self._heard: dict[
             int, tuple[int, int, int]
         ] = {}  # by path: serials, packets, marks that have been told of
@@ -227,9 +228,11 @@ class DatagramPair(Arriving):
                 return True
             self.fail(f"datagrams: {error.strerror}")
             return False
-        for item, (header_bytes, _, _) in zip(items[:took], sizes, strict=False):
+        for item, (header_bytes, _, size_bytes) in zip(items[:took], sizes, strict=False):
             sender.sent(item, path, now_s)
             self.counters.header_bytes_sent += header_bytes
+            self.bytes_out += header_bytes + size_bytes
+        self.datagrams_out += took
         out.complete(sender.recovery)
         if took < len(items):
             self._wait_for(path)
@@ -245,8 +248,12 @@ class DatagramPair(Arriving):
 
     def _tell(self, packet: bytes) -> None:
         """Send something small that may be lost."""
+        self._send_small(0, packet)
+
+    def _send_small(self, path: int, packet: bytes) -> None:
         with contextlib.suppress(OSError):  # it is lost here, then
-            self.sockets[0].send(packet)
+            self.bytes_out += self.sockets[path].send(packet)
+            self.datagrams_out += 1
 
     def grant(self, total: int) -> None:
         """Let the peer have sent so many packets in all."""
@@ -292,7 +299,9 @@ class DatagramPair(Arriving):
         except OSError as error:
             self.fail(f"datagrams: {error.strerror}")
             return
+        self.datagrams_in += len(packets)
         for packet, marked in packets:
+            self.bytes_in += len(packet)
             self._on_packet(packet, marked)
             if self.lost is not None:
                 return
@@ -303,8 +312,7 @@ class DatagramPair(Arriving):
 
     def _acknowledge(self) -> None:
         for ack in self.receiver.acks():
-            with contextlib.suppress(OSError):  # it is lost here, then
-                self.sockets[ack.path].send(ack.pack(self.secret))
+            self._send_small(ack.path, ack.pack(self.secret))
 
     # ---- receiving
 
@@ -357,40 +365,10 @@ class DatagramPair(Arriving):
     def glance(self) -> dict[str, float]:
         """As `sockets.glance` of a TCP connection."""
         assert self._sender is not None
-        recovery, window = self._sender.recovery, self._sender.control.window_packets
-        return {
-            "rtt_s": recovery.round_trips.smoothed_s,
-            "congestion_window_segments": window if window < math.inf else 0,
-            "retransmits": recovery.resent,
-            "bytes_acked": recovery.low * self._payload_bytes,
-        }
+        return telling.glance(self._sender, self.acknowledged * self._payload_bytes)
 
     def figures(self) -> dict[str, Any]:
         """What has happened, ready for JSON."""
-        sender, receiver = self._sender, self.receiver
-        if sender is None:
+        if self._sender is None:
             return {}
-        recovery, control = sender.recovery, sender.control
-        seen = receiver.seen.values()
-        found: dict[str, Any] = {
-            "recovery": self.settings.recovery,
-            "control": self.settings.control,
-            "round_trip_s": round(recovery.round_trips.smoothed_s, 6),
-            "packets_sent": sum(path.serial for path in recovery.paths.values()),
-            "packets_resent": recovery.resent,
-            "parity_sent": recovery.parity_sent,
-            "packets_lost": sender.lost,
-            "packets_late": sender.late,
-            "packets_marked": sender.marked,
-            "packets_received": sum(path.came for path in seen),
-            "packets_mended": receiver.mended,
-            "packets_twice": receiver.duplicates,
-        }
-        if control.window_packets < math.inf:
-            found["window_packets"] = round(control.window_packets, 1)
-        if control.rate_bps < math.inf:
-            found["rate_bps"] = round(control.rate_bps)
-        if self._spray is not None:
-            found["paths"] = [state.value for state in self._spray.states]
-            found["paths_denied"] = self._spray.denied
-        return found
+        return telling.figures(self.settings, self._sender, self.receiver, self._spray)

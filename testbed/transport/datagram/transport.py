@@ -19,8 +19,10 @@ from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.mesh import Mesh
 from testbed.transport.sockets import MeshSettings, SocketSettings, glance
 from testbed.transport.wire import ConnectionKey
+from testbed.transport.wire_counts import WireCounts
 from testbed.virtual import clock_here
 
+_SHORTER_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
 _FIRST_ROUND_TRIP_S = 0.05  # where TCP does not tell
 _WINDOW_PRODUCTS = 1.25  # of rate and delay: acknowledgements come for several packets at once
 _UNSET_WINDOW_SHARE = 4  # of the receive buffer, where nobody says how large a window should be
@@ -220,6 +222,17 @@ class DatagramTransport(Mesh):
         return room // 2 // _UNSET_WINDOW_SHARE
 
     # ---- for those who measure
+
+    def wire_counts(self) -> WireCounts | None:
+        """See Mesh; datagrams count as segments, with what their headers are shorter taken off their payload."""
+        found = super().wire_counts()
+        if found is None:
+            return None
+        for pair in self._pairs.values():
+            sent, came = pair.datagrams_out, pair.datagrams_in
+            own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
+            found = found.plus(WireCounts(0, *own))
+        return found
 
     def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """See Mesh; of datagrams. A window that is none is 0."""
