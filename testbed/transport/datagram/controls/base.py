@@ -14,6 +14,9 @@ from testbed.transport.datagram.recoveries.base import News
 from testbed.transport.datagram.round_trips import RoundTrips
 
 
+LEAST_PACKETS = 10.0  # of a window that does not change: hosts take a while, too; TCP's first one, by RFC 6928
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a control starts from. packet_bytes: of a full packet, as links count it.
@@ -51,7 +54,7 @@ class Control:
 
 
 class Window(Control):
-    """A window of one size: the product of rate and delay, or what the scenario says.
+    """A window of one size: the product of rate and delay, or what the scenario says; ten packets at least.
 
     Where the card is quicker than a window in a round trip, it leaves at that rate: all at once it would fill the queue
     where the path is narrow.
@@ -59,7 +62,7 @@ class Window(Control):
 
     def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
         super().__init__(limits, round_trips)
-        self.window_packets = max(1.0, limits.window_bytes / limits.packet_bytes)
+        self.window_packets = max(LEAST_PACKETS, limits.window_bytes / limits.packet_bytes)
         self._pace(round_trips.smoothed_s)
 
     def heard(self, news: News, now_s: float) -> None:
