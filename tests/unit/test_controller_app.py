@@ -75,11 +75,12 @@ def test_rules_of_every_kind_go_in_and_compare_equal() -> None:
         Rule(0, Match(), (Goto(1),)),
         Rule(200, Match(ipv4_dst="10.1.0.2/32", ip_dscp=46, tcp_src=Ports(4, 7)), (Output(3),), table=1),
         Rule(200, Match(ipv4_dst="10.1.0.2/32", tcp_dst=Ports(29500)), (FastFailover((3, 4)),), table=1),
+        Rule(200, Match(ipv4_dst="10.1.0.2/32", udp_src=Ports(33006)), (Output(3),), table=1),
         Rule(100, Match(ipv4_dst="10.1.0.0/16"), (Ecmp((3, 3, 4), 9),), table=1),
     ]
     dialogue, switch = Dialogue({5: rules}), Switch(5)
     dialogue.install(switch)
-    assert switch.sent == ["ports", "flows", "[+group, +100, +0, +200, +200, +100]", "flows"]
+    assert switch.sent == ["ports", "flows", "[+group, +100, +0, +200, +200, +200, +100]", "flows"]
     assert dialogue.errors == []
     assert dialogue.events[-1]["event"] == "ready"
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testbed.config import datagrams
+import testbed
+from testbed.config import ConfigError, TransportSpec, datagrams, load_topology
+from testbed.controller import View
+from testbed.controller.policies.spreading import QpAware
+from testbed.job.declared import flows_of
+from testbed.job.resolving import endpoints_on, wiring_of
+from testbed.job.wiring import Wiring
+from testbed.paths.alpha_beta import bdp_bytes
+from testbed.paths.hops import Paths
+from testbed.scale import Scale
 from testbed.testing.threads import finish, in_threads, raises
 from testbed.transport import PeerLost, Transport
 from testbed.transport.datagram.controls import CONTROLS
@@ -189,3 +201,50 @@ def test_settings_have_defaults_that_scenarios_have_too() -> None:
     spec, usual = datagrams.DatagramSpec(), DatagramSettings()
     assert (spec.recovery, spec.control) == (usual.recovery, usual.control)
     assert (spec.erasure.data, spec.erasure.parity) == (usual.data, usual.parity)
+
+
+def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
+    topology = load_topology(
+        Path(__file__).parents[2] / "topologies" / "two-buildings-4-planes.yaml"
+    ).resolve(Scale())
+    spec = TransportSpec.model_validate({"kind": "datagram", "datagram": {"spray": "packet", "paths": 4}})
+    hosts = [topology.hosts[0], topology.hosts[-1]]
+    wiring = wiring_of(
+        spec, Scale(), topology, endpoints_on(topology, hosts, {host.name: 1 for host in hosts}), 1
+    )
+    flows = flows_of(wiring, {(0, 1): 1e6})
+    assert {flow.protocol for flow in flows} == {"udp"}
+    assert len({flow.destination_port for flow in flows}) == 4
+    view = View(topology, flows)
+    routes = [route for route in QpAware().routes(view) if route.match.ip_proto == 17 and route.at == "east"]
+    assert len({route.links for route in routes if route.match.udp_dst is not None}) == 4
+    # what a window is made of, and the rate that receivers grant at
+    assert wiring.bdp_bytes[0][1] == round(bdp_bytes(Paths(topology), hosts)[0][1])
+    assert wiring.port_bps == tuple(host.nic.rate_bps for host in hosts)
+    assert Wiring.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
+
+
+@pytest.mark.parametrize(
+    ("datagram", "words"),
+    [
+        (
+            {"recovery": "fec"},
+            "got 'fec', expected a recovery: go_back_n, selective_repeat, nack, erasure, xor",
+        ),
+        ({"recovery": "go_back_n", "spray": "packet"}, "got packet with recovery go_back_n, expected none"),
+        ({"erasure": {"data": 250, "parity": 8}}, "got 250 \\+ 8, expected at most 256 packets of a group"),
+        ({"window": "big"}, "expected bdp, or a size with its unit"),
+        ({"paths": 1}, "expected a whole number from 2 to 64"),
+    ],
+)
+def test_what_scenarios_say_is_looked_at(datagram: dict[str, Any], words: str) -> None:
+    workload = {"collectives": [{"collective": "all_reduce", "size": "1 MB"}]}
+    topology = {
+        "name": "pair",
+        "buildings": {name: {"hosts": 1, "nic": {"rate": "1 Gbit/s"}} for name in ("east", "west")},
+        "wan": [{"a": "east", "b": "west", "rate": "1 Gbit/s", "delay": "1 ms"}],
+    }
+    transport = {"kind": "datagram", "datagram": datagram}
+    asked = {"name": "pair", "ranks": 2, "topology": topology, "workload": workload, "transport": transport}
+    with pytest.raises(ConfigError, match=rf"transport\.datagram.*{words}"):
+        testbed.load(asked)

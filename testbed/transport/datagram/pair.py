@@ -115,6 +115,7 @@ class DatagramPair(Arriving):
         frame_bytes = self._payload_bytes + udp.HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
         exact = clock_here() == "free"
         host_s = 0.0 if exact else LATE_HOST_S
+        self._granter.packet_bytes = frame_bytes
         limits = Limits(frame_bytes, window_bytes, line_bps, settings.rate_scale, host_s)
         least_rto_s = LEAST_RTO_S if exact else LATE_PEER_RTO_S
         round_trips = RoundTrips(round_trip_s, least_rto_s)

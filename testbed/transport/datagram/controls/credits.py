@@ -16,7 +16,7 @@ from testbed.transport.datagram.controls.base import Control, Limits
 from testbed.transport.datagram.round_trips import RoundTrips
 
 UNIT_PACKETS = 4  # of one grant, at most
-LOAD = 0.98  # of the port, so that what jitter has queued drains
+LOAD = 0.99  # of the port, so that what jitter has queued drains
 
 
 class Credits(Control):
@@ -47,12 +47,18 @@ class Granter:
     """The receiver's side, for all senders of one rank. rate_bps: of its port. packet_bytes: of a full packet."""
 
     def __init__(self, rate_bps: float, packet_bytes: int) -> None:
-        self.packet_s = packet_bytes * 8 / (rate_bps * LOAD) if math.isfinite(rate_bps) else 0.0
+        self._rate_bps = rate_bps
+        self.packet_bytes = packet_bytes
         self._granted: dict[Hashable, int] = {}
         self._wanted: OrderedDict[Hashable, int] = (
             OrderedDict()
         )  # of those that want more, whose turn it is first
         self._next_s = 0.0  # when the port has room for what is granted next
+
+    @property
+    def packet_s(self) -> float:
+        """What a full packet takes of the port."""
+        return self.packet_bytes * 8 / (self._rate_bps * LOAD) if math.isfinite(self._rate_bps) else 0.0
 
     def want(self, sender: Hashable, total: int) -> None:
         """A sender wants to have sent so many packets in all."""
