@@ -76,9 +76,9 @@ def crossovers() -> None:
 
 
 def ahead(size_bytes: int, loss: float) -> bool:
-    """Whether erasure is, by half a percent."""
+    """Whether erasure is, by a tenth."""
     erasure, repeat = (form_of(name, size_bytes, loss) for name in ("erasure", "selective_repeat"))
-    return known_s(erasure, erasure.mean_s) < 0.995 * known_s(repeat, repeat.mean_s)
+    return known_s(erasure, erasure.mean_s) < 0.9 * known_s(repeat, repeat.mean_s)
 
 
 def fine(least: int, most: int) -> list[float]:

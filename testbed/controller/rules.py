@@ -22,10 +22,10 @@ MAX_PORT = (
 )
 MAX_SEED = MAX_PRIORITY = MAX_TCP_PORT = 0xFFFF
 MAX_DSCP = 63
+PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")
 MAX_GROUP = 0x7FFF_FFFF
 MAX_TABLE = 253
 MAX_CHOICES = 2048  # of Open vSwitch's bundle action
-PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,10 @@ class Match:
                 value, mask = network(asked)
                 if address & mask != value:
                     return False
-        if self.ip_proto is None:
-            return True
-        source, destination = self.ports(self.ip_proto)
-        covers = source is None or source.covers(packet.source_port)
-        covers = covers and (destination is None or destination.covers(packet.destination_port))
-        return covers and packet.ip_proto == self.ip_proto
+        if self.ip_proto not in (None, packet.ip_proto):
+            return False
+        found = zip(self.ports(packet.ip_proto), (packet.source_port, packet.destination_port), strict=True)
+        return all(asked is None or asked.covers(port) for asked, port in found)
 
     @property
     def ip_proto(self) -> int | None:

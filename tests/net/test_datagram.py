@@ -48,9 +48,7 @@ def test_what_is_lost_is_sent_again(tmp_path: Path, recovery: str) -> None:
     summary, pairs = run(tmp_path, f"{{recovery: {recovery}}}")
     assert sum(pair["packets_resent"] for pair in pairs) > 0
     invariants = {
-        entry["name"]: entry
-        for variant in summary["variants"]
-        for entry in variant["verdict"]["invariants"]
+        entry["name"]: entry for variant in summary["variants"] for entry in variant["verdict"]["invariants"]
     }
     assert invariants["payload_correct"]["ok"]
     for name in ("no_foreign_traffic", "conservation", "wan_bytes_as_computed"):

@@ -5,8 +5,8 @@ x^8 + x^4 + x^3 + x^2 + 1. `XOR`: parity packet j is the sum of the data packets
 that one loss of each such class is mended; as in SDR-RDMA (arXiv:2505.05366).
 
 A byte's products with the coefficients of eight parity packets stand side by side in one table entry of eight bytes:
-NumPy gathers them all at once. Groups of 32 + 8 packets of 9 kB: 0.9 GB/s on one core of 2 GHz or so, where zfec 1.6
-(C) made 0.09, pyeclib 1.8 (C) 0.13 and reedsolo 1.7 (Python) 0.001.
+NumPy gathers them all at once. Groups of 32 + 8 packets of 9 kB on one busy core: 540 MB/s encoded, 170 mended with
+eight lost, where zfec 1.6 (C) made 90 of both, pyeclib 1.8 (C) encoded 130 and reedsolo 1.7 (Python) one.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import ClassVar
 from testbed.transport.datagram.recoveries.base import News
 from testbed.transport.datagram.round_trips import RoundTrips
 
-
-LEAST_PACKETS = 10.0  # of a window that does not change: hosts take a while, too; TCP's first one, by RFC 6928
+# of a window that does not change: hosts take a while, too; as TCP's first one (RFC 6928)
+LEAST_PACKETS = 10.0
 
 
 @dataclass(frozen=True)
