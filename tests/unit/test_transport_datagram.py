@@ -203,6 +203,21 @@ def test_settings_have_defaults_that_scenarios_have_too() -> None:
     assert (spec.erasure.data, spec.erasure.parity) == (usual.data, usual.parity)
 
 
+def test_how_a_pair_stands_is_told_in_words() -> None:
+    def program(transport: Transport) -> str:
+        assert isinstance(transport, DatagramTransport)
+        peer = 1 - transport.rank
+        finish(
+            transport,
+            transport.isend(peer, 1, memoryview(b"x")),
+            transport.irecv(peer, 1, memoryview(bytearray(1))),
+        )
+        return transport.state_words([peer])
+
+    assert "datagrams with rank 1: " in over_datagrams(2, program)[0]
+    assert "0 missing of what has come" in over_datagrams(2, program)[0]
+
+
 def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     topology = load_topology(
         Path(__file__).parents[2] / "topologies" / "two-buildings-4-planes.yaml"

@@ -368,6 +368,13 @@ class DatagramPair(Arriving):
         assert self._sender is not None
         return telling.glance(self._sender, self.acknowledged * self._payload_bytes)
 
+    @property
+    def words(self) -> str:
+        """How it stands."""
+        if self._sender is None:
+            return "none yet"
+        return telling.words(self._sender, self.receiver)
+
     def figures(self) -> dict[str, Any]:
         """What has happened, ready for JSON."""
         if self._sender is None:

@@ -51,3 +51,12 @@ def figures(
         found["paths"] = [state.value for state in spray.states]
         found["paths_denied"] = spray.denied
     return found
+
+
+def words(sender: Sender, receiver: Receiver) -> str:
+    """How a pair stands, for people who wonder why nothing comes."""
+    recovery = sender.recovery
+    waiting = recovery.end - recovery.low
+    told = f"{waiting} packets not acknowledged, {recovery.under_way} of them under way"
+    missing = receiver.bits.bit_length() - bin(receiver.bits).count("1")
+    return f"{told}; {missing} missing of what has come"

@@ -6,7 +6,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, TransportError
@@ -233,6 +233,16 @@ class DatagramTransport(Mesh):
             own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
             found = found.plus(WireCounts(0, *own))
         return found
+
+    def state_words(self, peers: Iterable[int]) -> str:
+        """See Mesh; of datagrams, too."""
+        wanted = set(peers)
+        found = [
+            f"datagrams with rank {peer}: {pair.words}"
+            for (peer, _), pair in self._pairs.items()
+            if peer in wanted
+        ]
+        return "; ".join([super().state_words(wanted), *found])
 
     def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
         """See Mesh; of datagrams. A window that is none is 0."""
