@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +23,7 @@ from testbed.paths.alpha_beta import bdp_bytes
 from testbed.paths.hops import Paths
 from testbed.scale import Scale
 from testbed.testing.threads import finish, in_threads, raises
-from testbed.transport import PeerLost, Transport
+from testbed.transport import BEST_EFFORT, PeerLost, Transport
 from testbed.transport.datagram.controls import CONTROLS
 from testbed.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_KIND, Data
 from testbed.transport.datagram.recoveries import RECOVERIES
@@ -201,6 +202,30 @@ def test_settings_have_defaults_that_scenarios_have_too() -> None:
     spec, usual = datagrams.DatagramSpec(), DatagramSettings()
     assert (spec.recovery, spec.control) == (usual.recovery, usual.control)
     assert (spec.erasure.data, spec.erasure.parity) == (usual.data, usual.parity)
+
+
+def test_marks_of_links_reach_the_sender() -> None:
+    """As if a link had marked them: packets leave with what it would write."""
+    data = bytes(50 * PAYLOAD_BYTES)
+
+    def program(transport: Transport) -> dict[str, Any]:
+        assert isinstance(transport, DatagramTransport)
+        transport.connect()
+        pair = transport._pairs[1 - transport.rank, BEST_EFFORT]
+        while not pair.stands:
+            transport.progress(0.01)
+        if transport.rank == 0:
+            pair.sockets[0].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 3)
+            finish(transport, transport.isend(1, 1, memoryview(data)))
+            finish(transport, transport.irecv(1, 2, memoryview(bytearray(1))))
+        else:
+            finish(transport, transport.irecv(0, 1, memoryview(bytearray(len(data)))))
+            finish(transport, transport.isend(0, 2, memoryview(b"x")))
+        return transport.socket_info()[0]
+
+    told, other = over_datagrams(2, program, control="dcqcn", port_bps=1e9)
+    assert told["packets_marked"] == 50
+    assert other["packets_marked"] == 0
 
 
 def test_how_a_pair_stands_is_told_in_words() -> None:
