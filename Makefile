@@ -70,6 +70,7 @@ unit: environment ## tests that need no root
 	$(AS_OWNER) $(BIN)/python -m pytest $(REPORT) $(SIDE_BY_SIDE) tests/unit
 
 thorough: environment ## what other lanes try a part of, all of it: by turns, in guests, with Ryu; minutes
+	@tools/bootstrap site
 	$(AS_OWNER) $(BIN)/python -m pytest -q -m thorough $(SIDE_BY_SIDE) tests/unit
 	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/net
 	$(AS_ROOT) $(BIN)/python -m pytest -q -p no:cacheprovider -m thorough tests/virtual

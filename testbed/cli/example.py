@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from testbed.config.examples import copy_example
+from testbed.config.examples import copy_example, header
 from testbed.config.shipped import shipped
 
 
@@ -24,8 +24,12 @@ def init(
 ) -> None:
     """Copy a scenario that comes with the testbed, and its topology, into a folder to edit; or list them."""
     if folder is None:
-        for kind in ("scenarios", "topologies"):
-            print(f"{kind}:", *(f"  {name}" for name in shipped(kind)), sep="\n")
+        scenarios = shipped("scenarios")
+        width = max(map(len, scenarios))
+        print("scenarios:")
+        for name, file in scenarios.items():
+            print(f"  {name:<{width}}  {header(file.read_text(), name).question}")
+        print("topologies:", *(f"  {name}" for name in shipped("topologies")), sep="\n")
         return
     copied = copy_example(scenario, folder)
     print(f"{', '.join(map(str, copied))}\nNext: testbed run {copied[0]} --clock virtual")

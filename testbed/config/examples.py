@@ -1,8 +1,15 @@
-"""Scenarios that come with the testbed, copied where they can be edited."""
+"""Scenarios that come with the testbed: what each asks, and copies where they can be edited.
+
+A scenario says its question itself, in the comment at its top: the first sentence asks, others say more; then, behind a
+line of `#` alone, the commands that answer it.
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -10,7 +17,42 @@ import yaml
 from testbed.config.errors import ConfigError, Problem
 from testbed.config.scenario import load_scenario
 from testbed.config.shipped import shipped
-from testbed.errors import did_you_mean
+from testbed.errors import BadInput, did_you_mean
+
+_COMMENT = re.compile(r"(?:#.*\n)+")
+_ASKS = re.compile(r"[^?]*\?")
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a scenario says of itself: the sentence that asks, those that follow, command lines without remarks."""
+
+    question: str
+    words: str
+    commands: tuple[str, ...]
+
+
+def header(text: str, name: str) -> Header:
+    """Of a scenario's file. BadInput where it asks nothing, or names no command."""
+    comment = _COMMENT.match(text)
+    first, *others = re.split(r"^#\n", comment[0] if comment else "", flags=re.MULTILINE)
+    words = " ".join(line.lstrip("# ") for line in first.splitlines())
+    asked = _ASKS.match(words)
+    commands = tuple(_commands("".join(others)))
+    if asked is None or ". " in asked[0] or not commands:
+        raise BadInput(
+            where=name,
+            got=f"a comment that begins {words[:60]!r}, and {len(commands)} commands",
+            expected="a comment that begins with a question and has, after a line of # alone, indented commands",
+        )
+    return Header(asked[0], words[asked.end() :].strip(), commands)
+
+
+def _commands(comment: str) -> Iterator[str]:
+    """Indented lines, those that go on joined to one."""
+    lines = [line.removeprefix("#     ") for line in comment.splitlines() if line.startswith("#     ")]
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        yield re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip()
 
 
 def copy_example(scenario: str, folder: Path) -> tuple[Path, ...]:

@@ -1,19 +1,16 @@
 """All scenarios that come with the testbed, as a page: each with its question, its command and its network drawn.
 
-A scenario says its question itself, in the comment at its top: the first sentence asks, others say more; then, behind a
-line of `#` alone, the commands that answer it.
+Question and commands are those of the scenario's own comment: `testbed.config.examples.header`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.config import load_scenario
+from testbed.config.examples import Header, header
 from testbed.config.shipped import shipped
-from testbed.errors import BadInput
 from testbed.report.graph import drawn
 
 PAGE = "gallery.md"
@@ -26,40 +23,6 @@ GROUPS = {
     "inference": "Requests served",
 }
 """Headings, by the folder of a scenario."""
-_COMMENT = re.compile(r"(?:#.*\n)+")
-_ASKS = re.compile(r"[^?]*\?")
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a scenario says of itself: the sentence that asks, those that follow, command lines without remarks."""
-
-    question: str
-    words: str
-    commands: tuple[str, ...]
-
-
-def header(text: str, name: str) -> Header:
-    """Of a scenario's file. BadInput where it asks nothing, or names no command."""
-    comment = _COMMENT.match(text)
-    first, *others = re.split(r"^#\n", comment[0] if comment else "", flags=re.MULTILINE)
-    words = " ".join(line.lstrip("# ") for line in first.splitlines())
-    asked = _ASKS.match(words)
-    commands = tuple(_commands("".join(others)))
-    if asked is None or ". " in asked[0] or not commands:
-        raise BadInput(
-            where=name,
-            got=f"a comment that begins {words[:60]!r}, and {len(commands)} commands",
-            expected="a comment that begins with a question and has, after a line of # alone, indented commands",
-        )
-    return Header(asked[0], words[asked.end() :].strip(), commands)
-
-
-def _commands(comment: str) -> Iterator[str]:
-    """Indented lines, those that go on joined to one."""
-    lines = [line.removeprefix("#     ") for line in comment.splitlines() if line.startswith("#     ")]
-    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
-        yield re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip()
 
 
 def network_svg(file: Path) -> str:
@@ -68,7 +31,10 @@ def network_svg(file: Path) -> str:
 
 
 def write_gallery(folder: Path, files: Mapping[str, Path] | None = None) -> list[Path]:
-    """Writes the page and its pictures into `folder`; what was written. files: by name; None: all that are shipped."""
+    """Writes the page and its pictures into `folder`, and says what was written.
+
+    The page's links to scenarios lead to a folder `scenarios` beside it. files: by name; None: all that are shipped.
+    """
     scenarios = shipped("scenarios") if files is None else files
     pictures = folder / PICTURES
     written = []
@@ -112,5 +78,7 @@ def _entry(name: str, found: Header) -> list[str]:
         found.words,
         "",
         *(f"    {command}" for command in found.commands),
+        "",
+        f"[The file](../scenarios/{name}.yaml)",
         "",
     ]

@@ -16,12 +16,14 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from typer.testing import CliRunner
 
 from testbed.cli.lazy import LazyCommand
 from testbed.cli.main import app
+from testbed.config.examples import header
 from testbed.config.shipped import shipped
 from testbed.errors import BadInput
-from testbed.report.gallery import header, network_svg, write_gallery
+from testbed.report.gallery import network_svg, write_gallery
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -80,6 +82,14 @@ def test_the_gallery_has_question_command_and_picture(tmp_path: Path) -> None:
         assert f"]({picture.relative_to(tmp_path)})" in text
         assert "".join(ET.parse(picture).getroot().itertext()).count("host") > 0
     assert "    testbed run scenarios/quickstart.yaml\n" in text
+    assert "](../scenarios/inference/partitions.yaml)" in text
+
+
+def test_init_lists_what_each_asks() -> None:
+    listed = CliRunner().invoke(app, ["init"]).stdout.splitlines()
+    (line,) = (line for line in listed if line.startswith("  quickstart "))
+    assert line.endswith(f"  {header(shipped('scenarios')['quickstart'].read_text(), 'quickstart').question}")
+    assert "topologies:" in listed
 
 
 @pytest.mark.thorough
