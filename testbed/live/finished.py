@@ -12,7 +12,7 @@ from testbed.report.compare import opening
 from testbed.results.records import EVENTS, LINKS, SAMPLES, LinkKey, read_events, read_json
 from testbed.results.result import Result, Variant
 
-MOST_READINGS = 4000
+MOST_READINGS = 2000
 
 
 class Finished:

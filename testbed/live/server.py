@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
@@ -27,6 +28,7 @@ from testbed.scale import Scale
 
 LOOPBACK = "127.0.0.1"
 EVERY_S = 0.5
+REPORT = "report.html"
 PAGE = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -100,6 +102,14 @@ class LivePage:
         self._server.server_close()
         self._thread.join()
 
+    @property
+    def report(self) -> bytes | None:
+        """The page that the run has in its folder; None as long as it has none."""
+        try:
+            return (self.folder / REPORT).read_bytes()
+        except OSError:
+            return None
+
     def document(self) -> Json:
         """All there is to show now."""
         with self._lock:
@@ -169,6 +179,11 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.page = page
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing of browsers that went away meanwhile."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
@@ -183,6 +198,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path in PAGE:
             name, kind = PAGE[path]
             self._send(_shipped(name), f"{kind}; charset=utf-8")
+        elif path == REPORT and (report := self.server.page.report) is not None:
+            self._send(report, "text/html; charset=utf-8")
         elif path == "state":
             self._json(self.server.page.document())
         elif path == "timeline":

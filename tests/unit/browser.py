@@ -95,7 +95,7 @@ def showing(browser: Browser, address: Path | str, width: int = WIDE, dark: bool
     page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(30_000)  # other tests use the machine, too
     try:
         shown = Shown(page)
         page.goto(url)

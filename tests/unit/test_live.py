@@ -3,9 +3,14 @@ from __future__ import annotations
 import http.client
 import json
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from testbed.cli.main import app
+from testbed.cli.watch import shown
 from testbed.errors import BadInput
 from testbed.live.finished import Finished
 from testbed.live.following import Following
@@ -203,6 +208,9 @@ def test_the_page_is_for_those_who_know_its_address(tmp_path: Path) -> None:
         # a name that leads here, from a page of somebody else's
         assert ask(page, f"/{page.token}/", host=f"evil.example:{page.port}")[0] == 404
         assert ask(page, f"/{page.token}/timeline?part=0&step=x")[0] == 400
+        assert ask(page, f"/{page.token}/report.html")[0] == 404
+        (page.folder / "report.html").write_text("its own")
+        assert ask(page, f"/{page.token}/report.html")[1] == b"its own"
 
 
 def test_no_page_names_another_machine() -> None:
@@ -237,3 +245,22 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         assert page.document()["state"] == "waiting"
         with pytest.raises(BadInput, match="a port that is free"):
             LivePage(tmp_path / "other", page.port, expected=True)
+
+
+def test_the_command_says_where_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = LiveRun(tmp_path / "run")
+    console = Console(stderr=True)
+    with shown(run.folder, True, console):
+        said = capsys.readouterr().err
+        address = urlsplit(said.removeprefix("Page: ").strip())
+        assert (address.scheme, address.hostname) == ("http", "127.0.0.1")
+        run.begin()
+        connection = http.client.HTTPConnection(LOOPBACK, address.port or 0, timeout=10)
+        connection.request("GET", f"{address.path}state")
+        assert json.loads(connection.getresponse().read())["state"] == "running"
+        connection.close()
+    assert f"testbed watch {run.folder}" in capsys.readouterr().err.replace("\n", "")
+    with shown(run.folder, False, console):
+        assert capsys.readouterr().err == ""
+    refused = CliRunner().invoke(app, ["watch", str(tmp_path / "nothing")])
+    assert isinstance(refused.exception, BadInput)

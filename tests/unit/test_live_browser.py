@@ -40,8 +40,15 @@ def drawn(shown: Shown, step: int | None = None) -> None:
     shown.page.wait_for_selector(f"body{which}", state="attached")
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [WIDE, PHONE])
+def becomes(shown: Shown, expression: str) -> None:
+    """Until it is true; the page's policy leaves Playwright's own way of waiting no way."""
+    deadline_s = time.monotonic() + 30.0
+    while not shown.page.evaluate(expression):
+        assert time.monotonic() < deadline_s, expression
+        shown.page.wait_for_timeout(20)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(WIDE, False), (PHONE, True)])
 def test_nothing_is_cut_and_the_console_is_silent(
     browser: Browser, finished: LivePage, width: int, dark: bool
 ) -> None:
@@ -109,15 +116,18 @@ def test_the_timeline_zooms_and_moves_and_its_cursor_is_the_networks(
         page.wait_for_selector("#cursor:has-text('At ')")
         at = page.inner_text("#cursor")
         assert "east → west, plane 0" in at
-        there = page.evaluate("state.charts.network.getOption().series[0].links[0].share")
-        assert there == page.evaluate("readings().used[0][moment()]")
+        becomes(
+            shown,
+            "state.charts.network.getOption().series[0].links[0].share === readings().used[0][moment()]",
+        )
         page.mouse.wheel(0, -400)
-        page.wait_for_timeout(200)
+        becomes(shown, f"state.window[0] > {before[0]}")
         zoomed = window(shown)
         assert before[0] < zoomed[0] < zoomed[1] < before[1]
         page.mouse.down()
         page.mouse.move(middle[0] - 150, middle[1], steps=4)
         page.mouse.up()
+        becomes(shown, f"state.window[0] > {zoomed[0]}")
         page.wait_for_timeout(200)
         moved = window(shown)
         assert moved[0] > zoomed[0]
@@ -125,12 +135,29 @@ def test_the_timeline_zooms_and_moves_and_its_cursor_is_the_networks(
         page.click("#show-all")
         assert window(shown)[0] == 0
         page.click("#show-step")
-        page.wait_for_timeout(300)
+        becomes(shown, "state.window[0] > 0")
         assert window(shown) == pytest.approx(before)
         page.mouse.move(*middle)
         page.set_viewport_size({"width": 1000, "height": 800})  # with the cursor there
         page.wait_for_timeout(300)
         assert shown.said == []
+
+
+def test_links_of_a_step_between_two_readings_are_shown(browser: Browser, finished: LivePage) -> None:
+    with showing(browser, finished.address) as shown:
+        drawn(shown)
+        page = shown.page
+        times = page.evaluate("readings().times_s")
+        at = next(place for place, time_s in enumerate(times) if time_s > window(shown)[0] + 1.2)
+        begin, end = times[at - 1] + 0.01, times[at] - 0.01
+        page.evaluate(f"state.window = [{begin}, {end}]; drawTimeline()")
+        share = page.evaluate(f"readings().used[0][{at}]")
+        assert share > 0.1
+        becomes(
+            shown, f"Math.abs(state.charts.network.getOption().series[0].links[0].share - {share}) < 1e-6"
+        )
+        page.evaluate("drawn = state.charts.timeline.getModel().getSeriesByType('line')[0].getData().count()")
+        assert page.evaluate("drawn") == len(times)
 
 
 def test_a_click_on_a_step_time_shows_that_step(browser: Browser, finished: LivePage) -> None:
@@ -152,29 +179,29 @@ def test_a_click_on_a_step_time_shows_that_step(browser: Browser, finished: Live
         assert page.locator("#step option:checked").inner_text().startswith("hierarchical, trial 2")
 
 
-@pytest.mark.parametrize("name", ["network", "timeline", "steps"])
 def test_every_figure_is_saved_as_svg_png_and_csv(
-    browser: Browser, finished: LivePage, name: str, tmp_path: Path
+    browser: Browser, finished: LivePage, tmp_path: Path
 ) -> None:
+    heads = {"network": "source,target", "timeline": "what,begin_s", "steps": "variant,trial"}
+    least = {"network": 5, "timeline": 1001, "steps": 11}
     with showing(browser, finished.address) as shown:
         drawn(shown)
-        saved = {}
-        for form in ("SVG", "PNG", "CSV"):
-            with shown.page.expect_download() as download:
-                shown.page.get_by_role("button", name=f"{name} as {form}").click()
-            assert download.value.suggested_filename == f"quickstart-{name}.{form.lower()}"
-            saved[form] = tmp_path / form
-            download.value.save_as(saved[form])
-        image = ET.parse(saved["SVG"]).getroot()
-        assert image.tag.endswith("svg")
-        assert len(list(image.iter())) > 20
-        assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
-        assert saved["PNG"].stat().st_size > 5000
-        lines = saved["CSV"].read_text().splitlines()
-        assert lines[0].startswith(
-            {"network": "source,target", "timeline": "what,begin_s", "steps": "variant,trial"}[name]
-        )
-        assert len(lines) > {"network": 4, "timeline": 1000, "steps": 10}[name]
+        for name in heads:
+            saved = {}
+            for form in ("SVG", "PNG", "CSV"):
+                with shown.page.expect_download() as download:
+                    shown.page.get_by_role("button", name=f"{name} as {form}").click()
+                assert download.value.suggested_filename == f"quickstart-{name}.{form.lower()}"
+                saved[form] = tmp_path / f"{name}.{form}"
+                download.value.save_as(saved[form])
+            image = ET.parse(saved["SVG"]).getroot()
+            assert image.tag.endswith("svg")
+            assert len(list(image.iter())) > 20
+            assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
+            assert saved["PNG"].stat().st_size > 5000
+            lines = saved["CSV"].read_text().splitlines()
+            assert lines[0].startswith(heads[name])
+            assert len(lines) >= least[name]
         assert shown.said == []
 
 
@@ -185,11 +212,10 @@ def test_dark_is_a_button_too(browser: Browser, finished: LivePage) -> None:
         shown.page.click("#theme")
         assert shown.page.evaluate("getComputedStyle(document.body).backgroundColor") != light
         assert contrast(shown.page, "h1") >= 4.5
-        shown.page.wait_for_timeout(300)
-        label = shown.page.evaluate("state.charts.steps.getOption().yAxis[0].axisLabel.color")
+        label = "state.charts.steps.getOption().yAxis[0].axisLabel.color"
+        becomes(shown, f"{label} === 'rgb(163, 173, 185)'")
         shown.page.click("#theme")
-        shown.page.wait_for_timeout(300)
-        assert shown.page.evaluate("state.charts.steps.getOption().yAxis[0].axisLabel.color") != label
+        becomes(shown, f"{label} === 'rgb(90, 101, 114)'")
 
 
 def test_a_run_that_goes_on_is_drawn_as_it_comes(browser: Browser, tmp_path: Path) -> None:

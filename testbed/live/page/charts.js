@@ -158,7 +158,7 @@ function timelineOption({ operations, readings, links, lines, events, window, sp
   if (operations) series.push(operationsSeries(operations, place));
   const marks = events.map(event => ({ xAxis: event.time_s, name: event.words }));
   lines.forEach((link, order) => {
-    const one = { type: 'line', name: linkName(links[link]), showSymbol: false, sampling: 'lttb', color: seriesColour(order) };
+    const one = { type: 'line', name: linkName(links[link]), showSymbol: false, color: seriesColour(order) };
     const times = readings.times_s;
     const along = rows => rows[link].map((value, at) => [times[at], value]);
     series.push({
@@ -181,8 +181,8 @@ function timelineOption({ operations, readings, links, lines, events, window, sp
     axisPointer: { link: [{ xAxisIndex: 'all' }] },
     tooltip: { ...tip(), trigger: 'item' },
     dataZoom: [
-      { type: 'inside', xAxisIndex: [0, 1, 2], filterMode: 'weakFilter', startValue: window[0], endValue: window[1] },
-      { type: 'slider', xAxisIndex: [0, 1, 2], filterMode: 'weakFilter', bottom: 6, height: 18, left, right: 14,
+      { type: 'inside', xAxisIndex: [0, 1, 2], filterMode: 'none', startValue: window[0], endValue: window[1] },
+      { type: 'slider', xAxisIndex: [0, 1, 2], filterMode: 'none', bottom: 6, height: 18, left, right: 14,
         startValue: window[0], endValue: window[1], showDetail: false, brushSelect: false,
         borderColor: colour('--line'), fillerColor: colour('--line'), dataBackground: { lineStyle: { opacity: 0 }, areaStyle: { opacity: 0 } } },
     ],

@@ -108,7 +108,7 @@ function drawHead(run) {
   $('progress').replaceChildren(...bars.flatMap(([name, done, total, words]) => [
     element('span', {}, name), element('progress', { max: total || 1, value: total ? done : undefined, 'aria-label': name }),
     element('span', {}, words ?? (total ? `step ${Math.min(done + 1, total)} of ${total}` : 'begins'))]));
-  $('footer').textContent = `${run.folder}`;
+  $('footer').replaceChildren(run.folder, ...(run.state === 'finished' ? [' · ', element('a', { href: 'report.html' }, 'report.html')] : []));
 }
 
 function drawVariants(run) {
@@ -252,8 +252,11 @@ function linksNow() {
     return { used: own.used.map(row => row[at] ?? 0), queue_bytes: own.queue_bytes.map(row => row[at] ?? 0) };
   }
   const [begin, end] = state.window ?? [0, runEnd()];
-  const places = own.times_s.flatMap((time_s, place) => time_s >= begin && time_s <= end ? [place] : []);
-  const mean = row => places.length ? places.reduce((sum, place) => sum + row[place], 0) / places.length : 0;
+  // a reading is of the time since the one before
+  const parts = own.times_s.map((time_s, place) => Math.min(time_s, end) - Math.max(own.times_s[place - 1] ?? 0, begin));
+  const whole = parts.reduce((sum, part) => sum + Math.max(part, 0), 0);
+  if (!whole) return {};
+  const mean = row => row.reduce((sum, value, place) => sum + value * Math.max(parts[place], 0), 0) / whole;
   return { used: own.used.map(mean), queue_bytes: own.queue_bytes.map(mean) };
 }
 
