@@ -186,7 +186,7 @@ def test_every_figure_is_saved_as_svg_png_and_csv(
     least = {"network": 5, "timeline": 1001, "steps": 11}
     with showing(browser, finished.address) as shown:
         drawn(shown)
-        for name in heads:
+        for name, head in heads.items():
             saved = {}
             for form in ("SVG", "PNG", "CSV"):
                 with shown.page.expect_download() as download:
@@ -200,7 +200,7 @@ def test_every_figure_is_saved_as_svg_png_and_csv(
             assert saved["PNG"].read_bytes().startswith(b"\x89PNG")
             assert saved["PNG"].stat().st_size > 5000
             lines = saved["CSV"].read_text().splitlines()
-            assert lines[0].startswith(heads[name])
+            assert lines[0].startswith(head)
             assert len(lines) >= least[name]
         assert shown.said == []
 
