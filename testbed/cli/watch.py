@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from testbed.live.server import LivePage
+from testbed.results.directory import PARTIAL_SUFFIX
 
 PortOption = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Of the page, on this machine's loopback; 0: any.")
@@ -37,7 +38,8 @@ def watch(
 
     The page is on this machine's loopback alone, at an address with a token. Ctrl-C ends it; the run goes on.
     """
-    with LivePage(run, port) as page:
+    folder = run.resolve()
+    with LivePage(folder.with_name(folder.name.removesuffix(PARTIAL_SUFFIX)), port) as page:
         _tell(page)
         _wait()
 

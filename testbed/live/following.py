@@ -61,10 +61,7 @@ class Following:
         if kind == RUN:
             self.scale = Scale(**record["scale"])
             view.name = record["scenario"]
-            view.head = {
-                "variants": [{"name": name} for name in record["variants"]],
-                "ranks": record["ranks"],
-            }
+            view.head = {"variants": record["variants"], "ranks": record["ranks"]}
             folder = Path(record["folder"])
             for number, told in enumerate(record["parts"]):
                 view.parts.append({"name": told["name"], "variant": told["variant"]})

@@ -67,7 +67,7 @@ class LivePage:
     """
 
     def __init__(self, folder: Path, port: int = 0, *, expected: bool = False) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()
         self.token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
         self._closing = threading.Event()

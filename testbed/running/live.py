@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import Scenario
+from testbed.model.work import step_work
 from testbed.results.live import EVENT, LINKS, NETWORK, PARTS, PHASE, RUN, STEP, LiveLog
 from testbed.results.shards import Shard
 from testbed.running.assess import link_key
@@ -34,7 +35,13 @@ class RunLive:
         self._told_s = 0.0
         head = {
             "scenario": scenario.name,
-            "variants": list(scenario.variant_names),
+            "variants": [
+                {
+                    "name": name,
+                    "work": None if (work := step_work(scenario.variant(name))) is None else asdict(work),
+                }
+                for name in scenario.variant_names
+            ],
             "trials": scenario.trials,
             "ranks": scenario.ranks,
             "scale": asdict(scale),

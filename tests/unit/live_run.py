@@ -15,6 +15,9 @@ ORIGIN_S = 5000.0
 """What the ranks' clock says as the run begins."""
 
 
+WORK = {"tokens": 65536, "sequences": 8, "computing_s": 1.017, "utilisation": 0.4}
+
+
 class LiveRun:
     """Of a `SyntheticRun`, whose steps come one at a time. Its one part has all algorithms."""
 
@@ -39,7 +42,8 @@ class LiveRun:
         self.log.add(
             RUN,
             {
-                "scenario": self.like.name, "variants": list(self.like.exposed_s), "trials": 5,
+                "scenario": self.like.name, "trials": 5,
+                "variants": [{"name": name, "work": WORK} for name in self.like.exposed_s],
                 "ranks": self.like.ranks, "scale": {"size_scale": SIZE_SCALE, "time_dilation": 1.0},
                 "folder": str(self.part.parent), "parts": [part], "began_epoch_s": 0.0,
             },

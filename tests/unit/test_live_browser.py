@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -229,6 +230,12 @@ def test_a_run_that_goes_on_is_drawn_as_it_comes(browser: Browser, tmp_path: Pat
         drawn(shown, 0)
         assert "at 12.5 s" in shown.page.inner_text("#progress")
         assert shown.page.inner_text("#badge") == "running"
+        step_s = json.loads((run.source / "summary.json").read_text())["variants"][0]["step_time_s"][
+            "samples"
+        ][0]
+        rates = shown.page.locator("#variants tbody tr").first.locator("td").all_inner_texts()[3:6]
+        assert float(rates[0].replace(",", "")) == pytest.approx(65536 / step_s, rel=1e-3)
+        assert rates[2] == f"{40 * 1.017 / step_s:.3g} %"
         run.step()
         run.event()
         drawn(shown, 1)  # it follows

@@ -115,7 +115,10 @@ function drawVariants(run) {
   const rows = (run.variants ?? []).map((variant, index) => {
     const times = run.steps.filter(step => step.variant === variant.name).map(step => step.end_s - step.start_s);
     const middle = variant.median_s ?? (times.length ? median(times) : null);
-    const rates = variant.rates;
+    const { work } = variant;
+    const rates = variant.rates ?? (work && middle ? {
+      tokens_per_s: work.tokens / middle, sequences_per_s: work.sequences / middle, mfu: work.utilisation * work.computing_s / middle,
+    } : null);
     return [
       { show: element('span', { class: `series-${index % 6}` }, element('span', { class: 'dot' }), variant.name), sort: variant.name },
       { show: variant.status ? element('span', { class: `badge ${variant.status}` }, variant.status) : `${times.length} step${times.length === 1 ? '' : 's'}`, sort: variant.status ?? '' },
