@@ -122,6 +122,7 @@ class _Tasks:
         self.function, self.common, self.stopped = function, common, engine._stopped
         self.expected = dict(engine.about())
         self._futures: list[Any] = []
+        self._common: Any = None  # in the scheduler's hands
 
     def __enter__(self) -> Workers:
         return self
@@ -135,10 +136,14 @@ class _Tasks:
         """See `Workers`."""
         if not items:
             return
-        common = self.client.submit(_same, self.common, pure=False)
-        more = {"function": self.function, "common": common, "about": self.about, "expected": self.expected}
-        futures = self.client.map(_one, list(items), pure=False, **more)
-        self._futures += [common, *futures]
+        if self._common is None:
+            self._common = self.client.submit(_same, self.common, pure=False)
+            self._futures.append(self._common)
+        about = {"about": self.about, "expected": self.expected}
+        futures = self.client.map(
+            _one, list(items), function=self.function, common=self._common, pure=False, **about
+        )
+        self._futures += futures
         for future in futures:
             yield self._result(future)
 

@@ -20,8 +20,8 @@ CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own cl
 def answer(sweep: Sweep) -> list[str]:
     """The first is the headline."""
     shown = laid_out(sweep)
-    found = list(_of_curves(shown) if isinstance(shown, Curves) else _of_maps(shown))
-    return [*found, *_misfits(sweep), _sure(sweep)]
+    found = list(filter(None, _of_curves(shown) if isinstance(shown, Curves) else _of_maps(shown)))
+    return [*(found or ["No step time of it is to be used."]), *_misfits(sweep), _sure(sweep)]
 
 
 def _of_curves(curves: Curves) -> Iterator[str]:
@@ -29,7 +29,7 @@ def _of_curves(curves: Curves) -> Iterator[str]:
     if axis.numbers is None:
         yield from _of_words(axis, curves.series)
         return
-    if len(curves.series) > 1:
+    if len(curves.series) > 1 and any(_quickest(curves.series, index) for index in range(len(axis.texts))):
         yield _sentence("; ".join(_regions(axis, curves.series)))
         if told := _widest(axis, curves.series):
             yield told
@@ -65,7 +65,7 @@ def _regions(axis: SweepAxis, series: Sequence[Series]) -> list[str]:
         else:
             where = f"from {first} to {last}" if len(indices) > 1 else f"at {first}"
         words.append(f"{name} {'are' if ' and ' in name else 'is'} the quickest {where}")
-    return words or ["no step at any of these values"]
+    return words
 
 
 def _quickest(series: Sequence[Series], index: int) -> str | None:

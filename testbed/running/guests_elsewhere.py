@@ -9,9 +9,8 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from testbed.config import Scenario
+from testbed.config import ConfigError, Problem, Scenario
 from testbed.engines.cluster import Cluster
-from testbed.job.errors import RunError
 from testbed.model.calibration import file_in_use
 from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord
@@ -58,7 +57,8 @@ class GuestsElsewhere(Guests):
         each = scenario.warmup
         done = sum(shard.trials + each for shard in shards if shard.number in finished)
         total = sum(shard.trials + each for shard in shards)
-        progress.phase(f"{len(waiting)} guests for {self.engine.words}")
+        guests = f"{len(waiting)} guest{'' if len(waiting) == 1 else 's'}"
+        progress.phase(f"{guests} for {self.engine.words}")
         progress.step(done, total)
         with self.engine.workers(measure_elsewhere, work) as workers:
             asked = [(shard, shard.scenario(scenario)) for shard in waiting]
@@ -104,6 +104,6 @@ def _code() -> str:
 
 
 def refuse_real(clock: str) -> None:
-    """RunError: what a machine's own clock measures is not carried to others."""
+    """ConfigError: what a machine's own clock measures is not carried to others."""
     if clock == "real":
-        raise RunError("--engine dask carries guests of the virtual clock: --clock virtual")
+        raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])

@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -33,6 +34,8 @@ from testbed.results.result import InvariantRecord, Result, VerdictRecord
 from testbed.running.request import Request, prepare
 from testbed.version import VERSION
 from tests.unit.report_run import SyntheticRun
+
+ROOT = Path(__file__).parents[2]
 
 
 def fabric(fabric_id: str, topology: str, hosts: str, links: str) -> FabricState:
@@ -274,3 +277,30 @@ def test_who_is_busy_is_named() -> None:
         spinning.kill()
         spinning.wait()
     assert busy_words([]) == ""
+
+
+@pytest.mark.parametrize(("status", "ends", "told"), [(0, 0, False), (3, 0, True), (1, 2, False)])
+def test_the_demonstration_on_a_busy_machine_ends_well_and_offers_the_virtual_clock(
+    tmp_path: Path, status: int, ends: int, told: bool
+) -> None:
+    """3: still untrusted when it was done as slowly as may be."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    asked = tmp_path / "asked"
+    programs = {
+        ".venv/bin/testbed": f'echo "$@" >> {asked}; exit {status}',
+        "tools/bootstrap": "exit 0",
+        "bin/sudo": 'exec "$@"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    environment = {name: value for name, value in environment.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ends
+    assert asked.read_text() == "run scenarios/quickstart.yaml --retry-dilated 4\n"
+    assert ("too busy" in done.stdout, "--clock virtual" in done.stdout) == (told, told)
+    assert "Error 3" not in done.stderr

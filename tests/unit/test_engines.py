@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError
+from testbed.config import ConfigError, load_scenario
 from testbed.engines import EngineError, Processes
 from testbed.engines.cluster import Cluster, difference
 from testbed.experiments.engines import engine_named
@@ -20,6 +20,7 @@ from testbed.results.parts import FINISHED
 from testbed.running import guest_shard
 from testbed.running.guest_shard import GuestWork, measure_elsewhere, read_ended, unpack
 from testbed.running.guests_elsewhere import worker_is
+from testbed.running.request import Request, prepare
 from testbed.scale import Scale
 from testbed.virtual import Ended, GuestSettings
 
@@ -51,6 +52,14 @@ def test_what_a_worker_has_that_is_not_as_here_is_named() -> None:
     assert difference({"testbed": "2"}, here) == "testbed 2, expected 1; kernel none, expected 6.1"
     assert set(worker_is()) == {"testbed", "Python", "calibration", "kernel of the virtual clock"}
     assert worker_is() == worker_is()
+
+
+def test_the_real_clock_is_this_machines_alone() -> None:
+    request = Request(
+        load_scenario("quickstart"), Path("none"), clock="real", engine=Cluster(NoWorkers(), "here", dict)
+    )
+    with pytest.raises(ConfigError, match="--engine dask: got --clock real, expected --clock virtual"):
+        prepare(request)
 
 
 class NoWorkers:

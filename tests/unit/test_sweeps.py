@@ -199,7 +199,7 @@ def test_measured_and_predicted_steps_are_not_held_against_each_other() -> None:
 def test_what_is_untrusted_is_the_quickest_of_nothing() -> None:
     verdicts = {(0,): "untrusted", (1,): "untrusted"}
     sentences = answer(made([parse_axis("a.delay=1ms..2ms:2")], CROSSING, verdicts))
-    assert sentences[0] == "No step at any of these values."
+    assert sentences[0] == "No step time of it is to be used."
     assert sentences[-1] == "Measured under the virtual clock at all 2 points: untrusted."
 
 
