@@ -26,7 +26,8 @@ from testbed.replicas.effective import (
     FailureCost,
 )
 from testbed.report.svg import Axis, Drawing, standalone
-from testbed.results.result import ReplicaLoss, Replication, Result
+from testbed.results.replication import ReplicaLoss, Replication
+from testbed.results.result import Result
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH, HEIGHT = 60, 190, 20, 320, 860, 360
 MORE_REPLICAS = 64

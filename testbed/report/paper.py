@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 PATTERNS = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P")
 _CELL_IN = 0.46
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
     "legend.fontsize": 7,

@@ -18,11 +18,11 @@ from testbed.results.directory import write_json, write_lines
 from testbed.results.manifest import Manifest
 from testbed.results.model import ResultModel
 from testbed.results.records import EVENTS, LINKS, SAMPLES
+from testbed.results.replication import Replication
 from testbed.results.result import (
     Control,
     Events,
     Number,
-    Replication,
     ScaleRecord,
     Training,
     VerdictRecord,

@@ -57,7 +57,7 @@ def test_a_flow_of_rdma_goes_to_roces_port_either_way_from_a_port_of_each_queue_
     assert back.source_port == there[0].source_port
     assert there[0].back == replace(back, size_bytes=0.0)
     match = View(TOPOLOGY, flows).of(there[0])
-    assert (match.protocol, str(match.udp_src), str(match.udp_dst)) == (17, str(back.source_port), "4791")
+    assert (match.ip_proto, str(match.udp_src), str(match.udp_dst)) == (17, str(back.source_port), "4791")
 
 
 def test_ranks_at_one_address_leave_their_ports_to_the_kernel() -> None:

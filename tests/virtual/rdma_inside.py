@@ -23,7 +23,7 @@ from testbed.links.netns import set_network_namespace
 from testbed.links.soft_roce import add_soft_roce
 from testbed.scale import UNSCALED
 from testbed.testing import check_transport
-from testbed.transport import MeshSettings, Transport, TransportKind, wait_all
+from testbed.transport import MeshSettings, Request, Transport, TransportKind, wait_all
 from testbed.transport.kinds import transport_kind
 
 MTU = 9000
@@ -115,7 +115,7 @@ def measured(hosts: Hosts, size_bytes: int, count: int, **stripes: object) -> di
     def rank(number: int, make: Callable[[int], Transport]) -> None:
         transport, peer = make(number), 1 - number
 
-        def done(*requests: object) -> None:
+        def done(*requests: Request) -> None:
             wait_all(transport, requests, 600.0)
 
         def trip() -> None:
@@ -158,7 +158,8 @@ def link(rate: str, delay: str, loss: str = "") -> None:
 
 def main(words: Sequence[str]) -> None:
     """One of them."""
-    {"conformance": conformance, "link": link}[words[0]](*words[1:])
+    actions: dict[str, Callable[..., None]] = {"conformance": conformance, "link": link}
+    actions[words[0]](*words[1:])
 
 
 if __name__ == "__main__":
