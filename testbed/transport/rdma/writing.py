@@ -41,7 +41,8 @@ class Writing:
         self._settings = settings
         self._channels: list[WriteChannel] = []
         self._waiting: deque[Outbound] = deque()  # not cut up entirely
-        self._unsent: dict[int, Outbound] = {}  # by slot: all that completions are missing of
+        # all that completions are missing of, by their receives' numbers: a slot may be another's again before
+        self._unsent: dict[int, Outbound] = {}
         self._works: dict[tuple[int, int], tuple[WriteChannel, Outbound, int]] = {}
         self._next_work = self._next_channel = self._next_sequence = 0
 
@@ -57,7 +58,7 @@ class Writing:
 
     def add(self, out: Outbound) -> None:
         """A message more."""
-        self._unsent[out.announced.slot] = out
+        self._unsent[out.announced.announced] = out
         self._waiting.append(out)
         self.pump()
 
@@ -109,7 +110,7 @@ class Writing:
         self.pump()
         if out.left:
             return None
-        del self._unsent[out.announced.slot]
+        del self._unsent[out.announced.announced]
         out.piece.release()
         return out.request
 
