@@ -15,6 +15,10 @@ COUNTERS = """
     select process.name as process, track.name as track, count(*) as points, min(value) as least, max(value) as most
     from counter join process_counter_track track on counter.track_id = track.id join process using (upid)
     group by 1, 2"""
+STREAMS = """
+    include perfetto module slices.with_context;
+    select pid, group_concat(thread_name || '=' || n) as names
+    from (select pid, thread_name, count(*) as n from thread_slice group by 1, 2) group by 1"""
 ARROWS = """
     include perfetto module slices.with_context;
     select sent.name as sent, came.name as came, sender.pid as sender, receiver.pid as receiver,
@@ -56,6 +60,10 @@ def test_perfetto_reads_all_of_a_run(tmp_path: Path) -> None:
             perfetto, "select max(dur) from slice where name in ('ring', 'hierarchical', 'step')"
         )
         assert abs(longest[0] - 1e9 * max(s.duration_s for s in data.samples if s.operation == "step")) <= 1
+        streams = rows(perfetto, STREAMS)
+        whole = {rank: names for rank, names in streams if "steps=1" in names.split(",")}
+        assert set(whole) == set(range(run.ranks))  # each rank's step on a thread of its own
+        assert all(f"compute={3 + BUCKETS}" in names.split(",") for names in whole.values())
         counters = {row[:2]: row[2:] for row in rows(perfetto, COUNTERS)}
         assert counters["rank 0", "window to rank 5, channel 1 segments"] == (3, 10, 40)
         link = "WAN east → west, plane 0"
