@@ -11,7 +11,7 @@ from typing import Any
 from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
 from testbed.transport.datagram import telling, udp
 from testbed.transport.datagram.arriving import Arriving
-from testbed.transport.datagram.controls import CONTROLS, Credits, Granter, Limits
+from testbed.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Credits, Granter, Limits
 from testbed.transport.datagram.outgoing import OutgoingMessages
 from testbed.transport.datagram.packets import (
     ACK,
@@ -37,6 +37,8 @@ from testbed.transport.onesided import Exposed
 from testbed.virtual import clock_here
 
 NO_ROOM_S = 0.0005  # until a card whose queue was full is tried again
+# of its window what covers for that, for all its peers together; the shortest queues hold 64 packets
+LATE_HOST_PACKETS = 48
 LATE_HOST_S = 0.005  # what ranks that wait for a processor add to a round trip, by the real clock
 
 
@@ -103,10 +105,11 @@ class DatagramPair(Arriving):
         for path, sock in enumerate(sockets):
             self._watch(sock, udp.READ, lambda mask, path=path: self._on_event(path, mask))  # type: ignore[misc]
 
-    def stand(self, round_trip_s: float, window_bytes: int, line_bps: float) -> None:
+    def stand(self, round_trip_s: float, window_bytes: int, line_bps: float, peers: int) -> None:
         """Both ends have their sockets: packets may go.
 
-        round_trip_s: a first guess. window_bytes: of control `window`. line_bps: of this rank's card.
+        round_trip_s: a first guess. window_bytes: of control `window`. line_bps: of this rank's card. peers: how many
+        it has.
         """
         if self.stands or self.lost is not None:
             return
@@ -115,8 +118,11 @@ class DatagramPair(Arriving):
         frame_bytes = self._payload_bytes + udp.HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
         exact = clock_here() == "free"
         host_s = 0.0 if exact else LATE_HOST_S
+        least = 1.0
+        if settings.window_bytes is None:
+            least = LEAST_PACKETS if exact else max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
         self._granter.packet_bytes = frame_bytes
-        limits = Limits(frame_bytes, window_bytes, line_bps, settings.rate_scale, host_s)
+        limits = Limits(frame_bytes, window_bytes, line_bps, settings.rate_scale, host_s, least)
         least_rto_s = LEAST_RTO_S if exact else LATE_PEER_RTO_S
         round_trips = RoundTrips(round_trip_s, least_rto_s)
         kind = RECOVERIES[settings.recovery]

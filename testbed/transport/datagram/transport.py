@@ -185,7 +185,8 @@ class DatagramTransport(Mesh):
             return
         with contextlib.suppress(OSError):  # whatever ends the lifeline ends the pair
             round_trip_s = glance(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
-            pair.stand(round_trip_s, self._window_bytes(pair, lifeline.peer), self.settings.port_bps)
+            window_bytes = self._window_bytes(pair, lifeline.peer)
+            pair.stand(round_trip_s, window_bytes, self.settings.port_bps, self.size - 1)
 
     def _open(
         self,

@@ -13,7 +13,7 @@ from typing import ClassVar
 from testbed.transport.datagram.recoveries.base import News
 from testbed.transport.datagram.round_trips import RoundTrips
 
-# of a window that does not change: hosts take a while, too; as TCP's first one (RFC 6928)
+# of a window that does not change: as TCP's first one (RFC 6928)
 LEAST_PACKETS = 10.0
 
 
@@ -22,7 +22,8 @@ class Limits:
     """What a control starts from. packet_bytes: of a full packet, as links count it.
 
     window_bytes: of a window that does not change. line_bps: of this rank's card. rate_scale: emulated rates over real
-    ones, for steps in bit/s. host_s: what hosts, not the network, may add to a round trip.
+    ones, for steps in bit/s. host_s: what hosts, not the network, may add to a round trip. least_packets: of a window
+    that does not change.
     """
 
     packet_bytes: int
@@ -30,6 +31,7 @@ class Limits:
     line_bps: float = math.inf
     rate_scale: float = 1.0
     host_s: float = 0.0
+    least_packets: float = LEAST_PACKETS
 
 
 class Control:
@@ -62,7 +64,7 @@ class Window(Control):
 
     def __init__(self, limits: Limits, round_trips: RoundTrips) -> None:
         super().__init__(limits, round_trips)
-        self.window_packets = max(LEAST_PACKETS, limits.window_bytes / limits.packet_bytes)
+        self.window_packets = max(limits.least_packets, limits.window_bytes / limits.packet_bytes)
         self._pace(round_trips.smoothed_s)
 
     def heard(self, news: News, now_s: float) -> None:
