@@ -107,7 +107,10 @@ class MemoryCard:
             os.eventfd_read(self.bell)
         with self.fabric.lock:
             found = [self.sent.popleft() for _ in range(len(self.sent))]
-            if self.late and not any(self.coming.values()):
+            if any(self.coming.values()):
+                if self.late:
+                    self.ring()
+            else:
                 found += [one for one in self.late if self.fabric.queue_pairs[one.queue_pair].open]
                 self.late.clear()
             waiting = [queue for queue in self.coming.values() if queue]
