@@ -158,8 +158,10 @@ def link(rate: str, delay: str, loss: str = "") -> None:
 
 def main(words: Sequence[str]) -> None:
     """One of them."""
-    actions: dict[str, Callable[..., None]] = {"conformance": conformance, "link": link}
-    actions[words[0]](*words[1:])
+    if words[0] == "conformance":
+        conformance()
+    else:
+        link(*words[1:])
 
 
 if __name__ == "__main__":
