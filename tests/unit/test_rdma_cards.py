@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from testbed.config import ConfigError, Scenario
+from testbed.config import ConfigError, Scenario, TransportSpec, load_topology
+from testbed.fabric.plan import make_plan
+from testbed.fabric.setups import host_setup
+from testbed.job.resolving import wants_rdma
 from testbed.links import soft_roce
 from testbed.running.request import check_here
 from testbed.transport import TransportError
 from testbed.transport.rdma import devices
 from testbed.transport.rdma.card import timeout_exponent
 from testbed.virtual import verbs_library
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def card(folder: Path, name: str, *addresses: tuple[str, str]) -> None:
@@ -38,6 +43,16 @@ def test_a_ranks_card_is_the_one_that_has_its_address(
         devices.find_card("10.2.0.1", tmp_path, patience_s=0.01)
     with pytest.raises(TransportError, match="under the virtual clock"):
         devices.find_card("10.2.0.1", tmp_path / "none", patience_s=0.0)
+
+
+@pytest.mark.parametrize("rdma", [True, False])
+def test_hosts_have_cards_where_the_transport_wants_them(rdma: bool) -> None:
+    topology = load_topology(REPOSITORY / "topologies/two-buildings.yaml").resolve()
+    spec = TransportSpec(kind="rdma" if rdma else "striped")
+    assert wants_rdma(spec) is rdma
+    plan = make_plan(topology, "tb0000", rdma=wants_rdma(spec))
+    found = [host_setup(plan, host).soft_roce for host in topology.hosts[:2]]
+    assert found == ([[("rxe_east1", "eth0")], [("rxe_east2", "eth0")]] if rdma else [[], []])
 
 
 def test_cards_wait_at_least_as_long_as_they_are_told_by_powers_of_two() -> None:
