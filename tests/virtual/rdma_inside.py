@@ -91,8 +91,9 @@ class Hosts:
         yield make
 
 
-def rdma(**stripes: object) -> TransportKind:
-    spec = TransportSpec.model_validate({"kind": "rdma", "stripes": {"same_region": stripes}})
+def rdma(window: int = 1 << 22, **stripes: object) -> TransportKind:
+    own = {"stripes": {"same_region": stripes}, "rdma": {"window": window}}
+    spec = TransportSpec.model_validate({"kind": "rdma", **own})
     return transport_kind("rdma", options_of(spec, UNSCALED))
 
 
@@ -108,9 +109,9 @@ def conformance() -> None:
     print(json.dumps("conforms"))
 
 
-def measured(hosts: Hosts, size_bytes: int, count: int, **stripes: object) -> dict[str, float]:
+def measured(hosts: Hosts, size_bytes: int, count: int, **own: Any) -> dict[str, float]:
     """A message of nothing there and back, and messages one way, by two ranks: times in seconds, bits per second."""
-    kind, found = rdma(**stripes), {}
+    kind, found = rdma(**own), {}
 
     def rank(number: int, make: Callable[[int], Transport]) -> None:
         transport, peer = make(number), 1 - number
@@ -150,10 +151,10 @@ def measured(hosts: Hosts, size_bytes: int, count: int, **stripes: object) -> di
     return found
 
 
-def link(rate: str, delay: str, loss: str = "") -> None:
-    """rate: of the cards; delay: each way; loss: one way."""
-    hosts = Hosts(2, rate, delay, loss)
-    print(json.dumps(measured(hosts, 1 << 20, 200, connections=1, outstanding=128)))
+def link(rate: str, delay: str, loss: str = "", window: str = "4194304") -> None:
+    """rate: of the cards; delay: each way; loss: one way; window: packets under way."""
+    hosts, size_bytes = Hosts(2, rate, delay, loss), 1 << 20
+    print(json.dumps(measured(hosts, size_bytes, 200, window=int(window), connections=1, outstanding=128)))
 
 
 def main(words: Sequence[str]) -> None:

@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
+from testbed.model.go_back_n import ReliablePath
 from testbed.virtual import NoKernelError, find_image
 from tests.virtual.conftest import REPOSITORY, WALL_S, Person
-
-HEADERS_BYTES = (
-    14 + 20 + 8 + 12 + 4
-)  # Ethernet, IPv4, UDP, RoCE's transport header and checksum, of each packet
-PACKET_BYTES = 4096
-FIRST_BYTES, LAST_BYTES = 16, 4  # more in a write's first packet: where to; in its last: the immediate
 
 
 def lacking() -> str:
@@ -52,16 +47,20 @@ def test_the_transport_does_what_any_must(person: Person) -> None:
 def test_a_link_gives_a_queue_pair_its_delay_and_its_rate(person: Person, rate: int) -> None:
     found = inside(person, "link", f"{rate}gbit", "10ms")
     assert found["round_trip_s"] == pytest.approx(0.02, abs=2e-6)
-    packets = (1 << 20) // PACKET_BYTES
-    wire_bytes = (1 << 20) + packets * HEADERS_BYTES + FIRST_BYTES + LAST_BYTES
-    assert found["goodput_bps"] == pytest.approx(rate * 1e9 * (1 << 20) / wire_bytes, rel=0.002)
+    expected_bps = ReliablePath(rate * 1e9, 0.02).goodput_bps(1 << 20)
+    assert found["goodput_bps"] == pytest.approx(expected_bps, rel=0.0005)
+
+
+def test_a_window_of_a_buildings_size_is_all_that_a_long_path_carries(person: Person) -> None:
+    found = inside(person, "link", "1gbit", "10ms", "0%", "128")
+    expected_bps = ReliablePath(1e9, 0.02, window_packets=128).goodput_bps(1 << 20)
+    assert 0.6 * expected_bps < found["goodput_bps"] < 1.01 * expected_bps
 
 
 def test_what_is_lost_costs_all_that_was_sent_behind_it(person: Person) -> None:
     first, again = (inside(person, "link", "1gbit", "10ms", "0.1%") for _ in range(2))
     assert first == again
-    on_the_way = 1e9 * 0.02 / 8 / (PACKET_BYTES + HEADERS_BYTES)
-    expected_bps = 1e9 / (1 + 0.001 * on_the_way)
+    expected_bps = ReliablePath(1e9, 0.02, 0.001).goodput_bps(1 << 20)
     assert 0.6 * expected_bps < first["goodput_bps"] < expected_bps
 
 
