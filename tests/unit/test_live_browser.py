@@ -206,6 +206,20 @@ def test_every_figure_is_saved_as_svg_png_and_csv(
         assert shown.said == []
 
 
+def test_names_are_words_whatever_is_in_them(browser: Browser, tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    run = SyntheticRun(name=name, buildings={name: 2, "west": 2}, links=[Link(name, "west")], trials=1)
+    with LivePage(run.write(tmp_path / "run")) as page, showing(browser, page.address) as shown:
+        drawn(shown)
+        assert shown.page.inner_text("h1") == name
+        box = shown.page.locator("#network .chart").bounding_box()
+        assert box is not None
+        shown.page.mouse.move(box["x"] + 100, box["y"] + box["height"] / 2)
+        shown.page.wait_for_selector("#network .chart >> text=onerror")
+        assert shown.page.locator("img").count() == 0
+        assert shown.said == []
+
+
 def test_dark_is_a_button_too(browser: Browser, finished: LivePage) -> None:
     with showing(browser, finished.address) as shown:
         drawn(shown)

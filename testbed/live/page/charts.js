@@ -62,6 +62,7 @@ const tip = () => ({
 // --- the network, at one moment
 
 const linkName = link => `${link.source} → ${link.target}, plane ${link.plane}`;
+const safe = words => echarts.format.encodeHTML(words);  // tooltips are HTML
 
 // shares, queues: by link, or undefined where nobody has looked yet
 function networkOption(network, shares, queues, { width, height }) {
@@ -75,7 +76,7 @@ function networkOption(network, shares, queues, { width, height }) {
       id: building.name, name: building.name, x: width / 2 + across * Math.cos(angle), y: height / 2 + down * Math.sin(angle),
       symbol: 'roundRect', symbolSize: [Math.max(64, 9 * building.name.length + 20), 40],
       label: { formatter: `{name|${building.name}}\n{ranks|${ranks} ranks}` },
-      tip: `${building.name}: ${building.hosts.map(host => host.name).slice(0, 12).join(', ')}${building.hosts.length > 12 ? '…' : ''}`,
+      tip: safe(`${building.name}: ${building.hosts.map(host => host.name).slice(0, 12).join(', ')}${building.hosts.length > 12 ? '…' : ''}`),
     };
   });
   const busy = network.links.length > 12;
@@ -85,7 +86,7 @@ function networkOption(network, shares, queues, { width, height }) {
       source: link.source, target: link.target, share,
       lineStyle: { opacity: 1, color: loadColour(share), width: 1.5 + 4.5 * Math.min(share, 1), curveness: 0.09 + 0.16 * link.plane },
       label: { show: !busy && shares !== undefined, formatter: shareText(share), color: colour('--ink'), fontSize: 11 },
-      tip: `${linkName(link)}<br>${rateText(link.rate_bps)}, ${timeText(link.delay_s)} one way<br>`
+      tip: `${safe(linkName(link))}<br>${rateText(link.rate_bps)}, ${timeText(link.delay_s)} one way<br>`
         + `${shareText(share)} in use, ${sizeText(queues?.[index] ?? 0)} of ${sizeText(link.queue_bytes)} wait`,
     };
   });
@@ -261,7 +262,7 @@ function stepsOption(variants, steps, width) {
     ...base(), series,
     grid: { left: width > 600 ? 74 : 62, right: 18, top: 18, bottom: 64 },
     legend: { type: 'scroll', bottom: 2, textStyle: { color: colour('--ink') }, pageTextStyle: { color: colour('--soft') } },
-    tooltip: { ...tip(), formatter: ({ data }) => `${data.step.variant}, trial ${data.step.trial}: ${timeText(data.value[1])}` },
+    tooltip: { ...tip(), formatter: ({ data }) => `${safe(data.step.variant)}, trial ${data.step.trial}: ${timeText(data.value[1])}` },
     xAxis: { type: 'value', name: 'trial', nameLocation: 'middle', nameGap: 24, minInterval: 1, ...axisStyle(), splitNumber: width > 600 ? 8 : 4 },
     yAxis: { type: 'value', scale: true, ...axisStyle(), axisLabel: { ...axisStyle().axisLabel, formatter: timeText } },
     dataZoom: [{ type: 'inside', xAxisIndex: 0, filterMode: 'none' }],
