@@ -71,6 +71,7 @@ class Rank:
     def run(self) -> None:
         """Connect, run all steps, write what was measured to `<output>/rank-<n>.jsonl`."""
         job = self.job
+        self._file.unlink(missing_ok=True)  # of one that was killed, all of whose steps this one does
         joined = join(job.wiring, self.rank, self.incarnation)
         self.transport = joined.transport
         self.communicator = self._everybody(joined.costs)
@@ -103,10 +104,13 @@ class Rank:
         lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
         self._write(lines)
 
+    @property
+    def _file(self) -> Path:
+        return Path(self.job.output) / f"rank-{self.rank}.jsonl"
+
     def _write(self, lines: Iterable[dict[str, Any]]) -> None:
         """To the end of this rank's file."""
-        path = Path(self.job.output) / f"rank-{self.rank}.jsonl"
-        with path.open("a") as file:
+        with self._file.open("a") as file:
             file.write("".join(json.dumps(line) + "\n" for line in lines))
 
     def _everybody(self, costs: OperationCosts | None) -> Communicator:
