@@ -9,6 +9,7 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from testbed.config import ConfigError, Scenario, load_scenario  # noqa: F401 (t
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.experiments import predicting, sweeping
 from testbed.experiments import running as experiment
+from testbed.experiments.engines import engine_named
 from testbed.experiments.running import Listener
 from testbed.experiments.sweeping import SweepRequest
 from testbed.explorer import Exploration, Search
@@ -141,6 +143,8 @@ def sweep(
     confirm: int | None = None,
     jobs: int | None = None,
     output: str | Path | None = None,
+    engine: Literal["processes", "dask"] = "processes",
+    scheduler: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Sweep:
     """Take a scenario through all values of one or two settings: by the model, then measured.
@@ -152,6 +156,8 @@ def sweep(
         confirm: How many points are measured; None: all, unless `clock` is "model".
         jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
         output: The folder; one that holds the same sweep is gone on with. None: `runs/NAME-swept-DATE-TIME`.
+        engine: Who works: "processes" of this machine, or "dask", whose workers are here or those of `scheduler`.
+        scheduler: The address of a Dask cluster's.
         progress: Called with a line whenever there is something to tell; None: nothing is told.
 
     Returns:
@@ -159,6 +165,7 @@ def sweep(
 
     Raises:
         ConfigError: For ranges or a scenario that do not fit, or a folder that holds something else.
+        EngineError: Where Dask is not there, or a worker is not as this machine is.
         RunError, FabricError, VirtualClockError: When a run could not be brought to its end; what was done stays.
 
     Example:
@@ -178,11 +185,13 @@ def sweep(
         jobs=jobs,
     )
     listener = Listener(Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}")))
-    return sweeping.sweep(
-        sweeping.plan(request),
-        lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
-        listener,
-    )
+    planned = sweeping.plan(request)
+    with engine_named(engine, scheduler, jobs) as workers:
+        return sweeping.sweep(
+            replace(planned, request=replace(request, engine=workers)),
+            lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
+            listener,
+        )
 
 
 class RunningNetwork:

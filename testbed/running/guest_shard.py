@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -82,20 +82,18 @@ def measure_elsewhere(work: GuestWork, item: tuple[Shard, Scenario]) -> bytes:
         folder = Path(above, str(shard.number))
         measure(work, find_image(), shard, scenario, folder)
         packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-            archive.add(folder, arcname=".")
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in folder.rglob("*"):
+                archive.write(file, file.relative_to(folder))
         return packed.getvalue()
 
 
 def unpack(packed: bytes, folder: Path) -> Ended:
     """A shard's folder from its archive; what marks it as whole comes last."""
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        members = [member for member in archive.getmembers() if Path(member.name).name != FINISHED]
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         folder.mkdir(parents=True)
-        archive.extractall(folder, members, filter="data")
-        whole = archive.extractfile(f"./{FINISHED}")
-        assert whole is not None
-        ended = Ended(**json.loads(whole.read()))
+        archive.extractall(folder, [name for name in archive.namelist() if name != FINISHED])
+        ended = Ended(**json.loads(archive.read(FINISHED)))
     finish(folder, ended)
     return ended
 

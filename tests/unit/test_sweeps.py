@@ -22,7 +22,7 @@ from testbed.running.progress import Progress
 from testbed.sweeps.axes import Axis, axes_of, parse_axes, parse_axis, places
 from testbed.sweeps.confirming import chosen
 from testbed.sweeps.intervals import median_interval
-from testbed.sweeps.result import Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
+from testbed.sweeps.result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
 
 SCENARIO: dict[str, Any] = {
     "name": "small",
@@ -371,3 +371,9 @@ def test_several_values_where_one_is_taken_name_the_sweep_and_become_a_list_wher
     )
     bare = {key: value for key, value in SCENARIO.items() if key != "variants"}
     assert load_scenario(bare, ["algorithms=ring,hierarchical"]).algorithms == ("ring", "hierarchical")
+
+
+def test_the_page_has_every_column_with_its_meaning() -> None:
+    page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
+    for name, meaning in COLUMNS.items():
+        assert f"| `{name}` | {meaning} |" in page, name
