@@ -45,6 +45,8 @@ class RunDirectory:
         self.path = path
         self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
         refuse_existing(path)
+        if self.partial.exists() and owner_alive(self.partial) and not _ours(self.partial):
+            raise RunExists(f"{path}: somebody writes it at the moment; choose another --output")
         shutil.rmtree(self.partial, ignore_errors=True)
         make_folder(self.partial, path)
         write_json(self.partial / OWNER, {"pid": os.getpid(), "started": process_started(os.getpid())})
@@ -63,6 +65,23 @@ def refuse_existing(path: Path) -> None:
     """RunExists where a run cannot be made, since something is there already."""
     if path.exists():
         raise RunExists(f"{path}: exists already; choose another --output")
+
+
+def owner_alive(partial: Path) -> bool:
+    """Whether the process that writes a partial folder still runs."""
+    try:
+        owner = json.loads((partial / OWNER).read_text())
+    except (OSError, ValueError):
+        return time.time() - partial.stat().st_mtime < 1.0  # it is about to say so
+    return bool(process_started(owner["pid"]) == owner["started"])
+
+
+def _ours(partial: Path) -> bool:
+    """Whether it is this process's, from an attempt before."""
+    try:
+        return bool(json.loads((partial / OWNER).read_text())["pid"] == os.getpid())
+    except (OSError, ValueError):
+        return False
 
 
 def make_folder(folder: Path, meant: Path | None = None, there: bool = False) -> None:

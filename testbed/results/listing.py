@@ -6,14 +6,12 @@ import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from testbed.fabric.state import process_started
-from testbed.results.directory import OWNER, PARTIAL_SUFFIX
+from testbed.results.directory import PARTIAL_SUFFIX, owner_alive
 from testbed.results.failed import FAILED_SUFFIX
 from testbed.results.parts import KEPT, LOCK
 from testbed.results.result import SUMMARY
@@ -107,15 +105,6 @@ def _told(path: Path, kind: Kind) -> tuple[str, str, str]:
 def _files(path: Path) -> Iterator[Path]:
     for folder, _, names in os.walk(path):
         yield from (file for name in names if (file := Path(folder, name)).is_file())
-
-
-def owner_alive(partial: Path) -> bool:
-    """Whether the process that writes a partial folder still runs."""
-    try:
-        owner = json.loads((partial / OWNER).read_text())
-    except (OSError, ValueError):
-        return time.time() - partial.stat().st_mtime < 1.0  # it is about to say so
-    return bool(process_started(owner["pid"]) == owner["started"])
 
 
 def _locked(lock: Path) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
-from testbed.results.directory import RunDirectory
+from testbed.fabric.state import process_started
+from testbed.results.directory import OWNER, RunDirectory
 from testbed.results.errors import NotWritable, RunExists
 
 
@@ -30,3 +33,19 @@ def test_where_nothing_can_be_written_the_line_names_the_folder_and_the_option(t
         f"{wanted}: nothing can be written there (Not a directory); choose another place with --output"
     )
     assert caught.value.status == 2
+
+
+def test_what_somebody_else_writes_at_the_moment_is_refused_and_what_the_dead_left_is_written_anew(
+    tmp_path: Path,
+) -> None:
+    first = RunDirectory(tmp_path / "run")
+    parent = {"pid": os.getppid(), "started": process_started(os.getppid())}
+    (first.partial / OWNER).write_text(json.dumps(parent))
+    with pytest.raises(RunExists, match="somebody writes it at the moment"):
+        RunDirectory(tmp_path / "run")
+    (first.partial / OWNER).write_text(json.dumps({"pid": 1, "started": 0.5}))
+    (first.partial / "half").touch()
+    second = RunDirectory(tmp_path / "run")
+    assert [path.name for path in second.partial.iterdir()] == [OWNER]
+    second.finish()
+    assert list((tmp_path / "run").iterdir()) == []
