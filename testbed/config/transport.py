@@ -55,6 +55,11 @@ class StripeSpec(Strict):
     outstanding: Annotated[int, whole(1, 65_536)] = Field(
         default=128, description="Segments of a connection that may wait for their acknowledgement."
     )
+    together: Annotated[int | None, whole(1, 65_536)] = Field(
+        default=None,
+        description="Segments of a rank's connections to all peers at this distance that may wait so together; what is "
+        "free goes to peers in turn. Without it each connection's `outstanding` is all.",
+    )
     mode: Annotated[str, choice("a mode", STRIPE_MODES)] = Field(
         default="dqplb",
         description="dqplb: segments are numbered through, messages end in their order. spray: they are not, and each "

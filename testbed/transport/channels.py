@@ -35,15 +35,17 @@ class StripeSettings:
     """How messages to a peer are cut and dealt out; both ends of a pair have the same.
 
     connections: how many channels. segment_bytes: of a segment at most. outstanding: segments of a channel without
-    acknowledgement. mode: "dqplb" numbers segments through, and messages end in their order; in "spray" they carry no
-    number, and each message's end is announced apart, on channel 0. fast_bytes: messages up to this size go on channel
-    0 at once, whole, uncounted. The defaults are those of NCCLX's public code within a zone, but for channels (16
-    there), which here cost connections, and for the fast path's bound.
+    acknowledgement. together: those of all pairs with these settings; None: any number. mode: "dqplb" numbers segments
+    through, and messages end in their order; in "spray" they carry no number, and each message's end is announced
+    apart, on channel 0. fast_bytes: messages up to this size go on channel 0 at once, whole, uncounted. The defaults
+    are those of NCCLX's public code within a zone, but for channels (16 there), which here cost connections, and for
+    the fast path's bound.
     """
 
     connections: int = 4
     segment_bytes: int = 512 * 1024
     outstanding: int = 128
+    together: int | None = None
     mode: Literal["dqplb", "spray"] = "dqplb"
     fast_bytes: int = 32 * 1024
 
@@ -57,6 +59,8 @@ class StripeSettings:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ValueError(f"{name}: got {value}, expected {least} to {most}")
+        if self.together is not None and self.together < 1:
+            raise ValueError(f"together: got {self.together}, expected at least 1")
         if self.mode not in MODES:
             raise ValueError(f"mode: got {self.mode!r}, expected {' or '.join(MODES)}")
 
@@ -96,6 +100,9 @@ class ChannelOwner(Protocol):
 
     def pump(self) -> None:
         """There is room, or a channel more."""
+
+    def on_acknowledged(self, count: int) -> None:
+        """So many segments have come."""
 
     def on_sent(self, out: Outgoing, size_bytes: int) -> None:
         """The kernel has another part of a message."""
@@ -211,7 +218,7 @@ class Channel(Stream):
         if not 0 < count <= self.outstanding:
             return self._refuse(f"it acknowledged {count} segments of {self.outstanding}")
         self.outstanding -= count
-        self.pair.pump()
+        self.pair.on_acknowledged(count)
         return self.lost is None
 
     def _announced(self, frame: _Frame) -> bool:

@@ -8,6 +8,7 @@ from testbed.transport.assembling import MESSAGE_MASK, Assembly, Incoming
 from testbed.transport.base import PeerCounters, Request, TransportError
 from testbed.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
 from testbed.transport.onesided import Exposed
+from testbed.transport.shared_window import SharedWindow
 
 SEQUENCE_MASK = (1 << 24) - 1
 
@@ -23,9 +24,11 @@ class Pair(Assembly):
         max_staged_bytes: int,
         counters: PeerCounters,
         exposed: Exposed,
+        window: SharedWindow | None = None,
     ) -> None:
         super().__init__(rank, peer, max_staged_bytes, counters, exposed)
         self.settings = settings
+        self._window = window  # beside those of channels, with other pairs
         self.channels: dict[int, Channel] = {}
         self._asking: Channel | None = None  # for whose segment a message is begun
         # outgoing
@@ -77,14 +80,19 @@ class Pair(Assembly):
     def _repoint(self, into: Incoming, view: memoryview) -> int:
         return sum(channel.repoint(into, view) for channel in self.channels.values())
 
-    def pump(self) -> None:
-        """Deal out what waits, as far as channels have room."""
-        settings = self.settings
+    def pump(self, most: int | None = None) -> None:
+        """Deal out what waits, as far as channels have room. most: segments, in this pair's turn of a shared window."""
+        settings, window = self.settings, self._window
         waiting = self._waiting
         while waiting and self.lost is None:
-            channel = self._channel_with_room()
-            if channel is None:
+            if most == 0:
+                assert window is not None
+                window.wait(self)
                 return
+            channel = self._channel_with_room()
+            if channel is None or (window is not None and not window.take(self, in_turn=most is not None)):
+                return
+            most = None if most is None else most - 1
             out = waiting[0]
             total = len(out.request.view)
             start, end = out.cut, min(out.cut + settings.segment_bytes, total)
@@ -117,6 +125,12 @@ class Pair(Assembly):
         return None
 
     # ---- what channels tell
+
+    def on_acknowledged(self, count: int) -> None:
+        """So many segments have come."""
+        if self._window is not None:
+            self._window.give(count)
+        self.pump()
 
     def on_sent(self, out: Outgoing, size_bytes: int) -> None:
         """The kernel has another part of a message."""
@@ -203,6 +217,8 @@ class Pair(Assembly):
         self.lost = reason
         for channel in channels:
             channel.fail(reason)
+        if self._window is not None:
+            self._window.give(sum(channel.outstanding for channel in channels))
         self._fail_incoming(reason)
         self._waiting.clear()
         unsent, self._unsent = self._unsent, {}

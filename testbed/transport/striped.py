@@ -10,6 +10,7 @@ from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
 from testbed.transport.channels import Channel, StripeSettings
 from testbed.transport.mesh import Mesh
 from testbed.transport.pairs import Pair
+from testbed.transport.shared_window import SharedWindow
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
 
@@ -34,6 +35,7 @@ class StripedTransport(Mesh):
         listener: socket.socket | None = None,
     ) -> None:
         self._pairs: dict[tuple[int, TrafficClass], Pair] = {}
+        self._windows: dict[int, SharedWindow] = {}
         self._stripes = stripes or (lambda peer: StripeSettings())
         super().__init__(rank, addresses, settings, listener, eager)
 
@@ -57,10 +59,16 @@ class StripedTransport(Mesh):
         if pair is None:
             counters, staged = self._counters[peer], self.settings.max_staged_bytes
             pair = self._pairs[peer, key.traffic] = Pair(
-                self.rank, peer, settings, staged, counters, self.exposed
+                self.rank, peer, settings, staged, counters, self.exposed, self._window_of(settings)
             )
         channel = pair.channels[key.channel] = Channel(pair, key.channel)
         return channel
+
+    def _window_of(self, settings: StripeSettings) -> SharedWindow | None:
+        """The one of all pairs with these settings, which are one object."""
+        if settings.together is None:
+            return None
+        return self._windows.setdefault(id(settings), SharedWindow(settings.together))
 
     def _drop(self, peer: int) -> None:
         for which in [which for which, pair in self._pairs.items() if which[0] == peer and pair.lost]:

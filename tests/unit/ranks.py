@@ -136,6 +136,11 @@ def over_channels(size: int, program: Program, **options: Any) -> list[Any]:
         places.close()
 
 
+def over_shared_window(size: int, program: Program, **options: Any) -> list[Any]:
+    """Like `over_channels`, all peers with one window."""
+    return over_channels(size, program, together=3, **options)
+
+
 def over_spray(size: int, program: Program, **options: Any) -> list[Any]:
     """Like `over_channels`, in the mode without sequence numbers."""
     return over_channels(size, program, mode="spray", **options)

@@ -30,6 +30,7 @@ from testbed.transport import (
 from testbed.transport.channels import FRAME, Channel
 from testbed.transport.onesided import Exposed
 from testbed.transport.pairs import Pair
+from testbed.transport.shared_window import SharedWindow
 from testbed.transport.wire import HELLO_BYTES, ConnectionKey, make_hello
 from tests.unit.ranks import TOKEN, Places, over_channels, over_tcp
 
@@ -46,9 +47,11 @@ def places() -> Iterator[Places]:
 class Ends:
     """Two pairs whose channels are joined by sockets that the test carries, or holds back, one by one."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, window: SharedWindow | None = None, **options: Any) -> None:
         settings = StripeSettings(**{"connections": 3, "segment_bytes": 1000, "fast_bytes": 10, **options})
-        self.pairs = [Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed()) for rank in range(2)]
+        self.pairs = [
+            Pair(rank, 1 - rank, settings, 1 << 20, PeerCounters(), Exposed(), window) for rank in range(2)
+        ]
         self.masks: list[dict[int, int]] = [{}, {}]
         for number in range(settings.connections):
             for rank, sock in enumerate(socket.socketpair()):
@@ -115,6 +118,51 @@ def test_no_more_is_under_way_than_the_settings_say() -> None:
         ends.carry(0, 0, 1)
     assert most == 6
     ends.close()
+
+
+def test_pairs_share_a_window_in_turn_and_the_last_one_has_all_of_it() -> None:
+    """Four segments in all: of two pairs each has its part, what the first leaves goes to the second."""
+    window = SharedWindow(4)
+    near, far = (Ends(window, connections=1) for _ in range(2))
+    messages = [bytearray(b"a" * 6000), bytearray(b"b" * 12000)]
+    sends = [request("send", 1, 7, message) for message in messages]
+    taken = [bytearray(len(message)) for message in messages]
+    for pair, one in zip((near, far), sends, strict=True):
+        pair.pairs[0].send(one)
+
+    def under_way() -> list[int]:
+        return [ends.pairs[0].channels[0].outstanding for ends in (near, far)]
+
+    assert under_way() == [4, 0]
+    receives = [request("recv", 0, 7, buffer) for buffer in taken]
+    for pair, one in zip((near, far), receives, strict=True):
+        pair.pairs[1].receive(one)
+    most = [0, 0]
+    for _ in range(60):
+        for ends in (near, far):
+            ends.carry(1, 0)
+            ends.carry(0, 0)
+            assert sum(under_way()) <= 4
+            most = [max(pair) for pair in zip(most, under_way(), strict=True)]
+    assert taken == messages
+    assert all(one.done and one.error is None for one in (*sends, *receives))
+    assert most == [2, 4]  # in turn, and then alone
+    assert window.free == 4
+    near.close()
+    far.close()
+    assert window.free == 4
+
+
+def test_a_lost_pair_gives_its_part_of_a_window_back() -> None:
+    window = SharedWindow(2)
+    near, far = (Ends(window, connections=1) for _ in range(2))
+    for ends in (near, far):
+        ends.pairs[0].send(request("send", 1, 7, bytearray(5000)))
+    assert [ends.pairs[0].channels[0].outstanding for ends in (near, far)] == [2, 0]
+    near.close()
+    assert far.pairs[0].channels[0].outstanding == 2
+    far.close()
+    assert window.free == 2
 
 
 def test_small_messages_take_lane_0_at_once_however_full_it_is() -> None:

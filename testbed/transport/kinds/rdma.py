@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from testbed.plugins import PluginError
 from testbed.scale import Scale
 from testbed.transport.base import TrafficClass
 from testbed.transport.kinds.base import TRANSPORTS
@@ -33,6 +34,11 @@ class Rdma(Spread):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        if any(one.together is not None for one in self.stripes.values()):
+            expected = "none: queue pairs have windows of their own"
+            raise PluginError(
+                where="transport.stripes", got="together with transport rdma", expected=expected
+            )
         self.stripes = {
             name: replace(one, fast_bytes=min(one.fast_bytes, MOST_FAST_BYTES))
             for name, one in self.stripes.items()

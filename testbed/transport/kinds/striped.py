@@ -49,6 +49,9 @@ class Spread(TransportKind):
                 "outstanding": max(min(stripe["outstanding"], LEAST_OUTSTANDING), round(window)),
                 "fast_bytes": fast_bytes,
             }
+            if (together := stripe.get("together")) is not None:
+                share = min(1.0, wanted_bytes / segment_bytes)
+                own["together"] = max(min(together, LEAST_OUTSTANDING), round(together * share))
             found[name] = asdict(StripeSettings(**own))
         return {"stripes": found}
 
@@ -63,7 +66,8 @@ class Spread(TransportKind):
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """By the segments that may be under way; one is acknowledged when all of it has come."""
         stripe = self.stripes[distance]
-        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * stripe.outstanding)
+        most = min(stripe.outstanding, stripe.together or stripe.outstanding)
+        return round_trip_s(stripe.segment_bytes) / (stripe.segment_bytes * most)
 
 
 @TRANSPORTS.register("striped")
