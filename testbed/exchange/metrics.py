@@ -96,8 +96,8 @@ def _add_variant(metrics: Metrics, variant: Variant, labels: dict[str, str]) -> 
     exposed = [Point(labels, variant.exposed_comm_s)]
     metrics.add("exposed_communication", "seconds", "A step's time less computing.", exposed)
     payload = [
-        Point({**labels, "source": "plan"}, variant.wan_bytes.expected),
-        Point({**labels, "source": "ranks"}, variant.wan_bytes.observed),
+        Point({**labels, "by": "plan"}, variant.wan_bytes.expected),
+        Point({**labels, "by": "ranks"}, variant.wan_bytes.observed),
     ]
     metrics.add(
         "wan_payload", "bytes", "Payload over the WAN in a step: by the plan, and as ranks sent it.", payload
