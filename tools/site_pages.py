@@ -6,6 +6,7 @@ docs/ lead to copies of them, so that the site is whole by itself; a link to a f
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import shutil
@@ -92,13 +93,14 @@ def _command_lines(command: Any, context: Any) -> Iterator[str]:
     yield f"    {usage}\n"
     records = [record for one in command.params if (record := one.get_help_record(context))]
     if records:
-        yield "| | |\n|---|---|"
-        yield from (f"| `{_cell(names)}` | {_cell(help_)} |" for names, help_ in records)
+        yield "| argument, option | |\n|---|---|"
+        yield from (f"| <code>{_cell(names)}</code> | {_cell(help_)} |" for names, help_ in records)
         yield ""
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """Text in a table of Markdown, where bars part cells."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "&#124;")
 
 
 def api_lines() -> Iterator[str]:

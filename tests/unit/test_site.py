@@ -139,7 +139,9 @@ def test_every_command_has_its_part(site_pages: ModuleType) -> None:
     text = "\n".join(site_pages.command_lines())
     for command in ("testbed run", "testbed link set", "testbed virtual build"):
         assert f"\n## {command}\n" in text
-    assert "`--strict`" in text
+    assert "<code>--strict</code>" in text
+    assert "--ranks-per-process N&#124;all" in text
+    assert all(line.count("|") == 3 for line in text.splitlines() if line.startswith("| <code>"))
     assert text.count("\n## ") > 30
 
 
