@@ -23,8 +23,8 @@ from testbed.report.data import RECEIVE, WHOLE_STEP, RunData, communicates
 from testbed.report.rows import pack_rows
 from testbed.results.records import JsonObject, Sample
 
-# Perfetto takes a thread whose number is its process's, or 0, for the main thread, and makes both one: streams
-# have numbers that no rank has.
+# Perfetto takes a thread whose number is its process's, or 0, for that process's main thread, and makes both one:
+# streams have numbers that no rank has.
 STEP_STREAM = 100_000
 COMPUTE_STREAM = STEP_STREAM + 1
 FIRST_COMMUNICATION_STREAM = STEP_STREAM + 2
