@@ -44,7 +44,7 @@ demo: setup ## install what is missing, run scenarios/quickstart.yaml
 	if [ $$status = 3 ]; then status=0; echo $(BUSY); fi; exit $$status
 
 test: setup ## install what is missing, run all checks and tests; says at its end what was skipped, and why
-	@tools/bootstrap ryu peers validate $(if $(CI)$(SSHD),machines) $(if $(CI),browser)
+	@tools/bootstrap rdma ryu peers validate $(if $(CI)$(SSHD),machines) $(if $(CI),browser)
 	@$(CLEANLY) $(BIN)/python -m tests.lanes
 
 test-all: ## the same, and all of what it tries a part of; for a night

@@ -267,7 +267,7 @@ def test_an_unknown_stage_is_refused_before_anything_is_done(tmp_path: Path) -> 
     command = [str(CHECKOUT / "tools/bootstrap"), "environment", "everything"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 1
-    assert "no stage 'everything'; there are: system switch kernel environment " in found.stderr
+    assert "no stage 'everything'; there are: system switch kernel rdma environment " in found.stderr
 
 
 def test_there_are_locks() -> None:
