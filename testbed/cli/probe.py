@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 from testbed.cli.options import FabricOption, JsonOption
-from testbed.config.units import format_duration
 from testbed.fabric.finding import find
 from testbed.fabric.tracing import LARGEST_DSCP, LARGEST_PORT, Flow, Trace, trace_flow
+from testbed.report.figures import time_text
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -55,9 +55,7 @@ def _print(trace: Trace, source: str, target: str, flow: Flow) -> None:
         links = ", ".join(f"{link} {direction}" for link, direction in path) or "no WAN link"
         console.print(f"  path      {links}" + (f"  ({packets} packets)" if len(trace.paths) > 1 else ""))
     if trace.arrived:
-        low, middle, high = (
-            format_duration(round(pick(trace.one_way_s), 7)) for pick in (min, statistics.median, max)
-        )
+        low, middle, high = (time_text(pick(trace.one_way_s)) for pick in (min, statistics.median, max))
         console.print(f"  one way   {middle}, from {low} to {high}")
         classes = ", ".join(str(number) for number in sorted(trace.dscp))
         console.print(f"  DSCP      sent {flow.dscp}, arrived {classes}")

@@ -20,17 +20,20 @@ CLOCKS = {"virtual": "under the virtual clock", "real": "by the machine's own cl
 def answer(sweep: Sweep) -> list[str]:
     """The first is the headline."""
     shown = laid_out(sweep)
-    found = list(filter(None, _of_curves(shown) if isinstance(shown, Curves) else _of_maps(shown)))
+    found = list(
+        filter(None, _of_curves(shown, _off(sweep)) if isinstance(shown, Curves) else _of_maps(shown))
+    )
     return [*(found or ["No step time of it is to be used."]), *_misfits(sweep), _sure(sweep)]
 
 
-def _of_curves(curves: Curves) -> Iterator[str]:
+def _of_curves(curves: Curves, off: float) -> Iterator[str]:
+    """off: by which part of a measured step the model was off here at the worst; so much it does not tell apart."""
     axis = curves.axis
     if axis.numbers is None:
         yield from _of_words(axis, curves.series)
         return
-    if len(curves.series) > 1 and any(_quickest(curves.series, index) for index in range(len(axis.texts))):
-        yield _sentence("; ".join(_regions(axis, curves.series)))
+    if len(curves.series) > 1:
+        yield _sentence("; ".join(_regions(axis, curves.series, off)))
         if told := _widest(axis, curves.series):
             yield told
     if 0 < len(curves.series) <= FEW:
@@ -40,11 +43,11 @@ def _of_curves(curves: Curves) -> Iterator[str]:
         yield _sentence("; ".join(each))
 
 
-def _regions(axis: SweepAxis, series: Sequence[Series]) -> list[str]:
+def _regions(axis: SweepAxis, series: Sequence[Series], off: float) -> list[str]:
     """Which line is the quickest, from where to where."""
     found: list[tuple[str, list[int]]] = []
     for index in range(len(axis.texts)):
-        name = _quickest(series, index)
+        name = _quickest(series, index, off)
         if name is None:
             continue
         if found and found[-1][0] == name:
@@ -68,13 +71,15 @@ def _regions(axis: SweepAxis, series: Sequence[Series]) -> list[str]:
     return words
 
 
-def _quickest(series: Sequence[Series], index: int) -> str | None:
+def _quickest(series: Sequence[Series], index: int, off: float) -> str | None:
     """By name, several where they take the same time; of what may be used."""
-    there = _alike({one.name: one.by_index[index] for one in series if index in one.by_index})
+    figures = {one.name: one.by_index[index] for one in series if index in one.by_index}
+    there = _alike(figures)
     if not there:
         return None
+    within = SAME_WITHIN if all(figure.measured for figure in figures.values()) else max(SAME_WITHIN, off)
     least_s = min(there.values())
-    return " and ".join(name for name, step_s in there.items() if step_s <= least_s * (1 + SAME_WITHIN))
+    return " and ".join(name for name, step_s in there.items() if step_s <= least_s * (1 + within))
 
 
 def _widest(axis: SweepAxis, series: Sequence[Series]) -> str | None:
@@ -171,12 +176,24 @@ def _sure(sweep: Sweep) -> str:
     there = sum(point.misfit is None for point in sweep.points)
     some = f"all {there}" if runs == there else f"{runs} of {there}"
     told = f"Measured {CLOCKS[sweep.clock]} at {some} points: {sweep.status}"
-    right = [entry for entry in pairs if entry[1].status != "untrusted"]
-    if not right:
+    errors = _errors(sweep)
+    if not errors:
         return f"{told}."
-    errors = [abs(figure.predicted_s / measured.median_s - 1) for figure, measured in right]
     off = f"{percent_text(statistics.median(errors))} off in the median, {percent_text(max(errors))} at the worst"
     return f"{told}; the model was {off}."
+
+
+def _errors(sweep: Sweep) -> list[float]:
+    """Of the model, as parts of what was measured and is not untrusted."""
+    return [
+        abs(figure.predicted_s / measured.median_s - 1)
+        for figure, measured in _measured(sweep)
+        if measured.status != "untrusted"
+    ]
+
+
+def _off(sweep: Sweep) -> float:
+    return max(_errors(sweep), default=0.0)
 
 
 def _measured(sweep: Sweep) -> list[tuple[SweepFigure, Measured]]:
