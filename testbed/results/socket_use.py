@@ -46,10 +46,12 @@ def socket_use(
                 first, last = bisect_right(times, step.start_s), bisect_right(times, step.end_s)
                 round_trips += [scale.real_s(entry["rtt_s"]) for entry in own[first:last] if entry["rtt_s"]]
                 if last:
+                    latest, before = own[last - 1], own[first - 1] if first else {}
+                    if before and latest.get("bytes_acked", 0) < before.get("bytes_acked", 0):
+                        before = own[first]  # a connection of another part of the run, which begins anew
                     for name in COUNTS:
-                        if name in own[last - 1]:
-                            before = own[first - 1][name] if first else 0
-                            counts[name] = counts.get(name, 0) + own[last - 1][name] - before
+                        if name in latest:
+                            counts[name] = counts.get(name, 0) + latest[name] - before.get(name, 0)
         row: dict[str, Any] = {"from": here, "to": there, "connections": len(keys)}
         if round_trips:
             shown = min(round_trips), statistics.median(round_trips), max(round_trips)

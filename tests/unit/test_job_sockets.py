@@ -300,6 +300,20 @@ def test_round_trips_and_retransmissions_count_within_steps() -> None:
     }
 
 
+def test_a_connection_of_another_part_of_the_run_begins_anew() -> None:
+    steps = [
+        StepResult(n, "ring", n, start, start + 1.0, 0.0, {}, 0, 0) for n, start in enumerate((1.0, 3.0))
+    ]
+    packets = [(1.1, 2, 4, 0), (1.9, 8, 40, 0), (3.1, 1, 9, 3), (3.9, 3, 30, 5)]
+    readings = [
+        {**reading(time_s, 0.01, resent), "bytes_acked": acked, "parity": parity}
+        for time_s, resent, acked, parity in packets
+    ]
+    (row,) = socket_use(readings, steps, ["east", "west"], Scale())
+    assert (row["retransmits"], row["parity"]) == (8 + 2, 0 + 2)
+    assert "marked" not in row
+
+
 def test_pacing_and_small_windows_are_part_of_the_model() -> None:
     def seconds_a_byte(*entries: dict[str, Any]) -> float:
         of = topology()
