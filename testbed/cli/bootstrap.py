@@ -49,7 +49,7 @@ def add_commands(app: typer.Typer) -> None:
 def bootstrap(
     topology: Annotated[Path, typer.Argument(help="A topology file; its hosts have several ranks each.")],
     ranks: Annotated[
-        str, typer.Option("--ranks", "-n", help="How many in all, several with commas between.")
+        str, typer.Option("--ranks", help="How many in all, several with commas between.")
     ] = "64,256",
     way: Annotated[
         str,

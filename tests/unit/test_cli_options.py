@@ -21,6 +21,7 @@ from testbed.config.policy import DEFAULT_POLICY
 
 # the same word for another thing, as nccl-tests have it
 OTHER_THINGS = {("bench", "-o"), ("bench", "-f"), ("bench", "--protocol"), ("launch", "--protocol")}
+OTHER_THINGS |= {("bootstrap", "--ranks")}  # several numbers, each a start of its own
 OTHER_THINGS |= {("sweep", "--confirm")}  # how many points, where explore says in its scenario how many
 
 

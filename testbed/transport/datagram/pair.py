@@ -225,7 +225,7 @@ class DatagramPair(Arriving):
         except BlockingIOError:
             self._wait_for(path)
             return False
-        except udp.NoRoom:
+        except udp.CardFull:
             self._again_s = now_s + NO_ROOM_S
             return False
         except OSError as error:

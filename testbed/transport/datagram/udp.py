@@ -16,7 +16,7 @@ import socket
 
 import numpy as np
 
-from testbed.transport.base import TrafficClass
+from testbed.transport.base import TrafficClass, TransportError
 from testbed.transport.datagram.packets import DATA, MOST_AHEAD, PARITY, UDP_HEADERS_BYTES
 from testbed.transport.sockets import SocketSettings
 from testbed.virtual import clock_here
@@ -47,7 +47,7 @@ _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class NoRoom(Exception):
+class CardFull(TransportError):
     """The card's queue is full: to be tried again a little later, no event tells when."""
 
 
@@ -72,7 +72,7 @@ class Outbox:
     def send(self, sock: socket.socket, headers: list[int], payloads: list[int], sizes: list[int]) -> int:
         """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
 
-        BlockingIOError where it takes none until the socket is writable, NoRoom where the card's queue is full.
+        BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
         """
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
@@ -85,7 +85,7 @@ class Outbox:
         if number == errno.EINTR:
             return 0
         if number == errno.ENOBUFS:
-            raise NoRoom
+            raise CardFull
         raise OSError(number, os.strerror(number))
 
 
