@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from testbed.cli import fabric as fabrics
 from testbed.cli import listing as commands
 from testbed.cli.listing import age_s, age_text, few
 from testbed.cli.main import app
@@ -304,3 +305,18 @@ def test_the_demonstration_on_a_busy_machine_ends_well_and_offers_the_virtual_cl
     assert asked.read_text() == "run scenarios/quickstart.yaml --retry-dilated 4\n"
     assert ("too busy" in done.stdout, "--clock virtual" in done.stdout) == (told, told)
     assert "Error 3" not in done.stderr
+
+
+def test_cleaning_names_folders_that_killed_runs_left_and_leaves_them(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    monkeypatch.setattr(fabrics, "need_root", lambda doing: None)
+    monkeypatch.setattr(fabrics, "clean_abandoned", lambda everything: {})
+    said = CliRunner().invoke(app, ["clean"]).stderr
+    assert "runs/dead.partial: left by a run that was killed" in said
+    assert "alive.partial" not in said
+    assert "nothing to clean" not in said
+    assert (runs / "dead.partial").exists()
+    shutil.rmtree(runs / "dead.partial")
+    assert CliRunner().invoke(app, ["clean"]).stderr.strip() == "nothing to clean"
