@@ -107,7 +107,7 @@ def sweep(
     else:
         _print(found, shown)
     for words in lacking():
-        console.print(words, soft_wrap=True)
+        console.print(words, markup=False, soft_wrap=True)
     console.print(
         f"page: {folder / PAGE}; table: {folder / TABLE}; for a paper: {folder / CAPTION}", soft_wrap=True
     )
@@ -129,7 +129,7 @@ def _carried_out(planned: experiment.Plan, console: Console) -> Sweep:
 
 def _print(found: Sweep, console: Console) -> None:
     for sentence in answer(found):
-        console.print(sentence, soft_wrap=True)
+        console.print(sentence, markup=False, soft_wrap=True)
     shown = laid_out(found)
     if isinstance(shown, Curves) and len(shown.series) <= MOST_COLUMNS:
         console.print(_pivoted(shown))

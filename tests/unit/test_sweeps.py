@@ -15,7 +15,7 @@ from testbed.cli.main import app
 from testbed.config import ConfigError, Scenario, load_scenario
 from testbed.experiments import sweeping
 from testbed.experiments.running import Listener
-from testbed.report.sweep import write_sweep
+from testbed.report.sweep import lacking, write_sweep
 from testbed.report.sweep_answer import answer, caption
 from testbed.results.errors import BadResult
 from testbed.running.progress import Progress
@@ -357,6 +357,7 @@ def test_the_command_prints_a_row_per_value_and_names_its_files(tmp_path: Path) 
     assert "WAN delay (ms)" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line.strip()[:1].isdigit()] == ["1", "5"]
     assert str(tmp_path / "out" / "sweep.html") in done.stderr
+    assert [words for words in lacking() if words not in done.stderr] == []
     document = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
     assert document["points"][0]["figures"][0]["variant"] == "ring"
 
