@@ -84,11 +84,11 @@ class VerbsCard:
             raise TransportError(str(error)) from None
         self._wr, self._mr = wr, mr
         try:
-            self._context = device.Context(name=settings.name)
+            self._fileno = -1
+            self._open(device, cq)
             self.gid = str(self._context.query_gid(port_num=1, index=settings.gid_index).gid)
             self._mtu = int(self._context.query_port(1).active_mtu)
             self._domain = pyverbs("pd").PD(self._context)
-            self._fileno = -1
             self._make_queue(cq)
             count = settings.slots
             self._memory = memoryview(private_memory(2 * count * self.slot_bytes))
@@ -110,11 +110,15 @@ class VerbsCard:
         self._unsent = list(range(count, 2 * count))  # slots to send from
         self._sending: dict[int, int] = {}  # those that are under way, by queue pair
 
-    def _make_queue(self, cq: Any) -> None:
+    def _open(self, device: Any, cq: Any) -> None:
+        """The device, and a channel of completions; a device has such a descriptor, too."""
         with _making:
+            self._context = device.Context(name=self.settings.name)
             before = _event_descriptors()
             self._channel = cq.CompChannel(self._context)
             (self._fileno,) = _event_descriptors() - before
+
+    def _make_queue(self, cq: Any) -> None:
         self._news = select.poll()
         self._news.register(self._fileno, select.POLLIN)
         self._queue = cq.CQ(self._context, _COMPLETIONS, None, self._channel, 0)
