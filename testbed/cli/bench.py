@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,8 +25,7 @@ from testbed.cli.virtual import (
     DEFAULT_STALL_TIMEOUT,
     MemoryOption,
     StallOption,
-    err,
-    out,
+    go_on_in_guest,
 )
 from testbed.collectives import AUTO, COLLECTIVES, DTYPES, OPERATIONS, collective_of
 from testbed.config import PRESETS
@@ -52,7 +50,6 @@ from testbed.running.bench_request import (
 from testbed.running.bench_run import BenchOptions, BenchRun, Row
 from testbed.running.choosing import choose_network
 from testbed.running.packing import ranks_asked
-from testbed.virtual import Guest, GuestSettings, find_image
 
 HEADINGS = (
     ("#", "size", "count", "type", "redop", "algorithm", "time", "algbw", "busbw", "#wrong", "of limit"),
@@ -124,7 +121,7 @@ def bench(
     sizes = sizes_between(least, most, factor)
     if wants_guest(clock):
         needed = guest_bytes(sizes[-1], ranks, topology, size_scale)
-        _in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
+        go_on_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file, tune]))
     options = BenchOptions(
         collective,
         sizes,
@@ -166,14 +163,6 @@ def _finish(rows: list[Row], json_file: Path | None, tune: Path | None, run: Ben
     if tune is not None:
         for entry in tuned(rows, run, tune).entries:
             print(f"# up to {entry.max_bytes or 'any size'}: {entry.algorithm}")
-
-
-def _in_guest(settings: GuestSettings) -> NoReturn:
-    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
-    guest = Guest(find_image(), settings)
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
-    ended = guest.run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
-    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
 def _cells(row: Row) -> tuple[Any, ...]:

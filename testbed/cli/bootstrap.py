@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, SeedOption
-from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, err, out
+from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, go_on_in_guest
 from testbed.config.units import format_size
 from testbed.model.starting import growth
 from testbed.running.bench_request import guest_for, wants_guest
 from testbed.running.choosing import choose_network_without_ranks
 from testbed.running.start_request import WAYS, connection_buffers_bytes, guest_bytes_for, tries_of
 from testbed.running.start_run import StartRow, StartRun
-from testbed.virtual import Guest, GuestSettings, find_image
 
 HEADINGS = (
     (
@@ -78,7 +76,7 @@ def bootstrap(
     tries = tries_of(ranks, way, groups, costs, clock)
     if wants_guest(clock):
         needed = guest_bytes_for(tries)
-        _in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
+        go_on_in_guest(guest_for(needed, memory, seed, stall_timeout, [json_file]))
     console = Console(stderr=True, highlight=False)
     network = choose_network_without_ranks(topology, "shortest", link_engine, datapath)
     run = StartRun(network, seed, lambda line: console.print(f"  {line}"))
@@ -96,13 +94,6 @@ def bootstrap(
         json_file.write_text(
             json.dumps({"schema": 1, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
         )
-
-
-def _in_guest(settings: GuestSettings) -> NoReturn:
-    """The same command in a guest; ends with its status."""
-    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
-    ended = Guest(find_image(), settings).run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
-    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
 def _cells(row: StartRow) -> tuple[Any, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from testbed.cli.bars import bar_on
 from testbed.running.choosing import command_given, guest_settings
-from testbed.virtual import Ended, Guest, find_image
+from testbed.virtual import Ended, Guest, GuestSettings, find_image
 from testbed.virtual.build import build as build_kernel
 from testbed.virtual.guest import STALL_TIMEOUT_S
 
@@ -109,6 +109,14 @@ def execute(
 def summary_line(ended: Ended) -> str:
     """How much virtual time passed in how much wall time."""
     return f"{ended.uptime_s:.3f} s of virtual time in {ended.wall_s:.1f} s of wall time"
+
+
+def go_on_in_guest(settings: GuestSettings) -> NoReturn:
+    """The same command in a guest, where it finds the clock that it wants; ends with its status."""
+    guest = Guest(find_image(), settings)
+    command = [sys.executable, "-c", "from testbed.cli import main; main()", *sys.argv[1:]]
+    ended = guest.run(command, Path.cwd(), {"PYTHONUNBUFFERED": "1"}, out, err)
+    raise typer.Exit(ended.status if ended.status >= 0 else 128 - ended.status)
 
 
 def out(text: str) -> None:
