@@ -54,6 +54,8 @@ def exploration(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = (untrusted(), three_buildings(), four_buildings())
+    for run in runs:
+        run.trials = 2
     folders = {run.name: tmp_path_factory.mktemp("run") for run in runs}
     found = {run.name: write_report(run.write(folders[run.name])) for run in runs}
     return found | {"exploration": exploration(tmp_path_factory.mktemp("explored"))}
