@@ -60,4 +60,5 @@ def test_sprayed_parity_takes_both_planes(tmp_path: Path) -> None:
     assert sum(pair["parity_sent"] for pair in pairs) > 0
     assert sum(pair["packets_mended"] for pair in pairs) > 0
     balance = summary["variants"][0]["plane_balance"]
-    assert all(entry["jain_index"] > 0.9 for entry in balance)
+    # a half would be one plane alone; a pair that loses two packets in a row leaves the lossy one for a while
+    assert all(entry["jain_index"] > 0.6 for entry in balance), balance
