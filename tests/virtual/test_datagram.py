@@ -14,7 +14,7 @@ from tests.virtual.conftest import finished_run, variants_of
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
 MESSAGE_BYTES, RATE_BPS, DELAY_S = 32_000_000, 1e9, 0.010
-PAYLOAD_BYTES, FRAME_BYTES = 8920, 9014
+PAYLOAD_BYTES, FRAME_BYTES = 8920, 9010
 LOSSY = """
 name: lossy
 topology:
@@ -80,7 +80,9 @@ def told(folder: Path, name: str | None = None, rank: int = 0) -> dict[str, Any]
 def test_a_clean_line_is_full_to_a_thousandth(folder: Path) -> None:
     packets, rest = divmod(MESSAGE_BYTES, PAYLOAD_BYTES)
     frames_bytes = packets * FRAME_BYTES + rest + FRAME_BYTES - PAYLOAD_BYTES
-    assert step_s(folder, "clean") == pytest.approx(frames_bytes * 8 / RATE_BPS + DELAY_S, rel=0.002)
+    least_s = frames_bytes * 8 / RATE_BPS + DELAY_S
+    # each of the hops holds a frame, of 72 us; before the message and after it ranks say that they are there
+    assert least_s <= step_s(folder, "clean") <= 1.001 * least_s + 0.0008
     assert variants_of(folder)["clean"]["verdict"]["status"] == "trusted"
     assert told(folder, "clean")["packets_resent"] == 0
 
