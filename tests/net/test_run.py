@@ -253,5 +253,5 @@ def test_a_scenario_beyond_the_host_is_refused_before_anything_is_built(tmp_path
 def test_an_existing_output_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     done = run_testbed("run", write_scenario(tmp_path), "--output", tmp_path / "out")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "exists already" in done.stderr
