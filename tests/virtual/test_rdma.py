@@ -57,11 +57,17 @@ def test_a_window_of_a_buildings_size_is_all_that_a_long_path_carries(person: Pe
     assert 0.6 * expected_bps < found["goodput_bps"] < 1.01 * expected_bps
 
 
+ACK_TIMEOUT_S = 4.096e-6 * 2**14  # the default of `transport.rdma.ack_timeout`, as cards know it
+
+
 def test_what_is_lost_costs_all_that_was_sent_behind_it(person: Person) -> None:
     first, again = (inside(person, "link", "1gbit", "10ms", "0.1%") for _ in range(2))
     assert first == again
-    expected_bps = ReliablePath(1e9, 0.02, 0.001).goodput_bps(1 << 20)
-    assert 0.6 * expected_bps < first["goodput_bps"] < expected_bps
+    # some fifty losses, by which draws differ: at best each costs a round trip, at worst the card's timer as well
+    best_bps, worst_bps = (
+        ReliablePath(1e9, mended_s, 0.001).goodput_bps(1 << 20) for mended_s in (0.02, 0.02 + ACK_TIMEOUT_S)
+    )
+    assert worst_bps < first["goodput_bps"] < 1.15 * best_bps
 
 
 TOPOLOGY = """\

@@ -123,4 +123,11 @@ def test_messages_are_arrows_in_the_trace(folder: Path) -> None:
     for event in begins:
         came = ends[event["id"]]
         assert came["pid"] != event["pid"]
-        assert came["ts"] > event["ts"]
+        # an arrow ends where the message, or the receive that was late, begins to come in: done after it was sent
+        coming = [
+            one
+            for one in events
+            if one["ph"] == "X" and all(one[key] == came[key] for key in ("pid", "tid", "ts"))
+        ]
+        assert came["ts"] >= event["ts"]
+        assert max(one["ts"] + one["dur"] for one in coming) > event["ts"]
