@@ -24,7 +24,7 @@ WAYS = {
 COSTS = {"published": PUBLISHED, "none": StartCosts(0.0, 0.0)}
 """What software takes, by name."""
 MOST_RANKS = 8192
-"""A thread each, and sockets: 4,096 take some 2.5 GB."""
+"""A thread each, and sockets."""
 
 
 def tries_of(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[StartOptions]:
