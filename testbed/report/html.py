@@ -26,6 +26,7 @@ from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
+from testbed.report.reasons import counted, reasons
 from testbed.report.replicas import replicas_chart, replication_words
 from testbed.report.requests import latency_chart, load_chart, most_within, serving_rows
 from testbed.report.svg import for_any_width
@@ -69,6 +70,8 @@ def _content(data: RunData) -> dict[str, Any]:
         "facts": _facts(data),
         "variants": [_variant(data, index, variant) for index, variant in enumerate(data.variants)],
         "answer": opening(data.result.variants),
+        "reasons": (told := reasons(data.result.variants)),
+        "more_reasons": counted(told[1]),
         "rated": any(variant.rates for variant in data.result.variants),
         "step_times": step_time_chart(data.variants),
         "time_split": time_split_chart(data.variants),

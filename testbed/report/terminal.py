@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,6 +18,7 @@ from testbed.report.decoding import decoding_words
 from testbed.report.diagnosis import suspected, suspicion_words
 from testbed.report.figures import signed_percent_text, size_text, time_text
 from testbed.report.rates import variant_words
+from testbed.report.reasons import counted, reasons
 from testbed.report.replicas import replication_words
 from testbed.report.requests import serving_words
 from testbed.results.result import Result, Variant
@@ -28,9 +28,6 @@ _STATUS_STYLE = {"trusted": "green", "caution": "yellow", "untrusted": "bold whi
 _WIDE = 130
 # So many variants, and no more, have a figure each in a sentence.
 FEW = 4
-# So many reasons for a verdict are told, and of the rest how many.
-MOST_REASONS = 5
-STATUSES = tuple(_STATUS_STYLE)[::-1]  # from worst to best
 
 
 def print_summary(result: Result, console: Console) -> None:
@@ -121,9 +118,8 @@ def print_refusal(result: Result, console: Console) -> None:
 
 def _print_failing(variants: Sequence[Variant], console: Console) -> None:
     """The worst variants first; of many reasons a few, and how many more there are."""
-    ranked = sorted(variants, key=lambda variant: STATUSES.index(variant.verdict.status))
-    reasons = [(variant, invariant) for variant in ranked for invariant in variant.verdict.failed]
-    for variant, invariant in reasons[:MOST_REASONS]:
+    first, more = reasons(variants)
+    for variant, invariant in first:
         status = variant.verdict.status
         console.print(
             Text.assemble(
@@ -131,10 +127,8 @@ def _print_failing(variants: Sequence[Variant], console: Console) -> None:
                 f"{variant.name}, {invariant.name}: {invariant.sentence}",
             )
         )
-    if more := reasons[MOST_REASONS:]:
-        counted = Counter(invariant.name for _, invariant in more)
-        names = ", ".join(f"{name} {count} times" if count > 1 else name for name, count in counted.items())
-        console.print(Text(f"And {len(more)} more, which the report has: {names}."))
+    if more:
+        console.print(Text(f"And {len(more)} more, which the report has: {counted(more)}."))
 
 
 def _remedy(result: Result) -> str:

@@ -188,6 +188,23 @@ def test_caution_has_a_banner_and_keeps_the_figures(tmp_path: Path) -> None:
     assert not page.with_class("void")
 
 
+def test_of_many_reasons_five_stand_open_the_worst_variant_first(tmp_path: Path) -> None:
+    statuses = {"ring": "caution", "hierarchical": "untrusted"}
+    folder = SyntheticRun(statuses=statuses).write(tmp_path)
+    summary = json.loads((folder / "summary.json").read_text())
+    for variant in summary["variants"]:
+        kept = variant["verdict"]["invariants"]
+        failed = next(one for one in kept if one["ok"] is False)
+        many = [{**failed, "name": f"n{number}", "sentence": f"Reason {number}."} for number in range(4)]
+        variant["verdict"]["invariants"] = [one for one in kept if one["ok"] is not False] + many
+    (folder / "summary.json").write_text(json.dumps(summary))
+    banner = write_report(folder).read_text(encoding="utf-8").split('role="alert">')[1].split("</section>")[0]
+    open_ones, behind = banner.split("<details>")
+    assert re.findall(r"<li><b>(\w+)</b>", open_ones) == ["hierarchical"] * 4 + ["ring"]
+    assert re.findall(r"Reason (\d)", behind) == ["1", "2", "3"]
+    assert "And 3 more: n1, n2, n3" in behind
+
+
 def test_trusted_has_no_banner(quickstart: Path) -> None:
     assert not Page((quickstart / "report.html").read_text()).with_class("banner")
 
