@@ -59,6 +59,8 @@ def _words(process: psutil.Process) -> str:
     """Its name, of an interpreter with what it runs."""
     command = process.cmdline()
     script = next((os.path.basename(word) for word in command[1:] if not word.startswith("-")), "")
+    if "-c" in command[1:2]:
+        script = "-c"  # and a whole program in one word
     name = process.name()
     return (
         f"{name} {script}" if script and name.startswith(("python", "bash", "sh", "node", "java")) else name
