@@ -17,9 +17,8 @@ from typing import Any
 from testbed.controller.hashing import TCP, UDP, flow_hash
 
 FORMAT = 1
-MAX_PORT = (
-    0xFEFF  # of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
-)
+# of a physical port as Open vSwitch numbers them; above are OFPP_FLOOD, OFPP_CONTROLLER, ...
+MAX_PORT = 0xFEFF
 MAX_SEED = MAX_PRIORITY = MAX_TCP_PORT = 0xFFFF
 MAX_DSCP = 63
 PORT_FIELDS = ("tcp_src", "tcp_dst", "udp_src", "udp_dst")

@@ -303,9 +303,8 @@ class Fabric:
             self._operations(settings.name).verify_offloads(settings)
 
     def _start_engine(self) -> LinkEngine:
-        self.engine = engine = engine_of(
-            self.state
-        )  # before it starts, so that a start that fails is also stopped
+        # before it starts, so that a start that fails is also stopped
+        self.engine = engine = engine_of(self.state)
         engine.start()
         return engine
 

@@ -46,9 +46,8 @@ def flows_of(
             key = wiring.connection(source, target, traffic, channel)
             dialled = wiring.source_port(max(source, target), min(source, target), key)
             listening = LISTEN_PORT
-            if (
-                channel and wiring.transport.added_subflows
-            ):  # of MPTCP's other subflows the kernel chooses the dialling end
+            # of MPTCP's other subflows the kernel chooses the dialling end
+            if channel and wiring.transport.added_subflows:
                 dialled, listening = 0, SUBFLOW_PORT + channel - 1
             ports = wiring.transport.ports(dialled, listening, dialling=source > target)
             hosts = wiring.ranks[source].host, wiring.ranks[target].host

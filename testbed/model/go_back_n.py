@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 PACKET_BYTES = 4096  # of payload, the largest that cards know
 HEADERS_BYTES = 14 + 20 + 8 + 12 + 4  # Ethernet, IPv4, UDP, transport header, its checksum
-WRITE_BYTES, IMMEDIATE_BYTES = (
-    16,
-    4,
-)  # more in a write's first packet, and in the last of one with an immediate
+# more in a write's first packet, and in the last of one with an immediate
+WRITE_BYTES, IMMEDIATE_BYTES = 16, 4
 
 
 def wire_bytes(segment_bytes: int) -> int:

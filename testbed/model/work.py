@@ -59,8 +59,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
     assert workload.flops_utilisation is not None
     topology = scenario.topology.resolve()
     slowdowns = slowdowns_of(workload, topology, scenario.rank_hosts(topology))
-    ranks = sum(
-        1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks)
-    )  # of the workload's accelerator
+    # ranks with the workload's accelerator that would compute as quickly
+    ranks = sum(1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks))
     computing_s = PASSES * FLOPS * active * tokens / (ranks * each * workload.flops)
     return StepWork(tokens, computing_s, workload.flops_utilisation, many)

@@ -121,9 +121,8 @@ class Assembly:
         into.ended = True
         self.counters.messages_received += 1
         self.counters.bytes_received += into.total
-        if (
-            into.number - self._next_match
-        ) & MESSAGE_MASK >= MOST_AHEAD:  # matched, or else to be matched still
+        # matched, or else to be matched still
+        if (into.number - self._next_match) & MESSAGE_MASK >= MOST_AHEAD:
             self._messages.pop(into.number, None)  # none are left where the pair has failed meanwhile
         if is_one_sided(into.tag):
             self._tell_one_sided()

@@ -137,9 +137,8 @@ def test_a_worker_that_is_unlike_is_refused_by_name(two_workers: Any, tmp_path: 
     ) as caught:
         engine.check()
     assert "the same testbed, Python, calibration and kernel" in str(caught.value)
-    with pytest.raises(
-        EngineError, match="came later is not as this machine is"
-    ):  # also where nobody looked first
+    # also where nobody looked first
+    with pytest.raises(EngineError, match="came later is not as this machine is"):
         swept(tmp_path / "out", engine)
 
 

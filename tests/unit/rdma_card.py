@@ -53,9 +53,8 @@ class MemoryCard:
         self.free_slots = deque(range(SLOTS))
         self.coming: defaultdict[int, deque[Callable[[], Completion | None]]] = defaultdict(deque)
         self.sent: deque[Completion] = deque()
-        self.late: deque[Completion] = (
-            deque()
-        )  # completions of writes, told when all else is looked at once more
+        # completions of writes, told when all else is looked at once more
+        self.late: deque[Completion] = deque()
         self.sending = 0
 
     def fileno(self) -> int:

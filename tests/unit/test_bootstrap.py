@@ -304,8 +304,7 @@ def test_the_locks_cover_what_the_project_asks_for() -> None:
         for name in lists:
             block = re.search(rf"^{name} = \[(.*?)\]", metadata, re.DOTALL | re.MULTILINE)
             assert block, name
-            named = re.sub(
-                r"\{ include-group = [^}]*\}|#.*", "", block[1]
-            )  # groups are looked at by themselves
+            # groups are looked at by themselves
+            named = re.sub(r"\{ include-group = [^}]*\}|#.*", "", block[1])
             wanted = {re.split(r"[<>=]", item)[0].lower() for item in re.findall(r'"([^"]+)"', named)}
             assert wanted <= pinned, (lock, wanted - pinned)

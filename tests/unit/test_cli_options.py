@@ -64,9 +64,8 @@ def test_an_option_has_one_default_in_all_commands_but_the_clock_which_has_a_rea
 
 def test_python_has_the_same_defaults() -> None:
     assert inspect.signature(testbed.api.up).parameters["policy"].default == DEFAULT_POLICY
-    assert (
-        inspect.signature(testbed.api.run).parameters["clock"].default == MODEL_CLOCK
-    )  # its docstring says why
+    # its docstring says why
+    assert inspect.signature(testbed.api.run).parameters["clock"].default == MODEL_CLOCK
     assert "which a notebook seldom has" in (testbed.api.run.__doc__ or "")
 
 

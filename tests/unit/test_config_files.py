@@ -115,9 +115,8 @@ def test_hosts_have_names_addresses_and_cards(tmp_path: Path) -> None:
         "east202", "east", 201, "10.0.1.2", "02:00:0a:00:01:02", card(10e9, 8_000_000)
     )
     west1 = topology.host("west1")
-    assert west1 == Host(
-        "west1", "west", 202, "10.1.0.1", "02:00:0a:01:00:01", card(100e9, 12_500_000)
-    )  # 1 ms at 100 Gbit/s
+    queue_bytes = 12_500_000  # 1 ms at 100 Gbit/s
+    assert west1 == Host("west1", "west", 202, "10.1.0.1", "02:00:0a:01:00:01", card(100e9, queue_bytes))
     assert topology.building("west").hosts == (west1,)
     assert len({host.ip for host in topology.hosts}) == len({host.mac for host in topology.hosts}) == 203
 

@@ -21,9 +21,8 @@ from testbed.results.records import LINKS, read_links
 from testbed.results.result import Result
 from tests.unit.report_run import SyntheticRun
 
-MADE = datetime(
-    2026, 1, 15, 10, 20, 30, tzinfo=timezone.utc
-).timestamp()  # as the synthetic run's manifest says
+# as the synthetic run's manifest says
+MADE = datetime(2026, 1, 15, 10, 20, 30, tzinfo=timezone.utc).timestamp()
 
 
 @pytest.fixture(scope="module")

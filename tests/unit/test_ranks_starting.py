@@ -52,9 +52,8 @@ def test_a_start_takes_the_sockets_and_bytes_that_the_closed_form_has(name: str)
     assert {result["sockets"] for result in results} == {expected.connections}
     (first,) = (result for result in results if result["rank"] == 0)
     found = 1 if way.reuses else 3
-    hellos = (
-        found * HELLO_BYTES if way.bootstrap == RING else 0
-    )  # to its follower, in each group that is found
+    # to its follower, in each group that is found
+    hellos = found * HELLO_BYTES if way.bootstrap == RING else 0
     assert first["bytes_sent"] == expected.master_bytes + hellos
     # what is given as cost is taken: of a rank its own part, on any machine
     least_s = costs.base_s + expected.topology_s + (RANKS - 1) * costs.caller_s

@@ -71,6 +71,5 @@ def test_cells_have_the_headings_of_their_columns() -> None:
     assert '<th data-label="Variant">ring</th>\n<td data-label="Step time &amp; more" class=' in found
     assert "<td colspan='2'>why" in found
     assert found.endswith("<td>no</td>")
-    assert (
-        labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3
-    )  # it adds, whatever is there
+    # it adds, whatever is there
+    assert labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3

@@ -203,10 +203,8 @@ def test_what_switches_see_later_is_waited_for_and_seen_at_the_variants_end() ->
     playing.step("ring", 0, time.monotonic())
     assert playing.due_s == 5.0
     playing.play()
-    assert (recorder.played, recorder.settled) == (
-        1,
-        1,
-    )  # what a former variant left was seen before this one began
+    # what a former variant left was seen before this one began
+    assert (recorder.played, recorder.settled) == (1, 1)
     playing.finish()
     assert recorder.settled == 2
 

@@ -63,9 +63,8 @@ class DatagramPair(Arriving):
         kind, paths = RECOVERIES[settings.recovery], settings.paths
         super().__init__(rank, peer, max_staged_bytes, counters, exposed, paths, kind.in_order, kind.code)
         self.settings = settings
-        self.on_fault: Callable[[str], None] | None = (
-            None  # the pair, with a reason that the peer is told, too
-        )
+        # told a reason to lose the peer, which the peer is told, too
+        self.on_fault: Callable[[str], None] | None = None
         self.sockets: list[socket.socket] = []
         self._outbox, self._inbox, self._granter = outbox, inbox, granter
         self._watch, self._clock, self._on_due = watch, clock, on_due
@@ -78,9 +77,8 @@ class DatagramPair(Arriving):
         self._payload_bytes = 0
         self._spray = Spray(settings.paths) if settings.paths > 1 else None
         self.datagrams_out = self.datagrams_in = self.bytes_out = self.bytes_in = 0
-        self._heard: dict[
-            int, tuple[int, int, int]
-        ] = {}  # by path: serials, packets, marks that have been told of
+        # by path: serials, packets, marks that have been told of
+        self._heard: dict[int, tuple[int, int, int]] = {}
 
     # ---- beginning and end
 
@@ -229,10 +227,8 @@ class DatagramPair(Arriving):
             self._again_s = now_s + NO_ROOM_S
             return False
         except OSError as error:
-            if isinstance(
-                error, ConnectionRefusedError
-            ):  # of an earlier packet; the lifeline tells what it means
-                return True
+            if isinstance(error, ConnectionRefusedError):
+                return True  # of an earlier packet; the lifeline tells what it means
             self.fail(f"datagrams: {error.strerror}")
             return False
         for item, (header_bytes, _, size_bytes) in zip(items[:took], sizes, strict=False):

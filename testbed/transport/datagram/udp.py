@@ -148,9 +148,8 @@ def make_socket(
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, traffic.dscp << 2 | _ECN_CAPABLE)
             sock.setsockopt(socket.IPPROTO_IP, _IP_RECVTOS, 1)
         sock.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO)
-        sock.setsockopt(
-            socket.IPPROTO_IP, _IP_RECVERR, 1
-        )  # a full queue of the card is told, not passed over
+        # a full queue of the card is told, not passed over
+        sock.setsockopt(socket.IPPROTO_IP, _IP_RECVERR, 1)
         exact = clock_here() == "free"
         window_bytes = settings.window_bytes or 0
         receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)

@@ -47,9 +47,8 @@ class StagedTransport(Layer):
         self._sends: dict[tuple[Line, int], deque[_Chunks]] = {}
         self._receives: dict[tuple[Line, int], deque[_Chunks]] = {}
         self._windows: dict[tuple[Line, int], _Window] = {}  # where slots are announced
-        self._tally = {
-            peer: PeerCounters() for peer in inner.counters
-        }  # whole messages, and prefixes as headers
+        # whole messages, and prefixes as headers
+        self._tally = {peer: PeerCounters() for peer in inner.counters}
         self._chunk_tally = {peer: PeerCounters() for peer in inner.counters}
 
     def isend(self, peer: int, tag: int, view: memoryview, traffic: TrafficClass = BEST_EFFORT) -> Request:

@@ -50,9 +50,8 @@ class Pair:
         self._write_over: Sequence[QueuePair] = ()
         self._max_staged_bytes = max_staged_bytes
         # outgoing
-        self._held: dict[
-            int, deque[Request]
-        ] = {}  # by tag: a large one that is not announced, and all behind it
+        # by tag: a large one that is not announced, and all behind it
+        self._held: dict[int, deque[Request]] = {}
         self._announced: dict[int, deque[Frame]] = {}  # by tag: receives that no message has come for yet
         self._told = 0  # of how many receives the peer has told
         self._writing = Writing(settings)

@@ -50,9 +50,8 @@ class Granter:
         self._rate_bps = rate_bps
         self.packet_bytes = packet_bytes
         self._granted: dict[Hashable, int] = {}
-        self._wanted: OrderedDict[Hashable, int] = (
-            OrderedDict()
-        )  # of those that want more, whose turn it is first
+        # of those that want more, whose turn it is first
+        self._wanted: OrderedDict[Hashable, int] = OrderedDict()
         self._next_s = 0.0  # when the port has room for what is granted next
 
     @property

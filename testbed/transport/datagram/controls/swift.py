@@ -32,9 +32,8 @@ class Swift(Control):
         super().__init__(limits, round_trips)
         self.window_packets = FIRST_PACKETS
         self._cut_s = -math.inf
-        self._started = (
-            True  # no delay above the target yet: the window doubles, as the paper's flows start at line rate
-        )
+        # no delay above the target yet: the window doubles, as the paper's flows start at line rate
+        self._started = True
         packet_s = limits.packet_bytes * 8 / limits.line_bps
         self._queue_s = max(QUEUE_S, QUEUE_PACKETS * packet_s)
         low, high = 1 / math.sqrt(RANGE_LEAST_PACKETS), 1 / math.sqrt(RANGE_MOST_PACKETS)

@@ -86,9 +86,8 @@ class Recovery(ABC):
         self.paths: dict[int, Path] = {}
         self._acked = 0  # bit i: low + i has come
         self._sent_end = 0  # the first that was never sent
-        self._where: dict[
-            int, tuple[int, int]
-        ] = {}  # path and serial of a packet's latest sending, while in flight
+        # path and serial of a packet's latest sending, while in flight
+        self._where: dict[int, tuple[int, int]] = {}
         self._lost: set[int] = set()  # to be sent again
 
     # ---- for those who derive
