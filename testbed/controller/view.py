@@ -14,7 +14,7 @@ from testbed.controller.errors import NoPathError
 from testbed.controller.hashing import TCP, UDP
 from testbed.controller.rules import Match, Packet, Ports
 
-TCP_FLOW, UDP_FLOW, ROCE = "tcp", "udp", "roce"
+TCP_FLOW, ROCE = "tcp", "roce"
 # Delays are compared as whole picoseconds, so that equal delays are equal and sums have no rounding.
 PICOSECONDS = 1e12
 # A path's cost is its delay, then its number of links. This many links weigh less than the shortest time.
@@ -49,7 +49,7 @@ class Flow:
     destination_port: int = 0
     dscp: int = 0
     job: str = "job"
-    protocol: str = "tcp"
+    protocol: str = TCP_FLOW
 
     @property
     def connection(self) -> tuple[str, str, int, int, int]:

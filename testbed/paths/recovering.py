@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-RTO_ROUND_TRIPS = 3.0  # as the transport has it
-LEAST_RTO_S = 1e-4
+from testbed.transport.datagram.round_trips import LEAST_RTO_S, RTO_ROUND_TRIPS
+
 CODED = ("erasure", "xor")
 TIMED = ("selective_repeat", "go_back_n")  # what time-outs mend, of what is lost at a message's end
 _POINTS = 200  # of an integral over one period

@@ -42,8 +42,6 @@ class MemoryRegion:
 class MemoryCard:
     """What comes is taken when completions are looked at, a queue pair after another in any order."""
 
-    slot_bytes = SLOT_BYTES
-
     def __init__(self, fabric: MemoryFabric) -> None:
         self.fabric = fabric
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)

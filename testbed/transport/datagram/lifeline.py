@@ -13,6 +13,7 @@ from typing import Any
 
 from testbed.transport.base import PeerCounters, TransportError
 from testbed.transport.connection import Connection
+from testbed.transport.datagram.packets import MOST_PATHS
 from testbed.transport.onesided import Exposed
 from testbed.transport.wire import GOODBYE_TAG, HEADER, NOTE_TAG
 
@@ -61,7 +62,7 @@ class Lifeline(Connection):
         tag, length = HEADER.unpack_from(stage, start)
         if tag in {GOODBYE_TAG, NOTE_TAG}:
             return super()._begin(stage, start)
-        most = _SECRET.size + 256 * _PORT.size
+        most = _SECRET.size + MOST_PATHS * _PORT.size
         if tag != PORTS_TAG or not _SECRET.size <= length <= most or length % _PORT.size:
             self.fail(f"it sent a message of {length} bytes where only ports, notes and goodbyes belong")
             return False

@@ -65,8 +65,6 @@ class QueuePair(Protocol):
 class Card(Protocol):
     """One card, as one rank has it. Its completions come when what stands behind `fileno` can be read."""
 
-    slot_bytes: int
-
     def fileno(self) -> int:
         """A descriptor for epoll."""
 
