@@ -22,10 +22,9 @@ from testbed.collectives import Communicator, P2POp
 from testbed.job.wiring import RankEndpoint
 from testbed.transport import MeshSettings, TcpTransport
 from testbed.transport.addresses import Address, Addresses
-from testbed.transport.bootstrap import BootstrapCosts, bootstrap
+from testbed.transport.bootstrap import BootstrapCosts, bootstrap, listening
 
 FIRST_PORT = 20_000
-MOST_STRANGERS = 256
 PORTS_EACH = 2  # of a rank and kind of group: where rank 0 of it is called, and where connections are
 
 
@@ -149,10 +148,10 @@ class StartRank:
     def _listen(self) -> None:
         """Be there before anybody calls: who has to try again would wait for that."""
         for kind, group in enumerate(self.spec.kinds):
-            self.listeners.append(_listening(self.spec.address(self.rank, kind), group.size))
+            self.listeners.append(listening(self.spec.address(self.rank, kind), group.size))
             if group.place(self.rank) == 0:
                 door = self.spec.address(self.rank, kind, door=True)
-                self.doors[kind] = _listening(door, group.size)
+                self.doors[kind] = listening(door, group.size)
 
     def _group(self, kind: int, group: GroupKind) -> None:
         """Find its members unless they are known, then connect, then use it for the first time."""
@@ -165,10 +164,9 @@ class StartRank:
             costs = BootstrapCosts(spec.caller_s, spec.entry_s)
             door = spec.address(members[0], kind, door=True)
             token, size = f"{spec.token}/{kind}/{members[0]}", group.size
-            found, report = bootstrap(
+            addresses, report = bootstrap(
                 spec.bootstrap, place, size, door, own, token, spec.timeout_s, self.doors.get(kind), costs
             )
-            addresses = Addresses.of(found)
             self.bytes_sent += report.bytes_sent
             self._spent("finding", begun_s)
             begun_s = time.monotonic()
@@ -199,14 +197,6 @@ class StartRank:
 
     def _spent(self, on: str, begun_s: float) -> None:
         self.seconds[on] = self.seconds.get(on, 0.0) + time.monotonic() - begun_s
-
-
-def _listening(address: Address, callers: int) -> socket.socket:
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(address)
-    sock.listen(callers + MOST_STRANGERS)
-    return sock
 
 
 def partners(rank: int, size: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -12,7 +12,6 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,7 +85,7 @@ def bootstrap(
     timeout_s: float = 30.0,
     master_listener: socket.socket | None = None,
     costs: BootstrapCosts = FREE,
-) -> tuple[Sequence[Address], BootstrapReport]:
+) -> tuple[Addresses, BootstrapReport]:
     """The addresses of all ranks, in rank order, and what it cost this one.
 
     method: one of METHODS. master: where rank 0 listens meanwhile; `master_listener`: its socket, bound to it, if rank
@@ -137,10 +136,10 @@ class _Bootstrap:
         with contextlib.ExitStack() as stack:
             listener = None
             if self.ring:
-                listener = stack.enter_context(_listening((self.own[0], 0)))
+                listener = stack.enter_context(listening((self.own[0], 0)))
             told = listener.getsockname() if listener is not None else self.own
             if self.rank == 0:
-                entrance = stack.enter_context(master_listener or _listening(self.master))
+                entrance = stack.enter_context(master_listener or listening(self.master))
                 callers = self._gather(entrance, stack)
                 self.debt.settle()
                 table = Addresses.of([told] + [callers[peer][1] for peer in range(1, self.size)])
@@ -229,7 +228,6 @@ class _Bootstrap:
     ) -> Addresses:
         """Every rank's own address goes round: each passes on what it hears, but what began with its follower."""
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        listener.listen(_MOST_STRANGERS)
         onward = stack.enter_context(self._dial(following, after))
         self._send(onward, self._hello(after) + Addresses.of([self.own]).packed)
         back = stack.enter_context(self._accept(listener, before))
@@ -341,7 +339,8 @@ class _Bootstrap:
         return data
 
 
-def _listening(address: Address) -> socket.socket:
+def listening(address: Address, callers: int = 0) -> socket.socket:
+    """A socket that so many may call at once, and some strangers. TransportError."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -351,5 +350,5 @@ def _listening(address: Address) -> socket.socket:
         raise TransportError(
             f"bootstrap: cannot listen on {address[0]}:{address[1]}: {error.strerror}"
         ) from None
-    sock.listen()
+    sock.listen(callers + _MOST_STRANGERS)
     return sock
