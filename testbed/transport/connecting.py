@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from testbed.transport.base import TransportError, TransportTimeout
 from testbed.transport.handshake import Handshake
 from testbed.transport.loop import EventLoop
-from testbed.transport.sockets import MeshSettings, SocketSettings
+from testbed.transport.sockets import MeshSettings
 from testbed.transport.stream import Stream
 from testbed.transport.wire import ConnectionKey
 
@@ -154,9 +154,9 @@ class Connecting:
         sock = self._sockets.make()
         handshake = self._handshake(sock, peer, key)
         try:
-            self._settings_of(which).apply(sock, key.traffic)
+            self._settings.settings_of(self._rank, *which).apply(sock, key.traffic)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port = self._local_port(which)
+            port = self._settings.local_port(self._rank, *which)
             if not port:  # one that is free towards this peer, not towards all: there are enough of these
                 sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
             sock.bind((self._addresses[self._rank][0], port))
@@ -167,15 +167,6 @@ class Connecting:
             self._fail_handshake(handshake, str(error.strerror))
             return
         self._begin_handshake(handshake, self._deadlines_s[which])
-
-    def _settings_of(self, which: StreamKey) -> SocketSettings:
-        usual, special = self._sockets, self._settings.socket_of
-        return usual if special is None else special(self._rank, *which, usual)
-
-    def _local_port(self, which: StreamKey) -> int:
-        if self._settings.source_port is None:
-            return 0
-        return self._settings.source_port(self._rank, *which)
 
     def _on_caller(self, mask: int) -> None:
         """Accept one connection; epoll tells again of more."""
@@ -223,7 +214,7 @@ class Connecting:
                 stream = self._stream_at(which)
                 if stream.sock is not None or stream.lost is not None:
                     raise ValueError(f"sender: rank {peer} dialled before")
-                self._settings_of(which).apply(sock, key.traffic)
+                self._settings.settings_of(self._rank, *which).apply(sock, key.traffic)
                 handshake.speak(peer, key)
             stream = self._stream_at(which)
         except (OSError, ValueError) as error:

@@ -144,6 +144,14 @@ class MeshSettings:
             self.congestion_control, self.send_buffer_bytes, self.receive_buffer_bytes, self.multipath
         )
 
+    def settings_of(self, rank: int, peer: int, key: ConnectionKey) -> SocketSettings:
+        """What the sockets of one connection get."""
+        return self.sockets if self.socket_of is None else self.socket_of(rank, peer, key, self.sockets)
+
+    def local_port(self, rank: int, peer: int, key: ConnectionKey) -> int:
+        """From which port `rank` dials a peer; 0 for any."""
+        return 0 if self.source_port is None else self.source_port(rank, peer, key)
+
 
 def congestion_control(sock: socket.socket) -> str:
     """The name of the congestion control that the socket uses now."""

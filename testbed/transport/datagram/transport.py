@@ -17,7 +17,7 @@ from testbed.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.transport.datagram.pair import DatagramPair
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.mesh import Mesh
-from testbed.transport.sockets import MeshSettings, SocketSettings, glance
+from testbed.transport.sockets import MeshSettings, glance
 from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts
 from testbed.virtual import clock_here
@@ -153,10 +153,9 @@ class DatagramTransport(Mesh):
             return
         assert lifeline.sock is not None
         local, remote = lifeline.sock.getsockname()[0], lifeline.sock.getpeername()
-        port_of, paths = self.settings.source_port, self.datagrams.paths
         ports = [
-            0 if port_of is None else port_of(self.rank, lifeline.peer, self._path_key(key, path))
-            for path in range(paths)
+            self.settings.local_port(self.rank, lifeline.peer, self._path_key(key, path))
+            for path in range(self.datagrams.paths)
         ]
         self._open(pair, lifeline, key, new_secret(), [((local, port), remote) for port in ports])
         if lifeline.lost is None:
@@ -197,7 +196,7 @@ class DatagramTransport(Mesh):
         ends: list[tuple[tuple[str, int], tuple[str, int]]],
     ) -> None:
         """This end's sockets, each from a local to a remote address; without them the peer is lost."""
-        settings = self._socket_settings(lifeline.peer, key)
+        settings = self.settings.settings_of(self.rank, lifeline.peer, key)
         sockets: list[socket.socket] = []
         try:
             for local, remote in ends:
@@ -208,10 +207,6 @@ class DatagramTransport(Mesh):
             lifeline.fail(f"datagrams: {getattr(error, 'strerror', None) or error}")
             return
         pair.begin_sockets(sockets, secret)
-
-    def _socket_settings(self, peer: int, key: ConnectionKey) -> SocketSettings:
-        usual, special = self.settings.sockets, self.settings.socket_of
-        return usual if special is None else special(self.rank, peer, key, usual)
 
     def _window_bytes(self, pair: DatagramPair, peer: int) -> int:
         """What the scenario says, or by the path's product of rate and delay, or what the receive buffer holds."""

@@ -137,10 +137,10 @@ class RdmaTransport(Mesh):
         control.tell_where({"gid": gid, "numbers": [one.number for one in (fast, *writing)]})
 
     def _queue_pair(self, peer: int, traffic: TrafficClass, number: int, depth: int) -> QueuePair:
-        asked, dialled = self.settings.source_port, (max(self.rank, peer), min(self.rank, peer))
+        dialler, listener = max(self.rank, peer), min(self.rank, peer)
         # 0 is the fast path, and each of the others a channel of its own
         key = ConnectionKey(traffic, number, 1 + self._stripes(peer).connections)
-        port = udp_port(asked(*dialled, key)) if asked is not None else 0
+        port = udp_port(self.settings.local_port(dialler, listener, key))
         return self._card.queue_pair(number == 0, depth, port, traffic.dscp)
 
     def _on_where(self, peer: int, traffic: TrafficClass, control: Control, where: dict[str, Any]) -> None:
