@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Protocol
 
@@ -251,11 +251,7 @@ class Mesh:
         self._before_goodbye(deadline_s)
         for stream in self._streams.values():
             stream.say_goodbye()
-        while not all(stream.settled for stream in self._streams.values()):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                break
-            self.progress(left_s)
+        self._progress_until(lambda: all(stream.settled for stream in self._streams.values()), deadline_s)
         self._end_all("this rank has closed its transport")
         self._give_back()
 
@@ -303,6 +299,14 @@ class Mesh:
 
     def _before_goodbye(self, deadline_s: float) -> None:
         """What has to be said before; nothing, unless one who derives knows something."""
+
+    def _progress_until(self, done: Callable[[], bool], deadline_s: float) -> None:
+        """Go on until that is so, or it is too late."""
+        while not done():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self.progress(left_s)
 
     def _end_all(self, reason: str) -> None:
         for stream in list(self._streams.values()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Sequence
 
 from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass
@@ -79,8 +78,4 @@ class StripedTransport(Mesh):
         return [ConnectionKey(traffic, channel, count) for channel in range(count)]
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        while not all(pair.may_part for pair in self._pairs.values()):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self.progress(left_s)
+        self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)

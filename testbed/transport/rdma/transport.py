@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -90,11 +89,7 @@ class RdmaTransport(Mesh):
             del self._pairs[which]
 
     def _before_goodbye(self, deadline_s: float) -> None:
-        while not all(pair.may_part for pair in self._pairs.values()):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self.progress(left_s)
+        self._progress_until(lambda: all(pair.may_part for pair in self._pairs.values()), deadline_s)
 
     def _give_back(self) -> None:
         super()._give_back()
