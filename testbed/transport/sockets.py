@@ -40,7 +40,7 @@ _CONGESTION_CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control
 
 # of asm-generic/socket.h
 _SO_MAX_PACING_RATE, _UNPACED = 47, 2**32 - 1  # unpaced is all ones, of whatever width
-_FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}
+FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}  # with which root may pass the machine's limits
 # of linux/mptcp.h
 _SOL_MPTCP, _MPTCP_INFO, _MPTCP_FELL_BACK = 284, 1, 1
 IPPROTO_MPTCP = 262  # socket.IPPROTO_MPTCP from Python 3.10 on Linux, but not in every build
@@ -176,7 +176,7 @@ def _set_buffer(sock: socket.socket, option: int, size: int) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, size)
     if sock.getsockopt(socket.SOL_SOCKET, option) // 2 < size:
         with contextlib.suppress(PermissionError):  # root may pass the machine's limit
-            sock.setsockopt(socket.SOL_SOCKET, _FORCED[option], size)
+            sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size)
     in_use = sock.getsockopt(socket.SOL_SOCKET, option) // 2  # the kernel doubles it for its own needs
     if in_use < size:
         name, limit = ("send", "wmem_max") if option == socket.SO_SNDBUF else ("receive", "rmem_max")

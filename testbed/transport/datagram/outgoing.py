@@ -9,10 +9,10 @@ import numpy as np
 
 from testbed.transport.assembling import MESSAGE_MASK
 from testbed.transport.base import PeerCounters, Request
-from testbed.transport.datagram import udp
 from testbed.transport.datagram.codes import Bytes, code_of
 from testbed.transport.datagram.packets import ASKS, DATA, DATA_KIND, PARITY, PARITY_KIND
 from testbed.transport.datagram.recoveries import Item, Parity, Recovery
+from testbed.transport.views import address_of
 
 
 class _Outgoing:
@@ -31,7 +31,7 @@ class _Outgoing:
 
     def keep(self, view: memoryview, start: int) -> None:
         """From now on its bytes from `start` on are here."""
-        self.view, self.address = view, udp.address_of(view) - start
+        self.view, self.address = view, address_of(view) - start
 
 
 class OutgoingMessages:

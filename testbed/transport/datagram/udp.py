@@ -18,7 +18,8 @@ import numpy as np
 
 from testbed.transport.base import TrafficClass, TransportError
 from testbed.transport.datagram.packets import DATA, MOST_AHEAD, PARITY, UDP_HEADERS_BYTES
-from testbed.transport.sockets import SocketSettings
+from testbed.transport.sockets import FORCED, SocketSettings
+from testbed.transport.views import address_of
 from testbed.virtual import clock_here
 
 BATCH = 32  # packets of one call
@@ -29,9 +30,8 @@ RECEIVE_BUFFER_BYTES = 8 * 1024**2
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
 HEADER_ROOM = DATA.size + PARITY.size
 
-# of linux/in.h and asm-generic/socket.h
+# of linux/in.h
 _IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
-_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _CONGESTION_EXPERIENCED, _ECN_CAPABLE, _ECN_BITS = 3, 2, 3
 _CONTROL_BYTES, _TOS_OFFSET = 32, 16  # of one struct cmsghdr with a byte
 
@@ -49,11 +49,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 class CardFull(TransportError):
     """The card's queue is full: to be tried again a little later, no event tells when."""
-
-
-def address_of(view: memoryview) -> int:
-    """Where it begins in memory; 0 for nothing. Whoever uses it keeps the view."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view else 0
 
 
 class Outbox:
@@ -154,8 +149,8 @@ def make_socket(
         window_bytes = settings.window_bytes or 0
         receive_bytes = settings.receive_buffer_bytes or max(RECEIVE_BUFFER_BYTES, 4 * window_bytes)
         send_bytes = settings.send_buffer_bytes or (EXACT_SEND_BUFFER_BYTES if exact else SEND_BUFFER_BYTES)
-        _widen(sock, socket.SO_RCVBUF, _SO_RCVBUFFORCE, receive_bytes)
-        _widen(sock, socket.SO_SNDBUF, _SO_SNDBUFFORCE, send_bytes)
+        _widen(sock, socket.SO_RCVBUF, receive_bytes)
+        _widen(sock, socket.SO_SNDBUF, send_bytes)
         sock.bind(local)
         sock.connect(remote)
     except BaseException:
@@ -179,10 +174,10 @@ def drain_errors(sock: socket.socket) -> None:
             sock.recvmsg(1, 512, socket.MSG_ERRQUEUE)
 
 
-def _widen(sock: socket.socket, option: int, forced: int, size_bytes: int) -> None:
+def _widen(sock: socket.socket, option: int, size_bytes: int) -> None:
     """As wide as may be: root may pass the machine's limit."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, forced, size_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, FORCED[option], size_bytes)
     except PermissionError:
         sock.setsockopt(socket.SOL_SOCKET, option, size_bytes)
 

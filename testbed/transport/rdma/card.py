@@ -16,8 +16,8 @@ from testbed.transport.base import TransportError
 from testbed.transport.rdma.devices import DEVICES
 from testbed.transport.rdma.immediates import Immediate, pack
 from testbed.transport.rdma.ports import flow_label
-from testbed.transport.rdma.regions import address_of
 from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, Completion, QueuePair
+from testbed.transport.views import address_of
 from testbed.virtual.memory import private_memory
 from testbed.virtual.verbs_library import pyverbs
 

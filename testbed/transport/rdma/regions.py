@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 
 from testbed.transport.rdma.verbs import Card, Region
-
-
-def address_of(view: memoryview) -> int:
-    """Where its first byte is; 0 of nothing."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view else 0
+from testbed.transport.views import address_of
 
 
 def owner_of(view: memoryview) -> Any:
