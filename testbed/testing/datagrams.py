@@ -113,7 +113,7 @@ class Channel:
                 receiver.refuse(item, path)
         if first is not None and (lost := receiver.mendable(first)):
             self.taken += [first + number for number in lost]
-            receiver.mend(first, path)
+            receiver.mend(first, lost, path)
         for ack in receiver.acks():
             if not self.loses_ack(next(self._acks)):
                 self._after(self.now_s + self.delays_s[ack.path], partial(self._hear, ack))

@@ -105,6 +105,6 @@ class Arriving(Assembly):
             length = min(size, header.total - offset)
             if self._place(header, offset, data[number, :length].data) is None:
                 return
-        receiver.mend(first, path)
+        receiver.mend(first, lost, path)
         if into.received == into.total:
             self.end(into)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
@@ -101,7 +102,7 @@ class DatagramPair(Arriving):
         """These are this end's, one for each path."""
         self.sockets, self.secret = sockets, secret
         for path, sock in enumerate(sockets):
-            self._watch(sock, udp.READ, lambda mask, path=path: self._on_event(path, mask))  # type: ignore[misc]
+            self._watch(sock, udp.READ, partial(self._on_event, path))
 
     def stand(self, round_trip_s: float, window_bytes: int, line_bps: float, peers: int) -> None:
         """Both ends have their sockets: packets may go.
@@ -246,8 +247,7 @@ class DatagramPair(Arriving):
         """Until the kernel takes more."""
         if path not in self._full and self.lost is None:
             self._full.add(path)
-            handler = lambda mask: self._on_event(path, mask)  # noqa: E731
-            self._watch(self.sockets[path], udp.READ | udp.WRITE, handler)
+            self._watch(self.sockets[path], udp.READ | udp.WRITE, partial(self._on_event, path))
 
     def _tell(self, packet: bytes) -> None:
         """Send something small that may be lost."""
@@ -288,7 +288,7 @@ class DatagramPair(Arriving):
             udp.drain_errors(sock)
         if mask & udp.WRITE and path in self._full:
             self._full.discard(path)
-            self._watch(sock, udp.READ, lambda mask: self._on_event(path, mask))
+            self._watch(sock, udp.READ, partial(self._on_event, path))
         if mask & udp.READ:
             self._read(path)
         self.pump()

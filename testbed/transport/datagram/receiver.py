@@ -122,9 +122,9 @@ class Receiver:
         code = code_of(self._code, group.data, group.parity)
         return lost if code.mendable(lost, sorted(group.has)) else ()
 
-    def mend(self, first: int, path: int) -> None:
-        """What was mendable has been mended."""
-        for number in self.mendable(first):
+    def mend(self, first: int, lost: Sequence[int], path: int) -> None:
+        """What was mendable of a group has been mended."""
+        for number in lost:
             self.bits |= 1 << (first + number - self.low)
             self.mended += 1
         del self.groups[first]
