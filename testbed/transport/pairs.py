@@ -8,9 +8,8 @@ from testbed.transport.assembling import MESSAGE_MASK, Assembly, Incoming
 from testbed.transport.base import PeerCounters, Request, TransportError
 from testbed.transport.channels import FAST, FRAME, LAST, Channel, Outgoing, StripeSettings
 from testbed.transport.onesided import Exposed
+from testbed.transport.sequences import SEQUENCES, Sequences
 from testbed.transport.shared_window import SharedWindow
-
-SEQUENCE_MASK = (1 << 24) - 1
 
 
 class Pair(Assembly):
@@ -38,9 +37,7 @@ class Pair(Assembly):
         self._waiting: deque[Outgoing] = deque()  # not cut up entirely
         self._unsent: dict[int, Outgoing] = {}  # all that the kernel does not have entirely
         # incoming
-        self._expected = 0  # the lowest sequence number that has not come
-        self._early: set[int] = set()  # higher ones that have
-        self._notices: deque[tuple[int, Incoming]] = deque()
+        self._sequences: Sequences[Incoming] = Sequences()
 
     @property
     def connected(self) -> bool:
@@ -101,7 +98,7 @@ class Pair(Assembly):
             sequence = 0
             if settings.mode == "dqplb":
                 sequence = self._next_sequence
-                self._next_sequence = (sequence + 1) & SEQUENCE_MASK
+                self._next_sequence = (sequence + 1) % SEQUENCES
             if end == total:
                 waiting.popleft()
             channel.outstanding += 1
@@ -162,33 +159,13 @@ class Pair(Assembly):
                 into.announced = 1
             self.on_progress(into)
             return
-        self._note(channel, sequence)
-        if flags & LAST:
-            self._notices.append((sequence, into))
-        self._tell_notices()
-
-    def _note(self, channel: Channel, sequence: int) -> None:
-        """A sequence number has come: those without a gap before them are done with."""
-        if (sequence - self._expected) & SEQUENCE_MASK > SEQUENCE_MASK // 2 or sequence in self._early:
+        if not self._sequences.came(sequence):
             channel.fail(f"it sent segment {sequence} twice")
-            return
-        self._early.add(sequence)
-        while self._expected in self._early:
-            self._early.remove(self._expected)
-            self._expected = (self._expected + 1) & SEQUENCE_MASK
-
-    def _tell_notices(self) -> None:
-        """Messages whose last segment, and all before, have come, are whole."""
-        if not self._notices:
-            return
-        left: deque[tuple[int, Incoming]] = deque()
-        for last, into in self._notices:
-            if (self._expected - last - 1) & SEQUENCE_MASK <= SEQUENCE_MASK // 2:
-                into.announced = len(into.segments)
-                self.on_progress(into)
-            else:
-                left.append((last, into))
-        self._notices = left
+        if flags & LAST:
+            self._sequences.ends(sequence, into)
+        for whole in self._sequences.whole():
+            whole.announced = len(whole.segments)
+            self.on_progress(whole)
 
     def on_progress(self, into: Incoming) -> None:
         """Whether that message is whole."""

@@ -242,7 +242,7 @@ def test_numbers_come_round() -> None:
     ends = Ends(connections=2, segment_bytes=256, fast_bytes=0)
     sender, receiver = ends.pairs
     for pair in ends.pairs:
-        pair._next_sequence = pair._expected = (1 << 24) - 3
+        pair._next_sequence = pair._sequences.expected = (1 << 24) - 3
         pair._next_message = pair._next_match = (1 << 32) - 2
     for number in range(6):
         buffer = bytearray(700)

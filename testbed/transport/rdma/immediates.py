@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SEQUENCES = 1 << 24
+from testbed.transport.sequences import SEQUENCES
+
 SLOTS = 1 << 6  # of a pair's receives that are announced at one time
 _SLOT_BIT, _FAST, _NOTIFY = 24, 1 << 30, 1 << 31
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from testbed.transport.base import Request
-from testbed.transport.rdma.immediates import SEQUENCES, Immediate
+from testbed.transport.rdma.immediates import Immediate
 from testbed.transport.rdma.regions import Piece
+from testbed.transport.sequences import Sequences
 
 
 class Inbound:
@@ -36,25 +35,14 @@ class Segments:
 
     def __init__(self, numbered: bool) -> None:
         self._numbered = numbered
-        self._expected = 0  # the lowest sequence number that has not come
-        self._early: set[int] = set()  # higher ones that have
-        self._notices: deque[tuple[int, Inbound]] = deque()
+        self._sequences: Sequences[Inbound] = Sequences()
 
     def add(self, into: Inbound, immediate: Immediate, size_bytes: int) -> list[Inbound]:
         """A segment is there; the messages that are whole now."""
         into.received += size_bytes
         if not self._numbered:
             return [into] if into.received >= len(into.request.view) else []
-        self._early.add(immediate.sequence)
-        while self._expected in self._early:
-            self._early.remove(self._expected)
-            self._expected = (self._expected + 1) % SEQUENCES
+        self._sequences.came(immediate.sequence)
         if immediate.notify:
-            self._notices.append((immediate.sequence, into))
-        whole = [one for last, one in self._notices if self._passed(last)]
-        if whole:
-            self._notices = deque((last, one) for last, one in self._notices if not self._passed(last))
-        return whole
-
-    def _passed(self, sequence: int) -> bool:
-        return (self._expected - sequence - 1) % SEQUENCES <= SEQUENCES // 2
+            self._sequences.ends(immediate.sequence, into)
+        return self._sequences.whole()

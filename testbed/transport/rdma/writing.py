@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from testbed.transport.base import Request
 from testbed.transport.channels import StripeSettings
 from testbed.transport.rdma.frames import Frame
-from testbed.transport.rdma.immediates import SEQUENCES, Immediate, pack
+from testbed.transport.rdma.immediates import Immediate, pack
 from testbed.transport.rdma.regions import Piece
 from testbed.transport.rdma.verbs import QueuePair
+from testbed.transport.sequences import SEQUENCES
 
 
 class Outbound:
