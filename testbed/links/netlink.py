@@ -88,10 +88,13 @@ class Request:
 
 
 class Netlink:
-    """A socket in the present network namespace, wherever its user goes afterwards. OSError; LinkError as told."""
+    """A socket in the present network namespace, wherever its user goes afterwards. OSError; LinkError as told.
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    protocol: rtnetlink's, unless told.
+    """
+
+    def __init__(self, protocol: int = 0) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
         self._buffer = bytearray(_BUFFER_BYTES)
         self._tells_words = False
 

@@ -5,17 +5,13 @@ Facts of linux/rdma/rdma_netlink.h.
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
 
-from testbed.links.errors import LinkError
-from testbed.links.netlink import ACKNOWLEDGE, HEADER, messages, put, text
+from testbed.links.netlink import Netlink, Request, put, text
 
 NETLINK_RDMA = 20
 _NEW_LINK = 5 << 10 | 3  # RDMA_NL_NLDEV, RDMA_NLDEV_CMD_NEWLINK
 _DEVICE, _INTERFACE, _KIND = 2, 51, 65  # RDMA_NLDEV_ATTR_DEV_NAME, _NDEV_NAME, _LINK_TYPE
-_REQUEST, _ERROR = 0x1, 2
 _DEVICES = Path("/sys/class/infiniband")
 _MODULE = Path("/sys/module/rdma_rxe")
 MOST_UNACKNOWLEDGED = _MODULE / "parameters/max_unacked_psns"
@@ -40,12 +36,8 @@ def soft_roce_reason() -> str | None:
 def add_soft_roce(name: str, interface: str) -> None:
     """Give an interface of this network namespace a card of that name. LinkError."""
     body = put(_DEVICE, text(name)) + put(_KIND, text("rxe")) + put(_INTERFACE, text(interface))
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_RDMA) as asker:
-        asker.send(HEADER.pack(16 + len(body), _NEW_LINK, _REQUEST | ACKNOWLEDGE, 0, 0) + body)
-        for kind, _, _, message in messages(asker.recv(1 << 16)):
-            code = -int.from_bytes(message[:4], "little", signed=True) if kind == _ERROR else 0
-            if code:
-                raise LinkError(f"{name}: no soft-RoCE on {interface}: {os.strerror(code)}")
+    with Netlink(NETLINK_RDMA) as netlink:
+        netlink.carry_out([Request(_NEW_LINK, 0, body, f"rdma link add {name} type rxe netdev {interface}")])
 
 
 def packets_sent(name: str) -> int:
