@@ -16,6 +16,7 @@ from testbed.transport.wire import PACKET_HEADERS_BYTES, ConnectionKey
 
 PACKET_BYTES = 8 * 1024  # about what a jumbo frame carries
 SAME_BUILDING = "same_building"  # holds for zones of it of which nothing is said
+WINDOWS = ("outstanding", "together")  # of StripeSettings
 LEAST_OUTSTANDING = 2  # one segment can be on its way while another is acknowledged
 
 
@@ -41,17 +42,12 @@ class Spread(TransportKind):
             stripe = said or options["stripes"][SAME_BUILDING]
             wanted_bytes = scale.emulated_bytes(stripe["segment_bytes"])
             segment_bytes = max(min(stripe["segment_bytes"], PACKET_BYTES), round(wanted_bytes))
-            window = stripe["outstanding"] * min(1.0, wanted_bytes / segment_bytes)
+            share = min(1.0, wanted_bytes / segment_bytes)
             fast_bytes = round(scale.emulated_bytes(StripeSettings.fast_bytes))
-            own = {
-                **stripe,
-                "segment_bytes": segment_bytes,
-                "outstanding": max(min(stripe["outstanding"], LEAST_OUTSTANDING), round(window)),
-                "fast_bytes": fast_bytes,
-            }
-            if (together := stripe.get("together")) is not None:
-                share = min(1.0, wanted_bytes / segment_bytes)
-                own["together"] = max(min(together, LEAST_OUTSTANDING), round(together * share))
+            own = {**stripe, "segment_bytes": segment_bytes, "fast_bytes": fast_bytes}
+            for window in WINDOWS:
+                if (most := stripe.get(window)) is not None:
+                    own[window] = max(min(most, LEAST_OUTSTANDING), round(most * share))
             found[name] = asdict(StripeSettings(**own))
         return {"stripes": found}
 
