@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import socket
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.testing.threads import in_threads
 from testbed.transport import (
@@ -26,6 +27,7 @@ from testbed.transport.datagram.transport import DatagramTransport
 from testbed.transport.sockets import IPPROTO_MPTCP
 
 Program = Callable[[Any], Any]
+Settings = TypeVar("Settings", StripeSettings, DatagramSettings)
 TOKEN = "test"
 _FORK = multiprocessing.get_context("fork")
 
@@ -45,8 +47,7 @@ class Places:
     def striped(self, rank: int, **options: Any) -> StripedTransport:
         """As `transport`, with several connections per peer; options of StripeSettings go there."""
         eager = options.pop("eager", False)
-        names = StripeSettings.__dataclass_fields__
-        stripes = StripeSettings(**{name: options.pop(name) for name in list(options) if name in names})
+        stripes = _taken(StripeSettings, options)
         settings = MeshSettings(**{"token": TOKEN, **options})
         return StripedTransport(
             rank, self.addresses, settings, lambda peer: stripes, eager=eager, listener=self.sockets[rank]
@@ -55,8 +56,7 @@ class Places:
     def datagram(self, rank: int, **options: Any) -> DatagramTransport:
         """As `transport`, with datagrams; options of DatagramSettings go there."""
         eager = options.pop("eager", False)
-        names = DatagramSettings.__dataclass_fields__
-        datagrams = DatagramSettings(**{name: options.pop(name) for name in list(options) if name in names})
+        datagrams = _taken(DatagramSettings, options)
         settings = MeshSettings(**{"token": TOKEN, **options})
         return DatagramTransport(
             rank, self.addresses, settings, datagrams, eager=eager, listener=self.sockets[rank]
@@ -80,6 +80,12 @@ class Places:
     def close(self) -> None:
         for listener in self.sockets:
             listener.close()
+
+
+def _taken(kind: type[Settings], options: dict[str, Any]) -> Settings:
+    """Settings of a kind, of the options that are its fields; these are options no longer."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: options.pop(name) for name in list(options) if name in names})
 
 
 def in_memory(size: int, program: Program) -> list[Any]:

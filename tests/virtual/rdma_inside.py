@@ -1,4 +1,4 @@
-"""What is tried on soft-RoCE in one guest: `python -m tests.virtual.rdma_inside conformance | links | WORDS`.
+"""What is tried on soft-RoCE in one guest: `python -m tests.virtual.rdma_inside conformance | link RATE DELAY ...`.
 
 Hosts are namespaces around a bridge, which holds frames back on their way out; each has a card with verbs.
 """
