@@ -16,6 +16,8 @@ from testbed.transport.datagram.controls.base import Limits, Window
 from testbed.transport.datagram.packets import ACK, Ack, read_ack
 from testbed.transport.datagram.receiver import Receiver
 from testbed.transport.datagram.recoveries import RECOVERIES, Item, Parity
+from testbed.transport.datagram.recoveries.erasure import Erasure
+from testbed.transport.datagram.round_trips import RoundTrips
 
 SELECTIVE = ["selective_repeat", "nack", "erasure", "xor"]
 
@@ -140,6 +142,21 @@ def test_xor_mends_one_of_each_class_and_not_two() -> None:
     two = Channel("xor", loses=losing(0, 8))
     two.carry(320)
     assert two.sender.recovery.resent == 2
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_a_group_ends_though_of_one_path_nothing_is_heard_again(came: bool) -> None:
+    erasure = Erasure(RoundTrips(0.01), data=4, parity=2)
+    erasure.extend(4)
+    for _ in range(6):
+        (item,) = erasure.items(1)
+        erasure.sent(item, 1 if item == 3 else 0, 0.0)
+    # of path 0 both packets of parity have come; that of path 1 has, too, but word of it is lost, or it has not
+    erasure.heard(Ack(0, 4, 2, 0, 0, 0b1000 if came else 0), 0.01)
+    if not came:
+        assert erasure.items(9) == []
+        erasure.on_timer(erasure.due_s)
+    assert erasure.items(9) == [0, 1, 2] + [3] * (not came)
 
 
 def test_paths_of_unlike_length_cause_nothing_to_be_sent_again() -> None:

@@ -95,8 +95,19 @@ class Erasure(Recovery):
         return first[0].first if first else self.end
 
     def _after_ack(self, ack: Ack, news: News, now_s: float) -> None:
-        while self._closed and all(
-            self.paths[path].heard >= serial for path, serial in self._closed[0].last.items()
+        self._give_up_ended(news)
+
+    def on_timer(self, now_s: float) -> News:
+        """See Recovery."""
+        news = super().on_timer(now_s)
+        self._give_up_ended(news)
+        return news
+
+    def _give_up_ended(self, news: News) -> None:
+        """Groups of which nothing is under way any more; of a path that is left alone nothing later is heard."""
+        while self._closed and not any(
+            next(iter(self.paths[path].flight), serial + 1) <= serial
+            for path, serial in self._closed[0].last.items()
         ):
             self._give_up(self._closed.popleft(), news)
 
