@@ -86,14 +86,17 @@ class Recovering:
             return self._chance_back(left_s)
         if self.recovery in CODED:
             return self._chance_coded(left_s)
-        period_s = self.rto_s if self.recovery == "selective_repeat" else self.round_trip_s + self.packet_s
+
+        def failing(times: int) -> float:
+            return self.loss**times
+
+        packet_s = self.packet_s
         if self.recovery == "selective_repeat":
-            return _latest(self.packets, self.packet_s, left_s, period_s, lambda times: self.loss**times)
+            return _latest(self.packets, packet_s, left_s, self.rto_s, failing)
         # nothing comes behind the last packet that tells of its loss
-        last = 1 - self.loss ** (1 + math.floor((left_s - self._leave_s) / self.rto_s + 1e-9))
-        return last * _latest(
-            self.packets - 1, self.packet_s, left_s - self.packet_s, period_s, lambda times: self.loss**times
-        )
+        last = 1 - failing(1 + math.floor((left_s - self._leave_s) / self.rto_s + 1e-9))
+        before = self.packets - 1
+        return last * _latest(before, packet_s, left_s - packet_s, self.round_trip_s + packet_s, failing)
 
     def _chance_coded(self, left_s: float) -> float:
         whole, last = self.group_fails(self.data), self.group_fails(self._last)
