@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from html.parser import HTMLParser
 
 _ROWS = "thead", "tbody"
+_TABLE = re.compile(r"<table\b.*?</table>", re.DOTALL)
 
 
 def labelled(html: str) -> str:
-    """The same page, with `data-label` at every cell of a table's body whose column has a heading."""
-    labels = _Labels(html)
+    """The same page, with `data-label` at every cell of a table's body whose column has a heading.
+
+    Tables are not within tables; what is between them, drawings above all, is not looked at.
+    """
+    return _TABLE.sub(lambda table: _labelled(table[0]), html)
+
+
+def _labelled(table: str) -> str:
     parts, done = [], 0
-    for place, label in labels.found:
-        parts += [html[done:place], f' data-label="{escape(label)}"']
+    for place, label in _Labels(table).found:
+        parts += [table[done:place], f' data-label="{escape(label)}"']
         done = place
-    return "".join([*parts, html[done:]])
+    return "".join([*parts, table[done:]])
 
 
 class _Labels(HTMLParser):
-    """Where in a page which label belongs: after the name of a cell's tag. Tables are not within tables."""
+    """Where in a table which label belongs: after the name of a cell's tag."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self, table: str) -> None:
         super().__init__()
         self.found: list[tuple[int, str]] = []
         self._headings: list[list[str]] = []
         self._part, self._column, self._reads = "", 0, False
         starts = [0]
-        for line in html.splitlines(keepends=True):
-            starts.append(starts[-1] + len(line))
+        for line in table.split("\n"):  # as the parser counts them
+            starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
-        self.feed(html)
+        self.feed(table)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "table":
-            self._headings, self._part = [], ""
-        elif tag in _ROWS:
+        if tag in _ROWS:
             self._part = tag
         elif tag == "tr":
             self._column = 0
@@ -45,9 +51,7 @@ class _Labels(HTMLParser):
             self._cell(tag, dict(attrs))
 
     def handle_endtag(self, tag: str) -> None:
-        if tag == "table":
-            self._part = ""
-        elif tag == "th":
+        if tag == "th":
             self._reads = False
 
     def handle_data(self, data: str) -> None:

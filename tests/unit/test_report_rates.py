@@ -73,3 +73,16 @@ def test_cells_have_the_headings_of_their_columns() -> None:
     assert found.endswith("<td>no</td>")
     # it adds, whatever is there
     assert labelled(found.replace(' data-label="Variant"', "")).count("data-label") == 3
+
+
+@pytest.mark.parametrize("odd", ["\u2028", "\x85", "\x0c", "\r", "\n"])
+def test_labels_are_in_their_cells_whatever_ends_a_line_elsewhere(odd: str) -> None:
+    page = (
+        f"<p>one{odd}two</p>\n<table><thead><tr><th>A</th></tr></thead>\n<tbody><tr><td>x{odd}y</td></tr>\n"
+    )
+    page += (
+        "<tr><td>z</td></tr></tbody></table>\n<table><tbody><tr><td>of no column</td></tr></tbody></table>"
+    )
+    assert labelled(page) == page.replace("<td>x", '<td data-label="A">x').replace(
+        "<td>z", '<td data-label="A">z'
+    )
