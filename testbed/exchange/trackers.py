@@ -22,9 +22,8 @@ from testbed.results.result import SUMMARY, Result, Variant
 FILES = (SUMMARY, MANIFEST, "scenario.yaml", "report.html")
 SERIES = "trial_step_time_seconds"
 _OWN_LABELS = ("run", "scenario", "variant")
-_REFUSED = re.compile(
-    r"[^\w./ -]"
-)  # of what MLflow takes in a metric's name, without the colon, which Windows refuses
+# of what MLflow takes in a metric's name, without the colon, which Windows refuses
+_REFUSED = re.compile(r"[^\w./ -]")
 
 
 @dataclass(frozen=True)
