@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from testbed.report.figures import time_text
-from testbed.report.sweep_answer import caption
+from testbed.report.sweep_answer import axis_words, caption
 from testbed.report.sweep_charts import positions
 from testbed.report.sweep_series import Curves, Maps, Series, laid_out
-from testbed.sweeps.result import Sweep, SweepAxis
+from testbed.sweeps.result import Sweep
 
 FORMS = ("svg", "pdf")
 COLUMN_IN, PAGE_IN = 3.4, 7.0  # widths of a column and of a page, inches
@@ -184,8 +184,9 @@ def _draw_maps(figure: Any, maps: Maps) -> None:
         axes.set_title(panel.name)
         axes.set_xticks(_few(range(columns)), _few(maps.across.texts))
         axes.set_yticks(_few(range(rows)), _few(maps.upwards.texts))
-        axes.set_xlabel(_plain_label(maps.across))
-    drawn[0].set_ylabel(_plain_label(maps.upwards))
+        # values say their unit themselves
+        axes.set_xlabel(axis_words(maps.across))
+    drawn[0].set_ylabel(axis_words(maps.upwards))
     if image is not None:
         figure.colorbar(image, ax=list(drawn), label=f"step time ({unit})")
 
@@ -193,11 +194,6 @@ def _draw_maps(figure: Any, maps: Maps) -> None:
 def _few(some: Sequence[Any], most: int = 6) -> list[Any]:
     """The first, and then as many evenly spread as fit."""
     return list(some)[:: -(-len(some) // most)]
-
-
-def _plain_label(axis: SweepAxis) -> str:
-    """Values of a map say their unit themselves."""
-    return axis.label.removesuffix(f" ({axis.unit})")
 
 
 def _time_unit(values_s: Sequence[float]) -> tuple[float, str]:

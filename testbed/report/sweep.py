@@ -9,7 +9,7 @@ from testbed.report.paper import MISSING, latex, write_figures
 from testbed.report.sweep_answer import answer, caption
 from testbed.report.sweep_charts import curves_chart, maps_chart
 from testbed.report.sweep_series import Curves, laid_out
-from testbed.sweeps.result import Sweep
+from testbed.sweeps.result import Sweep, SweepFigure, SweepPoint
 
 PAGE, TABLE, PARQUET, CAPTION = "sweep.html", "points.csv", "points.parquet", "sweep.tex"
 NO_PARQUET = "points.parquet needs pyarrow: pip install 'scale-across-testbed[parquet]'"
@@ -38,35 +38,25 @@ def render_sweep(sweep: Sweep) -> str:
     """The page's HTML."""
     shown = laid_out(sweep)
     there = any(point.figures for point in sweep.points)
-    curves = isinstance(shown, Curves)
     content = {
         "sweep": sweep,
         "sentences": answer(sweep),
         "caption": caption(sweep) if there else "",
         "chart": (curves_chart(shown) if isinstance(shown, Curves) else maps_chart(shown)) if there else None,
         "legend": [one.name for one in shown.series] if isinstance(shown, Curves) else [],
-        "lines": curves and sweep.axes[0].numbers is not None,
+        "lines": isinstance(shown, Curves) and shown.axis.numbers is not None,
         "measured": any(point.run for point in sweep.points),
-        "ordered": [*_failing(sweep), *_holding(sweep)],
+        "ordered": _pairs(sweep),
         "lacking": lacking(),
     }
     return render_page("sweep.html.j2", content)
 
 
-def _failing(sweep: Sweep) -> list[tuple[object, object]]:
-    """Points with figures that are not trusted, and those that do not fit, first."""
-    return [pair for pair in _pairs(sweep) if _fails(pair)]
+def _pairs(sweep: Sweep) -> list[tuple[SweepPoint, SweepFigure | None]]:
+    """Points with their figures: those that do not fit, and figures that are not trusted, first."""
+    pairs = [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
+    return sorted(pairs, key=lambda pair: _holds(pair[1]))
 
 
-def _holding(sweep: Sweep) -> list[tuple[object, object]]:
-    return [pair for pair in _pairs(sweep) if not _fails(pair)]
-
-
-def _fails(pair: tuple[object, object]) -> bool:
-    figure = pair[1]
-    measured = getattr(figure, "measured", None)
-    return figure is None or (measured is not None and measured.status != "trusted")
-
-
-def _pairs(sweep: Sweep) -> list[tuple[object, object]]:
-    return [(point, figure) for point in sweep.points for figure in (point.figures or (None,))]
+def _holds(figure: SweepFigure | None) -> bool:
+    return figure is not None and (figure.measured is None or figure.measured.status == "trusted")

@@ -21,11 +21,6 @@ class Series:
     colour: int = 0
     pattern: int = 0
 
-    @property
-    def measured(self) -> dict[int, SweepFigure]:
-        """Those that a run measured."""
-        return {index: figure for index, figure in self.by_index.items() if figure.measured}
-
 
 @dataclass(frozen=True)
 class Curves:
