@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from testbed.live.model import Json
-from testbed.live.tail import Record, records
+from testbed.live.tail import records
 from testbed.plugins import short
-from testbed.report.charts import until_received
-from testbed.report.data import RECEIVE, WHOLE_STEP, communicates
+from testbed.report.charts import drawn_operations
+from testbed.report.data import communicates
 from testbed.report.rows import pack_rows
-from testbed.results.records import Sample
+from testbed.results.records import sample_of
 from testbed.scale import Scale
-from testbed.workload.planning import TOKEN
 
 COMMUNICATION = "communication"
 
@@ -26,11 +24,9 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
     are left out: they are posted long before. offset_s: emulated time that is 0; all others are real.
     """
     mark = f'"step": {step},'.encode()
-    ranks: dict[int, list[Sample]] = defaultdict(list)
-    samples = [_sample(one) for path in files for one in records(path, mark) if one.get("step") == step]
-    for sample in until_received(samples):
-        if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
-            ranks[sample.rank].append(sample)
+    zero_s = scale.real_s(offset_s)
+    lines = (one for path in files for one in records(path, mark) if one.get("step") == step)
+    ranks = drawn_operations([sample_of(one, scale) for one in lines])
     kinds: dict[str, int] = {}
     names: dict[str, int] = {}
     columns: dict[str, list[float]] = {
@@ -46,23 +42,8 @@ def timeline(files: Iterable[Path], step: int, scale: Scale, offset_s: float) ->
             kind = COMMUNICATION if row else one.operation
             columns["rank"].append(rank)
             columns["row"].append(row)
-            columns["start_s"].append(round(scale.real_s(one.start_s - offset_s), 7))
-            columns["end_s"].append(round(scale.real_s(one.end_s - offset_s), 7))
+            columns["start_s"].append(round(one.start_s - zero_s, 7))
+            columns["end_s"].append(round(one.end_s - zero_s, 7))
             columns["kind"].append(kinds.setdefault(kind, len(kinds)))
             columns["name"].append(names.setdefault(f"{short(one.operation)} {one.name}", len(names)))
     return {**columns, "kinds": list(kinds), "names": list(names), "ranks": sorted(ranks), "rows": rows}
-
-
-def _sample(record: Record) -> Sample:
-    return Sample(
-        variant="",
-        trial=int(record["trial"]),
-        step=int(record["step"]),
-        rank=int(record["rank"]),
-        operation=str(record["operation"]),
-        name=str(record["name"]),
-        start_s=float(record["start_s"]),
-        end_s=float(record["end_s"]),
-        size_bytes=0.0,
-        message=str(record.get("message", "")),
-    )

@@ -157,10 +157,7 @@ def timeline_chart(
     if step is None:
         return None
     origin, end_s = steps_of(own)[step]
-    per_rank: dict[int, list[Sample]] = defaultdict(list)
-    for sample in until_received([sample for sample in own if (sample.trial, sample.step) == step]):
-        if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
-            per_rank[sample.rank].append(sample)
+    per_rank = drawn_operations([sample for sample in own if (sample.trial, sample.step) == step])
     ranks = sorted(per_rank)
     ranks = ranks[:: -(-len(ranks) // (TIMELINE_RANKS if wide else TIMELINE_RANKS // 2)) or 1]
 
@@ -189,7 +186,19 @@ def timeline_chart(
     return drawing.markup()
 
 
-def until_received(samples: Sequence[Sample]) -> list[Sample]:
+def drawn_operations(samples: Sequence[Sample]) -> dict[int, list[Sample]]:
+    """By rank, in the order of their beginnings: what a timeline of one step's samples shows, messages until received.
+
+    Receives are left out: they are posted long before.
+    """
+    per_rank: dict[int, list[Sample]] = defaultdict(list)
+    for sample in _until_received(samples):
+        if sample.operation not in (WHOLE_STEP, RECEIVE, TOKEN):
+            per_rank[sample.rank].append(sample)
+    return per_rank
+
+
+def _until_received(samples: Sequence[Sample]) -> list[Sample]:
     """Messages end with their receiver: the sender is done with one when its kernel has it."""
     come: dict[str, list[float]] = defaultdict(list)
     for sample in sorted(samples, key=lambda sample: sample.end_s):

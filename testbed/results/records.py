@@ -102,25 +102,26 @@ class SocketReading(NamedTuple):
     retransmits: int
 
 
+def sample_of(record: JsonObject, scale: Scale) -> Sample:
+    """A line of `samples.jsonl`, or of a rank's own file, in real units."""
+    return Sample(
+        variant=str(record["variant"]),
+        trial=int(record["trial"]),
+        step=int(record["step"]),
+        rank=int(record["rank"]),
+        operation=str(record["operation"]),
+        name=str(record["name"]),
+        start_s=scale.real_s(float(record["start_s"])),
+        end_s=scale.real_s(float(record["end_s"])),
+        size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
+        message=str(record.get("message", "")),
+        stream=str(record.get("stream", "")),
+    )
+
+
 def read_samples(path: Path, scale: Scale) -> list[Sample]:
     """The samples of `samples.jsonl`, times and sizes in real units, in the file's order. BadResult."""
-
-    def sample(record: JsonObject) -> Sample:
-        return Sample(
-            variant=str(record["variant"]),
-            trial=int(record["trial"]),
-            step=int(record["step"]),
-            rank=int(record["rank"]),
-            operation=str(record["operation"]),
-            name=str(record["name"]),
-            start_s=scale.real_s(float(record["start_s"])),
-            end_s=scale.real_s(float(record["end_s"])),
-            size_bytes=scale.real_bytes(float(record["bytes"] or 0)),
-            message=str(record.get("message", "")),
-            stream=str(record.get("stream", "")),
-        )
-
-    return _read(path, sample, "a sample")
+    return _read(path, lambda record: sample_of(record, scale), "a sample")
 
 
 def read_links(path: Path, scale: Scale) -> list[LinkReading]:
