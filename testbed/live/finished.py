@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from testbed.live.following import WHOLE_STEP
+from testbed.live.kept import WHOLE_STEP, link_moments, real_span
 from testbed.live.model import FINISHED, Json, Readings, StepSpan, View, event_words, network_of
 from testbed.live.tail import Record, records
 from testbed.report.compare import opening
-from testbed.results.records import EVENTS, LINKS, SAMPLES, LinkKey, read_events, read_json
+from testbed.results.manifest import MANIFEST
+from testbed.results.records import EVENTS, SAMPLES, read_events, read_json
 from testbed.results.result import Result, Variant
 
 MOST_READINGS = 2000
@@ -20,8 +21,9 @@ class Finished:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.view, self._zero_s = _view(folder)
-        self.scale = Result.open(folder).conversion
+        result = Result.open(folder)
+        self.scale = result.conversion
+        self.view, self._zero_s = _view(result)
 
     def look(self) -> None:
         """Nothing comes any more."""
@@ -35,34 +37,27 @@ class Finished:
         return self._zero_s
 
 
-def _view(folder: Path) -> tuple[View, float]:
+def _view(result: Result) -> tuple[View, float]:
     """And the emulated time of the run that is 0 on the page."""
-    result = Result.open(folder)
-    manifest, scale = read_json(folder / "manifest.json"), result.conversion
+    folder, scale = result.folder, result.conversion
+    manifest = read_json(folder / MANIFEST)
     network, directions = network_of(manifest["fabric"]["hosts"], manifest["fabric"]["wan"], scale)
     readings = Readings(directions, scale)
-    moments: dict[float, dict[LinkKey, tuple[float, int, float]]] = defaultdict(dict)
-    for line in records(folder / LINKS):
-        moments[line["time_s"]][LinkKey.of(line)] = line["bytes"], line["drops"], line["queue_bytes"]
+    moments = link_moments(folder)
     zero_s = next(iter(moments), 0.0)
     every = len(moments) // MOST_READINGS + 1  # left out, which averages over the longer time
     for time_s in list(moments)[::every]:
         readings.add(time_s - zero_s, moments[time_s])
     view = View(result.scenario, str(folder.resolve()), result.clock, FINISHED)
-    view.network, view.readings, view.parts = (
-        network,
-        [readings],
-        [{"name": "the whole run", "variant": None}],
-    )
+    view.network, view.readings = network, [readings]
+    view.parts = [{"name": "the whole run", "variant": None}]
     spans: dict[int, list[Record]] = defaultdict(list)
     for record in records(folder / SAMPLES, WHOLE_STEP):
         spans[record["step"]].append(record)
     for step, own in sorted(spans.items()):
-        start_s, end_s = (
-            scale.real_s(pick(one[key] for one in own) - zero_s)
-            for pick, key in ((min, "start_s"), (max, "end_s"))
+        view.steps.append(
+            StepSpan(0, own[0]["variant"], own[0]["trial"], step, *real_span(own, zero_s, scale))
         )
-        view.steps.append(StepSpan(0, own[0]["variant"], own[0]["trial"], step, start_s, end_s))
     view.events = [
         {"part": 0, "time_s": one["time_s"] - scale.real_s(zero_s), "words": event_words(one)}
         for one in read_events(folder / EVENTS, scale)
@@ -80,9 +75,6 @@ def _view(folder: Path) -> tuple[View, float]:
 
 
 def _variant(variant: Variant) -> Json:
-    judged = sorted(
-        variant.verdict.invariants, key=lambda entry: (entry.ok is not False, entry.ok is not None)
-    )
     return {
         "name": variant.name,
         "status": variant.verdict.status,
@@ -92,5 +84,5 @@ def _variant(variant: Variant) -> Json:
         "exposed_comm_s": variant.exposed_comm_s,
         "limited_by": variant.limited_by,
         "rates": variant.rates.document() if variant.rates else None,
-        "invariants": [entry.document() for entry in judged],
+        "invariants": [entry.document() for entry in variant.verdict.invariants],
     }

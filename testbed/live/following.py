@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
+from testbed.live.kept import WHOLE_STEP, link_moments, real_span
 from testbed.live.model import FAILED, FINISHED, Readings, StepSpan, View, event_words, network_of
 from testbed.live.tail import Record, Tail, records
 from testbed.results.directory import PARTIAL_SUFFIX
 from testbed.results.failed import FAILURE, failed_path
 from testbed.results.live import EVENT, LINKS, LIVE, NETWORK, PARTS, PHASE, RANK_FILES, RUN, STEP
-from testbed.results.records import LINKS as LINKS_FILE
 from testbed.results.records import SAMPLES, LinkKey, read_json
 from testbed.results.result import SUMMARY
 from testbed.results.shards import FIGURES
 from testbed.scale import Scale
-
-WHOLE_STEP = b'"operation": "step"'
 
 
 class Following:
@@ -85,7 +84,6 @@ class _Part:
         self._tail = Tail(folder / LIVE)
         self._rank_tails: dict[Path, Tail] = {}
         self._spans: dict[int, list[Record]] = defaultdict(list)
-        self._waiting: list[Record] = []
         self._known: set[int] = set()
         self._over = False
 
@@ -97,8 +95,7 @@ class _Part:
             self._take(record, view)
         for path in sorted(self.folder.glob(RANK_FILES)):
             tail = self._rank_tails.setdefault(path, Tail(path, WHOLE_STEP))
-            for record in tail.new():
-                self._waiting.append(record)
+            self._keep(tail.new())
         if self.zero_s is not None:
             self._gather(view)
         if over:
@@ -123,11 +120,13 @@ class _Part:
             time_s = self.scale.real_s(record["time_s"] - (self.zero_s or 0.0))
             view.events.append({"part": self.number, "time_s": time_s, "words": event_words(record)})
 
+    def _keep(self, ended: Iterable[Record]) -> None:
+        """Steps that single ranks have ended."""
+        for record in ended:
+            self._spans[record["step"]].append(record)
+
     def _gather(self, view: View) -> None:
         """Steps that all ranks have ended; of replicas that come and go, those after which others ended, too."""
-        for record in self._waiting:
-            self._spans[record["step"]].append(record)
-        self._waiting = []
         newest = max(self._spans, default=0)
         for step, spans in sorted(self._spans.items()):
             ended = len(spans) >= self.ranks or self._over or newest > step + 1
@@ -136,40 +135,23 @@ class _Part:
 
     def _add(self, step: int, spans: list[Record], view: View) -> None:
         self._known.add(step)
-        zero_s = self.zero_s or 0.0
-        view.steps.append(
-            StepSpan(
-                self.number,
-                self.told["variant"] or spans[0]["variant"],
-                self.told["first_trial"] + spans[0]["trial"],
-                step,
-                self.scale.real_s(min(span["start_s"] for span in spans) - zero_s),
-                self.scale.real_s(max(span["end_s"] for span in spans) - zero_s),
-            )
-        )
+        variant, trial = self.told["variant"] or spans[0]["variant"], spans[0]["trial"]
+        span_s = real_span(spans, self.zero_s or 0.0, self.scale)
+        view.steps.append(StepSpan(self.number, variant, self.told["first_trial"] + trial, step, *span_s))
 
     def _finish(self, view: View) -> None:
         """From its record, what was not seen while it was written; times there count from another moment."""
         self._over = True
-        self._waiting, self._spans = [], defaultdict(list)
-        times = records(self.folder / LINKS_FILE)
-        self.zero_s = times[0]["time_s"] if times else 0.0
-        self._waiting = records(self.folder / SAMPLES, WHOLE_STEP)
+        self._spans.clear()
+        moments = link_moments(self.folder)
+        self.zero_s = next(iter(moments), 0.0)
+        self._keep(records(self.folder / SAMPLES, WHOLE_STEP))
         self._gather(view)
-        if not view.readings[self.number].times_s and times:
+        if not view.readings[self.number].times_s and moments:  # it was over before anybody looked
             fabric = read_json(self.folder / FIGURES)["manifest"]["fabric"]
             self._take({"kind": NETWORK, **fabric}, view)
-            _refill(view.readings[self.number], times, self.zero_s)
-
-
-def _refill(readings: Readings, lines: list[Record], zero_s: float) -> None:
-    """Of a part that was finished before anybody looked."""
-    moments: dict[float, dict[LinkKey, tuple[float, int, float]]] = {}
-    for line in lines:
-        counted = (line["bytes"], line["drops"], line["queue_bytes"])
-        moments.setdefault(line["time_s"], {})[LinkKey.of(line)] = counted
-    for time_s, counts in moments.items():
-        readings.add(time_s - zero_s, counts)
+            for time_s, counted in moments.items():
+                view.readings[self.number].add(time_s - self.zero_s, counted)
 
 
 def _stamp(folder: Path) -> float | None:

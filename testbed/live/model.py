@@ -10,6 +10,8 @@ from testbed.results.records import LinkKey
 from testbed.scale import Scale
 
 Json = dict[str, Any]
+Counted = tuple[float, int, float]
+"""Of a link at a moment, emulated: bytes and drops since any beginning, and the queue's bytes."""
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 
@@ -37,8 +39,8 @@ class Readings:
         self._first_drops: dict[int, int] = {}
         self._before: tuple[float, list[float]] | None = None
 
-    def add(self, time_s: float, counted: Mapping[LinkKey, tuple[float, int, float]]) -> None:
-        """One reading: by link bytes and drops since any beginning, and the queue's bytes; all emulated."""
+    def add(self, time_s: float, counted: Mapping[LinkKey, Counted]) -> None:
+        """One reading of all links, at an emulated time."""
         rows = [counted.get(direction.key, (0.0, 0, 0.0)) for direction in self.directions]
         sent = [row[0] for row in rows]
         before, self._before = self._before, (time_s, sent)

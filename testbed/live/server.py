@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
+from importlib import resources
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -114,20 +114,18 @@ class LivePage:
         """All there is to show now."""
         with self._lock:
             watched = self._looked()
-            return (
-                {"state": "waiting", "name": self.folder.name} if watched is None else watched.view.document()
-            )
+            if watched is None:
+                return {"state": "waiting", "name": self.folder.name}
+            return watched.view.document()
 
     def timeline(self, part: int, step: int) -> Json:
         """One step, by its part of the run and its number there."""
         with self._lock:
             watched = self._looked()
-            found = (
-                (watched.files(part), watched.scale, watched.offset_s(part))
-                if watched
-                else ([], Scale(), 0.0)
-            )
-        return timeline(found[0], step, *found[1:])
+            files: list[Path] = [] if watched is None else watched.files(part)
+            scale = Scale() if watched is None else watched.scale
+            offset_s = 0.0 if watched is None else watched.offset_s(part)
+        return timeline(files, step, scale, offset_s)
 
     def news(self) -> Iterator[Json | None]:
         """What comes, as it comes, beginning with all there is; None where nothing has. Ends when the run has."""
@@ -269,8 +267,8 @@ def _dumped(document: Json) -> str:
 @lru_cache
 def _shipped(name: str) -> bytes:
     """A file of the page; the style sheet begins with that of reports."""
-    content = files("testbed.live").joinpath("page").joinpath(name).read_bytes()
+    content = resources.files("testbed.live").joinpath("page").joinpath(name).read_bytes()
     if name == "page.css":
-        templates = files("testbed.report").joinpath("templates")
+        templates = resources.files("testbed.report").joinpath("templates")
         return b"\n".join([templates.joinpath("report.css").read_bytes(), content])
     return content
