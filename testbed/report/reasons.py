@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from testbed.fidelity.verdict import ORDER
 from testbed.results.result import InvariantRecord, Variant
 
-STATUSES = ("untrusted", "caution", "trusted")  # from worst to best
 MOST_REASONS = 5
 
 
@@ -21,7 +21,7 @@ class Reason(NamedTuple):
 
 def reasons(variants: Sequence[Variant]) -> tuple[list[Reason], list[Reason]]:
     """Those that are told at once, and those behind them."""
-    ranked = sorted(variants, key=lambda variant: STATUSES.index(variant.verdict.status))
+    ranked = sorted(variants, key=lambda variant: -ORDER.index(variant.verdict.status))
     found = [Reason(variant, invariant) for variant in ranked for invariant in variant.verdict.failed]
     return found[:MOST_REASONS], found[MOST_REASONS:]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from testbed.config.figures import size_text, time_text
+from testbed.config.figures import signed_percent_text, size_text, time_text
 from testbed.errors import TestbedError
 from testbed.notebooks import html_image, html_table
 
@@ -40,7 +40,7 @@ def _row(variant: Any) -> list[str]:
         variant.verdict.status,
         *(time_text(value) for value in (times.median, times.min, times.max)),
         str(times.n),
-        f"{time_text(predicted.step_time_s)} ({100 * predicted.error:+.1f} %)" if predicted else "",
+        f"{time_text(predicted.step_time_s)} ({signed_percent_text(predicted.error)})" if predicted else "",
         time_text(variant.compute_s),
         size_text(variant.wan_bytes.observed),
     ]

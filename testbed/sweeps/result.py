@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError
 
-from testbed.fidelity.verdict import Status
+from testbed.fidelity.verdict import Status, worst
 from testbed.results.directory import write_json
 from testbed.results.errors import BadResult
 from testbed.results.frames import frame
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 SWEEP = "sweep.json"
 Clock = Literal["model", "virtual", "real"]
-# from worst to best
-STATUSES: tuple[Status, ...] = ("untrusted", "caution", "trusted")
 
 # What the columns of the table hold, behind one for each axis; times in seconds.
 COLUMNS = {
@@ -158,8 +156,8 @@ class Sweep(ResultModel):
     @property
     def status(self) -> Status | None:
         """The worst of what was measured; None where nothing was."""
-        found = {one.measured.status for point in self.points for one in point.figures if one.measured}
-        return next((status for status in STATUSES if status in found), None)
+        found = [one.measured.status for point in self.points for one in point.figures if one.measured]
+        return worst(found) if found else None
 
     def frame(self) -> pandas.DataFrame:
         """A row per point and variant: a column for each axis, by its path, then COLUMNS."""
