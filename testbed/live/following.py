@@ -9,7 +9,7 @@ from pathlib import Path
 from testbed.live.kept import WHOLE_STEP, link_moments, real_span
 from testbed.live.model import FAILED, FINISHED, Readings, StepSpan, View, event_words, network_of
 from testbed.live.tail import Record, Tail, records
-from testbed.results.directory import PARTIAL_SUFFIX
+from testbed.results.directory import partial_path
 from testbed.results.failed import FAILURE, failed_path
 from testbed.results.live import EVENT, LINKS, LIVE, NETWORK, PARTS, PHASE, RANK_FILES, RUN, STEP
 from testbed.results.records import SAMPLES, LinkKey, read_json
@@ -23,7 +23,7 @@ class Following:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        self.partial = partial_path(folder)
         self._tail = Tail(self.partial / LIVE)
         self._failed_before = _stamp(folder)
         self._parts: list[_Part] = []

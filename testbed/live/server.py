@@ -22,7 +22,7 @@ from testbed.live.finished import Finished
 from testbed.live.following import Following
 from testbed.live.model import FINISHED, RUNNING, Json, View
 from testbed.live.timeline import timeline
-from testbed.results.directory import PARTIAL_SUFFIX
+from testbed.results.directory import partial_path
 from testbed.results.result import SUMMARY
 from testbed.scale import Scale
 
@@ -159,8 +159,7 @@ class LivePage:
         return self._watched
 
     def _open(self) -> None:
-        partial = self.folder.with_name(self.folder.name + PARTIAL_SUFFIX)
-        if partial.is_dir():
+        if partial_path(self.folder).is_dir():
             self._watched = Following(self.folder)
         elif (self.folder / SUMMARY).exists():
             self._watched = Finished(self.folder)

@@ -43,7 +43,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.partial = path.with_name(path.name + PARTIAL_SUFFIX)
+        self.partial = partial_path(path)
         refuse_existing(path)
         if self.partial.exists() and owner_alive(self.partial) and not _ours(self.partial):
             raise RunExists(f"{path}: somebody writes it at the moment; choose another --output")
@@ -59,6 +59,11 @@ class RunDirectory:
     def discard(self) -> None:
         """Leave nothing behind."""
         shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def partial_path(run: Path) -> Path:
+    """Where a run is written until it is whole."""
+    return run.with_name(run.name + PARTIAL_SUFFIX)
 
 
 def refuse_existing(path: Path) -> None:
@@ -117,7 +122,7 @@ def default_path(scenario: str) -> Path:
     """`runs/<scenario>-<date>-<time>` below the current folder, with a number where that exists already."""
     base = RUNS / f"{scenario}-{time.strftime('%Y%m%d-%H%M%S')}"
     path, number = base, 1
-    while path.exists() or path.with_name(path.name + PARTIAL_SUFFIX).exists():
+    while path.exists() or partial_path(path).exists():
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path

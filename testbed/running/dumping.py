@@ -9,7 +9,7 @@ from pathlib import Path
 
 from testbed.flight import DUMPED, FLIGHT, LAUNCHER_PID
 from testbed.job.errors import RunError
-from testbed.results.directory import PARTIAL_SUFFIX
+from testbed.results.directory import partial_path
 from testbed.results.failed import failed_path
 from testbed.results.parts import SHARDS
 
@@ -23,7 +23,7 @@ def dump_running(run: Path) -> list[Path]:
     RunError where no rank of such a run is at work here.
     """
     found = []
-    for file in sorted(run.with_name(run.name + PARTIAL_SUFFIX).glob(f"{SHARDS}/*/{FLIGHT}/{LAUNCHER_PID}")):
+    for file in sorted(partial_path(run).glob(f"{SHARDS}/*/{FLIGHT}/{LAUNCHER_PID}")):
         pid, folder = int(file.read_text()), file.parent
         if not _is_launcher(pid):
             continue
