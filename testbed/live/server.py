@@ -265,9 +265,10 @@ def _dumped(document: Json) -> str:
 
 @lru_cache
 def _shipped(name: str) -> bytes:
-    """A file of the page; the style sheet begins with that of reports."""
+    """A file of the page; the style sheet begins with those of reports."""
     content = resources.files("testbed.live").joinpath("page").joinpath(name).read_bytes()
     if name == "page.css":
         templates = resources.files("testbed.report").joinpath("templates")
-        return b"\n".join([templates.joinpath("report.css").read_bytes(), content])
+        shared = [templates.joinpath(sheet).read_bytes() for sheet in ("report.css", "drawing.css")]
+        return b"\n".join([*shared, content])
     return content
