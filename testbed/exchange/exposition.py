@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from testbed.errors import BadInput
+from testbed.exchange.extras import lacking
 from testbed.exchange.metrics import Metric, Point
 
 Form = Literal["prometheus", "openmetrics"]
@@ -26,11 +26,7 @@ def exposition(metrics: Sequence[Metric], form: Form, origin_s: float, ended_s: 
         from prometheus_client import generate_latest  # noqa: PLC0415
         from prometheus_client.openmetrics.exposition import generate_latest as generate_open  # noqa: PLC0415
     except ImportError:
-        raise BadInput(
-            where=f"--to {form}",
-            got="no prometheus-client installed",
-            expected="it: pip install 'scale-across-testbed[metrics]'",
-        ) from None
+        raise lacking(form, "prometheus-client", "metrics") from None
     moments = (origin_s, ended_s) if form == "openmetrics" else None
     families = [_family(metric, moments) for metric in metrics if moments or _of_the_whole(metric)]
 
@@ -53,9 +49,7 @@ def _family(metric: Metric, moments: tuple[float, float] | None) -> Any:
     """A metric as the library has it: the samples of one set of labels together, in the order of their times."""
     from prometheus_client.metrics_core import Metric as Family  # noqa: PLC0415
 
-    family = Family(
-        "_".join(filter(None, (PREFIX, metric.name, metric.unit))), metric.help, metric.kind, metric.unit
-    )
+    family = Family(f"{PREFIX}_{metric.name_with_unit}", metric.help, metric.kind, metric.unit)
     rows: dict[tuple[tuple[str, str], ...], list[Point]] = {}
     for point in metric.points:
         if moments or point.time_s is None:

@@ -43,6 +43,11 @@ class Metric:
     help: str
     points: list[Point] = field(default_factory=list)
 
+    @property
+    def name_with_unit(self) -> str:
+        """As Prometheus has it, without a prefix: `step_time_seconds`."""
+        return f"{self.name}_{self.unit}" if self.unit else self.name
+
 
 class Metrics:
     """Metrics by name, in the order in which they were first heard of."""

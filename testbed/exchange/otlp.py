@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from testbed.errors import BadInput
+from testbed.exchange.extras import lacking
 from testbed.exchange.metrics import Labels, Metric, Point
 from testbed.version import VERSION
 
@@ -37,11 +37,7 @@ def otlp_json(metrics: Sequence[Metric], origin_s: float, ended_s: float) -> str
     try:
         from opentelemetry.proto.metrics.v1 import metrics_pb2 as messages  # noqa: PLC0415
     except ImportError:
-        raise BadInput(
-            where="--to otlp-json",
-            got="no opentelemetry-proto installed",
-            expected="it: pip install 'scale-across-testbed[metrics]'",
-        ) from None
+        raise lacking("otlp-json", "opentelemetry-proto", "metrics") from None
     data = messages.MetricsData()
     resource = data.resource_metrics.add()
     _add_attributes(resource.resource.attributes, {"service.name": "testbed", "service.version": VERSION})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.errors import BadInput
+from testbed.exchange.extras import lacking
 from testbed.exchange.metrics import Metric, run_metrics
 from testbed.results.manifest import MANIFEST, Manifest
 from testbed.results.result import SUMMARY, Result, Variant
@@ -77,12 +77,11 @@ def _settings(result: Result, manifest: Manifest, variant: Variant) -> dict[str,
 def _figures(metrics: Sequence[Metric], variant: str) -> Iterator[tuple[str, float]]:
     """Name and value, such as `link_utilisation_ratio/east/west/0`; of a summary its quantiles."""
     for metric in metrics:
-        name = "_".join(filter(None, (metric.name, metric.unit)))
         for point in metric.points:
             if point.labels.get("variant") != variant or metric.name in ("variant_info", "trial_step_time"):
                 continue
             others = [value for key, value in point.labels.items() if key not in _OWN_LABELS]
-            key = _REFUSED.sub("_", "/".join([name, *others]))
+            key = _REFUSED.sub("_", "/".join([metric.name_with_unit, *others]))
             if metric.kind != "summary":
                 yield key, point.value
             for share, value in point.quantiles:
@@ -101,7 +100,7 @@ def log_to_mlflow(folder: Path, uri: str, artifacts: Path | None = None) -> list
         from mlflow.entities import Param, RunTag  # noqa: PLC0415
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
     except ImportError:
-        raise _lacking("mlflow", "mlflow") from None
+        raise lacking("mlflow", "mlflow", "mlflow") from None
     client = MlflowClient(tracking_uri=uri)
     known = client.get_experiment_by_name(result.scenario)
     place = None if artifacts is None else artifacts.resolve().as_uri()
@@ -136,7 +135,7 @@ def log_to_wandb(folder: Path, output: Path) -> list[Path]:
     try:
         import wandb  # noqa: PLC0415
     except ImportError:
-        raise _lacking("wandb", "wandb") from None
+        raise lacking("wandb", "wandb", "wandb") from None
     output.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True
@@ -165,11 +164,3 @@ def log_to_wandb(folder: Path, output: Path) -> list[Path]:
         folders.append(Path(run.dir).parent)
         run.finish()
     return folders
-
-
-def _lacking(what: str, extra: str) -> BadInput:
-    return BadInput(
-        where=f"--to {what}",
-        got=f"no {what} installed",
-        expected=f"it: pip install 'scale-across-testbed[{extra}]'",
-    )
