@@ -42,7 +42,6 @@ class RunLive:
                 }
                 for name in scenario.variant_names
             ],
-            "trials": scenario.trials,
             "ranks": scenario.ranks,
             "scale": asdict(scale),
             "folder": str(parts.resolve()),
@@ -55,7 +54,6 @@ class RunLive:
                 }
                 for shard in shards
             ],
-            "began_epoch_s": time.time(),
         }
         self._log.add(RUN, head)
 
@@ -63,7 +61,7 @@ class RunLive:
         """What tells both."""
 
         def phase(line: str) -> None:
-            self._log.add(PHASE, {"words": line, "epoch_s": time.time()})
+            self._log.add(PHASE, {"words": line})
             other.phase(line)
 
         def step(done: int, total: int) -> None:

@@ -42,13 +42,13 @@ class LiveRun:
         self.log.add(
             RUN,
             {
-                "scenario": self.like.name, "trials": 5,
+                "scenario": self.like.name,
                 "variants": [{"name": name, "work": WORK} for name in self.like.exposed_s],
                 "ranks": self.like.ranks, "scale": {"size_scale": SIZE_SCALE, "time_dilation": 1.0},
-                "folder": str(self.part.parent), "parts": [part], "began_epoch_s": 0.0,
+                "folder": str(self.part.parent), "parts": [part],
             },
         )  # fmt: skip
-        self.log.add(PHASE, {"words": "starting 8 ranks", "epoch_s": 0.0})
+        self.log.add(PHASE, {"words": "starting 8 ranks"})
         self.own = LiveLog(self.part)
         self.own.add(NETWORK, self.manifest["fabric"])
 
