@@ -4,7 +4,7 @@
 const SHOWN_LINES = 12;  // links in the chart at first; the others are in its legend
 
 const state = {
-  run: null, operations: null, part: 0, step: null, window: null, selected: {}, cursor: null, charts: {}, drawn: '', asked: 0,
+  run: null, operations: null, part: 0, step: null, window: null, selected: {}, cursor: null, charts: {}, asked: 0,
 };
 
 // --- small helpers

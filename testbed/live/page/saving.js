@@ -17,9 +17,12 @@ function save(name, form) {
 }
 
 const data = {
-  network: () => [['source', 'target', 'plane', 'rate_bps', 'delay_s', 'in_use', 'queue_bytes'],
-    ...state.run.network.links.map((link, index) => [link.source, link.target, link.plane, link.rate_bps, link.delay_s,
-      linksNow().used?.[index] ?? 0, linksNow().queue_bytes?.[index] ?? 0])],
+  network: () => {
+    const { used, queue_bytes } = linksNow();
+    return [['source', 'target', 'plane', 'rate_bps', 'delay_s', 'in_use', 'queue_bytes'],
+      ...state.run.network.links.map((link, index) => [link.source, link.target, link.plane, link.rate_bps, link.delay_s,
+        used?.[index] ?? 0, queue_bytes?.[index] ?? 0])];
+  },
   timeline: () => {
     const own = readings(), found = state.operations;
     return [['what', 'begin_s', 'end_s', 'rank_or_link', 'in_use', 'queue_bytes'],
