@@ -54,7 +54,8 @@ def worker(pid: int, address: str, scheduler: str) -> subprocess.Popen[bytes]:
 @pytest.fixture(scope="module")
 def two_workers() -> Iterator[tuple[Any, list[subprocess.Popen[bytes]]]]:
     """A client of a scheduler in a third namespace's bridge: this process joins through a cable into it."""
-    bridge = f"tbdask{os.getpid() % 100000}"
+    # not called as fabrics' are: tests that run beside this one take those for left behind
+    bridge = f"dask{os.getpid() % 100000}"
     with contextlib.ExitStack() as stack:
         places = stack.enter_context(namespaces(2))
         stack.callback(run_script, None, [f"ip link del {bridge}"])
