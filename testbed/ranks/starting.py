@@ -117,7 +117,6 @@ class StartRank:
         self.listeners: list[socket.socket] = []
         self.seconds: dict[str, float] = {}
         self.bytes_sent = 0
-        self.connections = 0
 
     def run(self) -> None:
         """All of it."""

@@ -91,11 +91,14 @@ class StartRun:
         fabric = self.network.fabric(self.seed, self.phase)
         with fabric:
             hosts = endpoints_on(self.topology, self.topology.hosts, fabric.state.pids)
+            counts = dict.fromkeys(str(options.ranks) for options in tries)
+            self.phase(
+                f"starting {', '.join(counts)} ranks"
+            )  # before the first row, for a table has nothing between
             for options in tries:
                 yield self._row(options, hosts, fabric)
 
     def _row(self, options: StartOptions, hosts: Sequence[RankEndpoint], fabric: Fabric) -> StartRow:
-        self.phase(f"starting {options.ranks} ranks")
         spec = spec_of(options, hosts)
         found: list[Mapping[str, float]] = []
         failures = []
