@@ -41,7 +41,6 @@ from testbed.fabric.state import (
     clean,
     cookies,
     marked,
-    process_started,
     register,
     write_private,
 )
@@ -51,7 +50,7 @@ from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
-from testbed.links.process import signals_held
+from testbed.links.process import process_started, signals_held
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.soft_roce import packets_sent, soft_roce_reason
 from testbed.scale import UNSCALED, Scale

@@ -25,6 +25,7 @@ from pyroute2 import IPRoute
 
 from testbed.fabric.buffers import restore_after_kill
 from testbed.links.netns import namespace_cookie
+from testbed.links.process import process_started
 
 STATE_ROOT = Path("/run/testbed")
 ENVIRONMENT_MARK = "TESTBED_FABRIC"
@@ -76,18 +77,6 @@ def write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-
-
-def process_started(pid: int) -> float | None:
-    """Start of a process in clock ticks since boot, which with its id names it for good; None when it has ended.
-
-    Not psutil's time of day, which moves when the machine's clock is set: an owner would look like somebody else.
-    """
-    try:
-        state, *figures = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if state == "Z" else float(figures[18])
 
 
 def register(topology: str) -> FabricState:

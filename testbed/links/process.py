@@ -1,4 +1,4 @@
-"""Child processes that do not outlive their parent, and signals that wait until something is done."""
+"""Processes: when one started, children that do not outlive their parent, signals that wait until something is done."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -21,6 +22,18 @@ def end_with_parent(number: signal.Signals) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def process_started(pid: int) -> float | None:
+    """Start of a process in clock ticks since boot, which with its id names it for good; None when it has ended.
+
+    Not psutil's time of day, which moves when the machine's clock is set: an owner would look like somebody else.
+    """
+    try:
+        state, *figures = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else float(figures[18])
 
 
 def make_room_for_files(needed: int | None = None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from testbed.fabric.state import process_started
+from testbed.links.process import process_started
 from testbed.results.errors import NotWritable, RunExists
 from testbed.version import VERSION
 

@@ -25,7 +25,8 @@ from testbed.config import ConfigError, load_scenario
 from testbed.doctor.busy import busiest, busy_words
 from testbed.fabric.errors import FabricError, UnknownHost
 from testbed.fabric.finding import chosen
-from testbed.fabric.state import FabricState, process_started
+from testbed.fabric.state import FabricState
+from testbed.links.process import process_started
 from testbed.report import print_summary
 from testbed.report.figures import signed_percent_text
 from testbed.results.directory import OWNER, RunDirectory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.fabric.state import process_started
+from testbed.links.process import process_started
 from testbed.results.directory import OWNER, RunDirectory
 from testbed.results.errors import NotWritable, RunExists
 
