@@ -22,6 +22,7 @@ from testbed.cli.options import (
     SizeScaleOption,
 )
 from testbed.config import LossBursts
+from testbed.config.figures import rate_text, size_text, time_text
 from testbed.config.policy import DEFAULT_POLICY
 from testbed.config.units import format_fraction, format_size
 from testbed.fabric.daemon import take_down
@@ -30,7 +31,6 @@ from testbed.fabric.errors import need_root
 from testbed.fabric.finding import find
 from testbed.fabric.readback import inspect as read_back
 from testbed.fabric.state import ENVIRONMENT_MARK, clean_abandoned, living
-from testbed.report.figures import rate_text, size_text, time_text
 from testbed.results.directory import RUNS
 from testbed.results.listing import killed
 from testbed.running.choosing import choose_network_without_ranks, command_given

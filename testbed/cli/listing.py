@@ -19,10 +19,10 @@ from rich.table import Table
 
 from testbed.cli.options import JsonOption
 from testbed.config import ConfigError, Problem
+from testbed.config.figures import size_text
 from testbed.config.units import parse_duration
 from testbed.fabric.finding import host_names, link_names
 from testbed.fabric.state import FabricState, load_all
-from testbed.report.figures import size_text
 from testbed.results.directory import RUNS
 from testbed.results.listing import Entry, entries, remove, to_prune
 
