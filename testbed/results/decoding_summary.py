@@ -10,6 +10,7 @@ from typing import Any
 from testbed.job.job import Job
 from testbed.job.workloads.decode import CACHED
 from testbed.model import Timeline
+from testbed.model.latency import at_share
 from testbed.results.summary import StepResult, undisturbed
 from testbed.results.training_summary import spans_of
 from testbed.workload.plan import JobPlan
@@ -75,8 +76,5 @@ def token_times(tokens: Mapping[int, int], spans: Spans) -> list[float]:
 def quantiles(times: Sequence[float]) -> dict[str, float]:
     """As results' `TokenTimes` has them."""
     ordered = sorted(times)
-
-    def at(percent: int) -> float:
-        return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
-
-    return {"mean": sum(ordered) / len(ordered), "p50": at(50), "p99": at(99), "max": ordered[-1]}
+    shares = {"p50": at_share(ordered, 0.5), "p99": at_share(ordered, 0.99), "max": ordered[-1]}
+    return {"mean": sum(ordered) / len(ordered), **shares}
