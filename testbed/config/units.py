@@ -155,21 +155,17 @@ def whole_in(number: Decimal, unit: str) -> Decimal:
     return number if factor is None else (number * factor).to_integral_value() / factor
 
 
-def plain(number: Decimal) -> str:
-    """Its digits without an exponent or trailing zeros."""
-    return _plain(number)
-
-
 def _format(value: float, units: Mapping[str, Decimal], zero: str) -> str:
     """`value` in the largest of `units` (given in rising order) that leaves at least 1 of it; lossless."""
     exact = Decimal(repr(value))
     if not exact:
         return f"0 {zero}"
     fitting = [unit for unit, factor in units.items() if abs(exact) >= factor] or [next(iter(units))]
-    return f"{_plain(exact / units[fitting[-1]])} {fitting[-1]}"
+    return f"{plain(exact / units[fitting[-1]])} {fitting[-1]}"
 
 
-def _plain(number: Decimal) -> str:
+def plain(number: Decimal) -> str:
+    """Its digits without an exponent or trailing zeros."""
     text = format(number, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -199,4 +195,4 @@ def format_size(size_bytes: int) -> str:
 
 def format_fraction(fraction: float) -> str:
     """Such as "0.1 %"."""
-    return f"{_plain(Decimal(repr(fraction)) * 100)} %"
+    return f"{plain(Decimal(repr(fraction)) * 100)} %"
