@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from testbed.config import ConfigError, Problem, Scenario
+from testbed.config import Scenario
 from testbed.engines.cluster import Cluster
 from testbed.model.calibration import file_in_use
 from testbed.results.parts import FINISHED, Parts
@@ -101,9 +101,3 @@ def _code() -> str:
     for file in sorted(CODE.rglob("*.py")):
         found.update(str(file.relative_to(CODE)).encode() + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()[:DIGITS]
-
-
-def refuse_real(clock: str) -> None:
-    """ConfigError: what a machine's own clock measures is not carried to others."""
-    if clock == "real":
-        raise ConfigError([Problem("command line", None, "--engine dask", "--clock real", "--clock virtual")])
