@@ -38,11 +38,8 @@ Target = Literal[
     "containerlab",
     "mininet",
     "graphml",
-    "prometheus",
-    "openmetrics",
-    "otlp-json",
-    "mlflow",
-    "wandb",
+    MetricsForm,
+    Tracker,
 ]
 OF_A_RUN = (*get_args(MetricsForm), *get_args(Tracker))
 
