@@ -7,27 +7,17 @@ Prints the table of docs/transports.md.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from testbed.model.starting import (
-    BASELINE,
-    FIGURE_21,
-    PUBLISHED,
-    RING,
-    SCALABLE,
-    growth,
-    start_of,
-    usual_groups,
-)
+from testbed.model.starting import FIGURE_21, PUBLISHED, growth, start_of, usual_groups
+from testbed.running.start_request import WAYS
 
 SIZES = (1_024, 4_096, 8_192, 32_768, 98_304)
-WAYS = {
-    "star, by pairs, groups anew, eager": BASELINE,
-    "addresses round a ring": replace(BASELINE, bootstrap=RING),
-    "topology by ranks": replace(BASELINE, by_pairs=False),
-    "groups of what is known": replace(BASELINE, reuses=True),
-    "connections when used": replace(BASELINE, eager=False),
-    "all four": SCALABLE,
+WORDS = {
+    "baseline": "star, by pairs, groups anew, eager",
+    "ring": "addresses round a ring",
+    "by_ranks": "topology by ranks",
+    "reuse": "groups of what is known",
+    "lazy": "connections when used",
+    "scalable": "all four",
 }
 
 
@@ -43,7 +33,7 @@ def main() -> None:
         times = " | ".join(f"{one.seconds:.1f} s" for one in found)
         last = found[-1]
         print(
-            f"| {name} | {times} | n^{own:.2f} | {last.connections:,} | {last.master_bytes / 1e6:,.1f} MB |"
+            f"| {WORDS[name]} | {times} | n^{own:.2f} | {last.connections:,} | {last.master_bytes / 1e6:,.1f} MB |"
         )
 
 

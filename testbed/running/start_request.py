@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,9 +44,7 @@ def tries_of(ranks: str, way: str, groups: str, costs: str, clock: str) -> list[
         count = int(word) if word.isascii() and word.isdigit() else 0
         if not 2 <= count <= MOST_RANKS:
             raise _wrong("--ranks", word, f"2 to {MOST_RANKS}")
-        product = 1
-        for _, size in dimensions:
-            product *= size
+        product = math.prod(size for _, size in dimensions)
         if count % product:
             raise _wrong("--ranks", word, f"a multiple of the {product} that --groups make")
         for name in names:

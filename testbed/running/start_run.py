@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +22,8 @@ MOST_EAGER = 1024
 """Ranks of which everybody connects to everybody: each pair takes two sockets and some 0.2 ms of a core."""
 RANK_BYTES, SOCKET_BYTES = 900 << 10, 16 << 10
 """Of a rank's thread and of a connection, with the kernel's: 4,096 ranks were seen to take 5.7 GB of a guest."""
-MOST_BYTES = (
-    128 << 20
-)  # of the ranks of one process: in pages, half as many as the host allows it pieces of memory
+MOST_BYTES = 128 << 20
+"""Of the ranks of one process: in pages, half as many as the host allows it pieces of memory."""
 QUIET_S = 0.2
 END_TIMEOUT_S = 30.0
 LATE_S = 1e-3
@@ -42,10 +42,8 @@ class StartOptions:
     @property
     def kinds(self) -> tuple[GroupKind, ...]:
         """All ranks, then those of each dimension."""
-        found = 1
-        for _, size in self.dimensions:
-            found *= size
-        sizes = (*self.dimensions, ("data", self.ranks // found))
+        replicas = self.ranks // math.prod(size for _, size in self.dimensions)
+        sizes = (*self.dimensions, ("data", replicas))
         return group_kinds(self.ranks, [(name, size) for name, size in sizes if size > 1])
 
     @property
