@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from testbed.cli.columns import print_rows
 from testbed.cli.options import (
     AUTO_SCALE,
     RUN_CLOCK,
     SEED,
     DatapathOption,
     EngineOption,
+    JsonFileOption,
     PackingOption,
     PolicyOption,
     SeedOption,
@@ -94,7 +96,7 @@ def bench(
         str | None, typer.Option(help="Of TCP [default: cubic; on loopback the kernel's own].")
     ] = None,
     policy: PolicyOption = DEFAULT_POLICY,
-    json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
+    json_file: JsonFileOption = None,
     tune: Annotated[
         Path | None,
         typer.Option(help="Write the quickest algorithm of each size to this table, for auto to go by."),
@@ -144,12 +146,7 @@ def bench(
     print(
         f"# {collective}: {count} ranks, {where}, {preset or transport}, {iterations} iterations after {warmup}{scale}"
     )
-    rows: list[Row] = []
-    for row in run.rows():
-        if not rows:  # not before what is told while the network is built
-            print("\n".join(map(_line, HEADINGS)))
-        rows.append(row)
-        print(_line(_cells(row)), flush=True)
+    rows = print_rows(run.rows(), HEADINGS, WIDTHS, _cells)
     _finish(rows, json_file, tune, run)
     if any(row.wrong for row in rows):
         raise typer.Exit(1)
@@ -182,7 +179,3 @@ def _cells(row: Row) -> tuple[Any, ...]:
         row.wrong,
         "n/a" if of_limit is None else f"{of_limit:.1%}".removesuffix("%"),
     )
-
-
-def _line(cells: tuple[Any, ...]) -> str:
-    return " ".join(str(cell).rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, SeedOption
+from testbed.cli.columns import print_rows
+from testbed.cli.options import MODEL_CLOCK, SEED, DatapathOption, EngineOption, JsonFileOption, SeedOption
 from testbed.cli.virtual import DEFAULT_STALL_TIMEOUT, MemoryOption, StallOption, go_on_in_guest
 from testbed.config.units import format_size
 from testbed.model.starting import growth
@@ -60,7 +61,7 @@ def bootstrap(
     costs: Annotated[
         str, typer.Option(help="What software takes: published (fitted to NCCLX's figure 21), or none.")
     ] = "published",
-    json_file: Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")] = None,
+    json_file: JsonFileOption = None,
     clock: Annotated[str, typer.Option(help="real or virtual.")] = MODEL_CLOCK,
     seed: SeedOption = SEED,
     link_engine: EngineOption = None,
@@ -82,12 +83,7 @@ def bootstrap(
     run = StartRun(network, seed, lambda line: console.print(f"  {line}"))
     kinds = ", ".join(f"{kind.name} {kind.size}" for kind in tries[-1].kinds[1:]) or "none"
     print(f"# {topology.name}: {len(run.topology.hosts)} hosts, groups of the last: {kinds}; costs: {costs}")
-    for line in HEADINGS:
-        print(_line(line))
-    rows = []
-    for row in run.rows(tries):
-        rows.append(row)
-        print(_line(_cells(row)), flush=True)
+    rows = print_rows(run.rows(tries), HEADINGS, WIDTHS, _cells)
     for words in _growth(rows):
         print(words)
     if json_file is not None:
@@ -113,7 +109,3 @@ def _growth(rows: Sequence[StartRow]) -> list[str]:
             own = [(row.ranks, row.predicted.seconds) for row in rows if row.way == way]
             found.append(f"# {name}: time grows as n^{growth(points):.2f}, by the model n^{growth(own):.2f}")
     return found
-
-
-def _line(cells: Sequence[Any]) -> str:
-    return " ".join(str(cell).rjust(width) for cell, width in zip(cells, WIDTHS, strict=True)).rstrip()

@@ -44,6 +44,7 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="The folder to make [default: runs/NAME-DATE-TIME]."),
 ]
+JsonFileOption = Annotated[Path | None, typer.Option("--json-file", "-J", help="Write rows as JSON.")]
 # Defaults that several commands share. A run at a terminal goes by this machine's clock: it needs no kernel to be built
 # first, and any machine has it. What goes by the model goes by the exact clock, against whose figures it is held.
 AUTO_SCALE, SEED = "auto", 1

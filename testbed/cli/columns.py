@@ -1,0 +1,28 @@
+"""Rows of figures as text in columns of one width each, printed as they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
+
+
+def print_rows(
+    rows: Iterable[Row],
+    headings: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    cells: Callable[[Row], Sequence[Any]],
+) -> list[Row]:
+    """All of them, each printed as it comes; headings before the first, behind what is told until there is one."""
+
+    def line(own: Sequence[Any]) -> str:
+        return " ".join(str(cell).rjust(width) for cell, width in zip(own, widths, strict=True)).rstrip()
+
+    found: list[Row] = []
+    for row in rows:
+        if not found:
+            print("\n".join(map(line, headings)))
+        found.append(row)
+        print(line(cells(row)), flush=True)
+    return found
