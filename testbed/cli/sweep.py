@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -103,7 +104,7 @@ def sweep(
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise
     if as_json:
-        print(experiment.as_json(found))
+        print(json.dumps(found.document(), indent=1))
     else:
         _print(found, shown)
     for words in lacking():

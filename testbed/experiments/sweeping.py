@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import time
@@ -313,8 +312,3 @@ def _run_folder(found: Sweep, place: Place) -> Path:
         for axis, index in zip(found.axes, place, strict=True)
     )
     return found.folder / RUNS / "_".join(re.sub(r"[^A-Za-z0-9.+-]+", "-", part).strip("-") for part in parts)
-
-
-def as_json(found: Sweep) -> str:
-    """What `sweep.json` holds."""
-    return json.dumps(found.model_dump(mode="json", by_alias=True), indent=1)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from testbed.results.errors import BadResult
 from testbed.results.model import ResultModel
-from testbed.results.records import read_text
+from testbed.results.records import read_model
 from testbed.results.result import ScaleRecord
 
 MANIFEST = "manifest.json"
@@ -89,11 +87,4 @@ class Manifest(ResultModel):
     @classmethod
     def open(cls, folder: Path) -> Manifest:
         """Of a run's folder. BadResult."""
-        file = folder / MANIFEST
-        try:
-            return cls.model_validate(json.loads(read_text(file)))
-        except ValidationError as error:
-            found = error.errors()[0]
-            raise BadResult(f"{file}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
-        except ValueError as error:
-            raise BadResult(f"{file}: expected JSON ({error})") from None
+        return read_model(folder / MANIFEST, cls)

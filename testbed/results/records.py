@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from pydantic import ValidationError
+
 from testbed.results.errors import BadResult
+from testbed.results.model import ResultModel
 from testbed.scale import Scale
 
 JsonObject = dict[str, Any]
 Record = TypeVar("Record")
+Model = TypeVar("Model", bound=ResultModel)
 SAMPLES, LINKS, EVENTS = "samples.jsonl", "links.jsonl", "events.jsonl"
 
 
@@ -198,6 +202,18 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(content, dict):
         raise BadResult(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
+
+
+def read_model(path: Path, model: type[Model]) -> Model:
+    """What a file of one thing holds. BadResult, which names the first field that is wrong."""
+    text = read_text(path)
+    try:
+        return model.model_validate(json.loads(text))
+    except ValidationError as error:
+        found = error.errors()[0]
+        raise BadResult(f"{path}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+    except ValueError as error:
+        raise BadResult(f"{path}: expected JSON ({error})") from None
 
 
 def read_text(path: Path) -> str:

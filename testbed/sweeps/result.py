@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PrivateAttr, ValidationError
+from pydantic import Field, PrivateAttr
 
 from testbed.fidelity.verdict import Status, worst
 from testbed.results.directory import write_json
-from testbed.results.errors import BadResult
 from testbed.results.frames import frame
 from testbed.results.model import ResultModel
-from testbed.results.records import read_text
-from testbed.sweeps.axes import Axis, Place
+from testbed.results.records import read_model
+from testbed.sweeps.axes import Axis
 
 if TYPE_CHECKING:
     import pandas
@@ -118,15 +116,7 @@ class Sweep(ResultModel):
     @classmethod
     def open(cls, folder: Path | str) -> Sweep:
         """Of a sweep's folder. BadResult."""
-        file = Path(folder) / SWEEP
-        try:
-            found = cls.model_validate(json.loads(read_text(file)))
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise BadResult(f"{file}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        except ValueError as error:
-            raise BadResult(f"{file}: expected JSON ({error})") from None
-        return found.at(Path(folder))
+        return read_model(Path(folder) / SWEEP, cls).at(Path(folder))
 
     def at(self, folder: Path) -> Sweep:
         """The same, with the folder where its files are."""
@@ -141,12 +131,11 @@ class Sweep(ResultModel):
 
     def write(self) -> None:
         """Into its folder."""
-        write_json(self.folder / SWEEP, self.model_dump(mode="json", by_alias=True))
+        write_json(self.folder / SWEEP, self.document())
 
-    @property
-    def by_place(self) -> dict[Place, SweepPoint]:
-        """Its points by their places."""
-        return {point.at: point for point in self.points}
+    def document(self) -> dict[str, Any]:
+        """As `sweep.json` has it: with what was not set, too."""
+        return self.model_dump(mode="json", by_alias=True)
 
     @property
     def variants(self) -> tuple[str, ...]:

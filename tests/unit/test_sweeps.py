@@ -24,7 +24,7 @@ from testbed.sweeps.confirming import chosen
 from testbed.sweeps.intervals import median_interval
 from testbed.sweeps.result import COLUMNS, Measured, Sweep, SweepAxis, SweepFigure, SweepPoint
 
-SCENARIO: dict[str, Any] = {
+BARE: dict[str, Any] = {
     "name": "small",
     "topology": {
         "name": "pair",
@@ -32,9 +32,12 @@ SCENARIO: dict[str, Any] = {
         "wan": [{"a": "east", "b": "west", "planes": 2, "rate": "100 Gbit/s", "delay": "1 ms"}],
     },
     "workload": {"collectives": [{"collective": "all_reduce", "size": "1 GB"}]},
-    "variants": {name: {"workload.collectives.0.algorithm": name} for name in ("ring", "hierarchical")},
     "scale": {"size_scale": 100},
     "trials": 1,
+}
+SCENARIO = {
+    **BARE,
+    "variants": {name: {"workload.collectives.0.algorithm": name} for name in ("ring", "hierarchical")},
 }
 
 
@@ -272,8 +275,7 @@ def test_a_path_that_variants_set_is_no_axis(tmp_path: Path) -> None:
 
 
 def test_a_scalar_goes_into_a_list_where_the_scenario_has_one(tmp_path: Path) -> None:
-    bare = {key: value for key, value in SCENARIO.items() if key != "variants"}
-    request = sweeping.SweepRequest(bare, (), parse_axes(["algorithms=ring,hierarchical"]), tmp_path / "out")
+    request = sweeping.SweepRequest(BARE, (), parse_axes(["algorithms=ring,hierarchical"]), tmp_path / "out")
     scenarios = list(sweeping.plan(request).scenarios.values())
     assert [one.algorithms for one in scenarios if isinstance(one, Scenario)] == [
         ("ring",),
@@ -379,11 +381,18 @@ def test_several_values_where_one_is_taken_name_the_sweep_and_become_a_list_wher
         "--set: topology.wan.0.delay: got 2 values, '1 ms,5 ms', expected one value; several are a sweep: "
         "testbed sweep SCENARIO 'topology.wan.0.delay=1 ms,5 ms'"
     )
-    bare = {key: value for key, value in SCENARIO.items() if key != "variants"}
-    assert load_scenario(bare, ["algorithms=ring,hierarchical"]).algorithms == ("ring", "hierarchical")
+    assert load_scenario(BARE, ["algorithms=ring,hierarchical"]).algorithms == ("ring", "hierarchical")
 
 
 def test_the_page_has_every_column_with_its_meaning() -> None:
     page = (Path(__file__).parents[2] / "docs/sweep.md").read_text()
     for name, meaning in COLUMNS.items():
         assert f"| `{name}` | {meaning} |" in page, name
+
+
+def test_a_folder_without_a_sweep_and_one_of_another_version_say_so(tmp_path: Path) -> None:
+    with pytest.raises(BadResult, match=r"sweep\.json: No such file"):
+        Sweep.open(tmp_path)
+    (tmp_path / "sweep.json").write_text('{"schema": 1}')
+    with pytest.raises(BadResult, match=r"sweep\.json: scenario: Field required"):
+        Sweep.open(tmp_path)
