@@ -23,6 +23,7 @@ from testbed.running.progress import Progress
 from testbed.sweeps.axes import parse_axes
 from testbed.sweeps.result import Sweep
 from tests.net.namespaces import namespaces
+from tests.unit.test_sweeps import BARE
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
@@ -30,16 +31,6 @@ pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 HEAD = "10.213.7.1"
 WAIT_S = 120.0  # for workers to come, on a machine that is busy
-SCENARIO: dict[str, Any] = {
-    "name": "small",
-    "topology": {
-        "name": "pair",
-        "buildings": {name: {"hosts": 2, "nic": {"rate": "100 Gbit/s"}} for name in ("east", "west")},
-        "wan": [{"a": "east", "b": "west", "planes": 2, "rate": "100 Gbit/s", "delay": "1 ms"}],
-    },
-    "workload": {"collectives": [{"collective": "all_reduce", "size": "1 GB"}]},
-    "scale": {"size_scale": 100},
-}
 
 
 def worker(pid: int, address: str, scheduler: str) -> subprocess.Popen[bytes]:
@@ -100,7 +91,7 @@ def ended(process: subprocess.Popen[bytes]) -> None:
 
 def swept(folder: Path, engine: Any, told: Any = lambda *_: None) -> Sweep:
     request = sweeping.SweepRequest(
-        SCENARIO, (), parse_axes(["topology.wan.0.delay=1ms..40ms:log:8"]), folder, engine=engine
+        BARE, (), parse_axes(["topology.wan.0.delay=1ms..40ms:log:8"]), folder, engine=engine
     )
     listener = Listener(Progress(lambda line: None, lambda done, total: None))
     return sweeping.sweep(sweeping.plan(request), told, listener)
