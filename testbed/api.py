@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -180,7 +179,7 @@ def sweep(
         (),
         axes_of(axes),
         target,
-        clock="virtual" if clock == "model" and confirm is not None else clock,
+        clock=sweeping.clock_for(clock, confirm),
         confirm=confirm,
         jobs=jobs,
     )
@@ -188,7 +187,7 @@ def sweep(
     planned = sweeping.plan(request)
     with engine_named(engine, scheduler, jobs) as workers:
         return sweeping.sweep(
-            replace(planned, request=replace(request, engine=workers)),
+            planned.by(workers),
             lambda done, total, words: tell(f"point {done + 1} of {total}: {words}") if words else None,
             listener,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -84,14 +83,13 @@ def sweep(
     """
     assignments = [*(overrides or []), *([f"trials={trials}"] if trials is not None else [])]
     parsed = parse_axes(axes)
-    name = load_scenario(scenario, assignments).name
-    folder = output if output is not None else default_path(f"{name}-swept")
+    folder = output or default_path(f"{load_scenario(scenario, assignments).name}-swept")
     request = experiment.SweepRequest(
         scenario,
         assignments,
         parsed,
         folder,
-        clock="virtual" if clock == "model" and confirm is not None else clock,
+        clock=experiment.clock_for(clock, confirm),
         confirm=confirm,
         jobs=jobs,
     )
@@ -99,7 +97,7 @@ def sweep(
     try:
         planned = experiment.plan(request)  # what is wrong is said before anybody is started
         with engine_named(engine, scheduler, jobs) as workers:
-            found = _carried_out(replace(planned, request=replace(request, engine=workers)), console)
+            found = _carried_out(planned.by(workers), console)
     except KeyboardInterrupt:
         console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
         raise

@@ -65,6 +65,11 @@ class SweepRequest:
         return VIRTUAL if self.clock == MODEL else self.clock
 
 
+def clock_for(asked: Clock, confirm: int | None) -> Clock:
+    """By which points are measured: those that are to be confirmed by the exact one, where none is asked for."""
+    return "virtual" if asked == MODEL and confirm is not None else asked
+
+
 Told = Callable[[int, int, str], None]
 """Told how many are done of how many, and which is next."""
 
@@ -76,6 +81,10 @@ class Plan:
     request: SweepRequest
     base: Scenario
     scenarios: Mapping[Place, Scenario | ConfigError]
+
+    def by(self, engine: Engine) -> Plan:
+        """The same, by these workers."""
+        return replace(self, request=replace(self.request, engine=engine))
 
 
 def plan(request: SweepRequest) -> Plan:
@@ -115,7 +124,7 @@ def _listed(axis: Axis, data: Mapping[str, Any]) -> Axis:
 
 
 def sweep(planned: Plan, told: Told, listener: Listener) -> Sweep:
-    """The model at all points, runs at those that are to be measured, and the folder written after each.
+    """The model at all points, runs at those that are to be measured, and the folder, written also when one fails.
 
     ConfigError where the folder holds another sweep, and all that a run raises; what was done is not done again.
     """
@@ -136,8 +145,8 @@ def sweep(planned: Plan, told: Told, listener: Listener) -> Sweep:
     try:
         for place, result, folder in _measured_points(planned, found, asked, told, listener):
             points[place] = _with_run(points[place], result, str(folder.relative_to(found.folder)))
-            found = _sweep(planned, points)
     finally:
+        found = _sweep(planned, points)
         _write(found)
     return found
 
