@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -36,17 +36,12 @@ class Entry:
 
 def entries(folder: Path) -> list[Entry]:
     """All that lies there, oldest first; what is none of it is left out. Runs of a sweep or search are part of it."""
-    found = (
-        [entry for path in folder.iterdir() if path.is_dir() and (entry := _entry(path))]
-        if folder.is_dir()
-        else []
-    )
-    return sorted(found, key=lambda entry: (entry.changed_s, entry.path))
+    return _sorted(_entry(path, kind) for path, kind in _kinds(folder))
 
 
 def killed(folder: Path) -> list[Entry]:
-    """What runs left that were killed."""
-    return [entry for entry in entries(folder) if entry.kind == "killed"]
+    """What runs left that were killed; nobody else's files are looked at."""
+    return _sorted(_entry(path, kind) for path, kind in _kinds(folder) if kind == "killed")
 
 
 def to_prune(
@@ -61,7 +56,7 @@ def to_prune(
     else:
         whole = [entry for entry in found if entry.kind in MARKS.values()]
         newest = sorted(whole, key=lambda entry: entry.changed_s, reverse=True)
-        chosen = sorted(newest[keep or 0 :], key=lambda entry: (entry.changed_s, entry.path))
+        chosen = _sorted(newest[keep or 0 :])
     return [entry for entry in chosen if older_s is None or now_s - entry.changed_s >= older_s]
 
 
@@ -70,10 +65,17 @@ def remove(entry: Entry) -> None:
     shutil.rmtree(entry.path)
 
 
-def _entry(path: Path) -> Entry | None:
-    kind = _kind(path)
-    if kind is None:
-        return None
+def _sorted(found: Iterable[Entry]) -> list[Entry]:
+    return sorted(found, key=lambda entry: (entry.changed_s, entry.path))
+
+
+def _kinds(folder: Path) -> Iterator[tuple[Path, Kind]]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and (kind := _kind(path)):
+            yield path, kind
+
+
+def _entry(path: Path, kind: Kind) -> Entry:
     scenario, status, clock = _told(path, kind)
     files = [file.stat() for file in _files(path)]
     changed_s = max((file.st_mtime for file in files), default=path.stat().st_mtime)
