@@ -74,19 +74,24 @@ def refuse_existing(path: Path) -> None:
 
 def owner_alive(partial: Path) -> bool:
     """Whether the process that writes a partial folder still runs."""
-    try:
-        owner = json.loads((partial / OWNER).read_text())
-    except (OSError, ValueError):
+    owner = _owner(partial)
+    if owner is None:
         return time.time() - partial.stat().st_mtime < 1.0  # it is about to say so
     return bool(process_started(owner["pid"]) == owner["started"])
 
 
 def _ours(partial: Path) -> bool:
     """Whether it is this process's, from an attempt before."""
+    owner = _owner(partial)
+    return owner is not None and bool(owner["pid"] == os.getpid())
+
+
+def _owner(partial: Path) -> dict[str, Any] | None:
+    """As the process that writes the folder has put it there; None where it has not."""
     try:
-        return bool(json.loads((partial / OWNER).read_text())["pid"] == os.getpid())
+        return dict(json.loads((partial / OWNER).read_text()))
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def make_folder(folder: Path, meant: Path | None = None, there: bool = False) -> None:
