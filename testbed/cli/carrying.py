@@ -17,6 +17,9 @@ from testbed.results.result import Result
 from testbed.running.progress import PartProgress, Progress, words_left, words_on
 from testbed.running.request import PreparedRun
 
+EXIT_UNTRUSTED = 3
+"""Of commands whose figures are not to be trusted."""
+
 
 @contextlib.contextmanager
 def telling(console: Console, *, quiet: bool = False) -> Iterator[Listener]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from testbed.cli.carrying import print_result, telling
+from testbed.cli.carrying import EXIT_UNTRUSTED, print_result, telling
 from testbed.cli.options import (
     RUN_CLOCK,
     WORKERS,
@@ -32,7 +32,6 @@ from testbed.experiments.engines import engine_named
 from testbed.results.directory import default_path
 from testbed.running.request import Request
 
-EXIT_UNTRUSTED = 3
 BUSY = {"cpu_headroom", "foreign_load", "scheduler_lag"}  # of a machine that has other things to do
 
 

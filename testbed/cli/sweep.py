@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed.cli.bars import bar_on
-from testbed.cli.carrying import telling
+from testbed.cli.carrying import EXIT_UNTRUSTED, telling
 from testbed.cli.options import (
     WORKERS,
     JobsOption,
@@ -32,7 +32,6 @@ from testbed.results.directory import default_path
 from testbed.sweeps.axes import parse_axes
 from testbed.sweeps.result import Sweep, SweepFigure
 
-EXIT_UNTRUSTED = 3
 MOST_ROWS, MOST_COLUMNS = 40, 8  # on a terminal; files have all
 
 
