@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from testbed.live.server import LivePage
 from testbed.results.directory import PARTIAL_SUFFIX
+
+if TYPE_CHECKING:
+    from testbed.live.server import LivePage
 
 PortOption = Annotated[
     int, typer.Option("--port", min=0, max=65535, help="Of the page, on this machine's loopback; 0: any.")
@@ -39,7 +41,7 @@ def watch(
     The page is on this machine's loopback alone, at an address with a token. Ctrl-C ends it; the run goes on.
     """
     folder = run.resolve()
-    with LivePage(folder.with_name(folder.name.removesuffix(PARTIAL_SUFFIX)), port) as page:
+    with _page(folder.with_name(folder.name.removesuffix(PARTIAL_SUFFIX)), port) as page:
         _tell(page)
         _wait()
 
@@ -53,7 +55,7 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
     if not asked:
         yield
         return
-    with LivePage(folder, expected=True) as page:
+    with _page(folder, expected=True) as page:
         _tell(page)
         yield
         if sys.stdin.isatty():
@@ -61,6 +63,13 @@ def shown(folder: Path, asked: bool, console: Console) -> Iterator[None]:
             _wait()
         else:
             console.print(f"The page again: testbed watch {folder}", soft_wrap=True, markup=False)
+
+
+def _page(folder: Path, port: int = 0, *, expected: bool = False) -> LivePage:
+    """As it is made; what serves it is loaded when a page is wanted, which most runs do without."""
+    from testbed.live.server import LivePage  # noqa: PLC0415
+
+    return LivePage(folder, port, expected=expected)
 
 
 def _tell(page: LivePage) -> None:
