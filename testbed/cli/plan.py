@@ -77,9 +77,9 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
             size_text(entry["bytes"]["building"]),
         )
     console.print(table)
+    own = {name: scenario.variant(name) if scenario.variants else scenario for name in found}
     for name, entry in found.items():
-        own = scenario.variant(name) if scenario.variants else scenario
-        if words := work_words(name, step_work(own), entry["step_time_s"]):
+        if words := work_words(name, step_work(own[name]), entry["step_time_s"]):
             console.print(words)
         console.print(
             f"{name}: {limited_words(entry, 'pipeline bubbles' if 'schedule' in entry else 'waiting for others')}."
@@ -97,7 +97,7 @@ def _print(found: dict[str, dict[str, Any]], scenario: Scenario) -> None:
     print_training_steps((entry.get("training_steps", 1) for entry in found.values()), console)
     presets: dict[str, list[str]] = {}
     for name in found:
-        if words := _preset_words(scenario.variant(name) if scenario.variants else scenario):
+        if words := _preset_words(own[name]):
             presets.setdefault(words, []).append(name)
     for words, names in presets.items():
         console.print(f"{', '.join(names)}: {words}.", soft_wrap=True)

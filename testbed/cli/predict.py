@@ -65,11 +65,11 @@ def predict(
         step_s = entry.step_time_s
         table.add_row(name, time_text(step_s), f"{first_s / step_s:.2f}x", size_text(entry.wan_bytes))
     console.print(table)
+    variants = {name: loaded.variant(name) for name in loaded.variant_names}
     for name, entry in found.items() if len(found) <= FEW else ():
-        if words := work_words(name, step_work(loaded.variant(name)), entry.step_time_s):
+        if words := work_words(name, step_work(variants[name]), entry.step_time_s):
             console.print(words)
-    variants = map(loaded.variant, loaded.variant_names)
-    print_training_steps((variant.workload.training_steps_of_step for variant in variants), console)
+    print_training_steps((one.workload.training_steps_of_step for one in variants.values()), console)
     for name, entry in found.items():
         served = None if entry.serving is None else Serving.model_validate(entry.serving)
         for words in serving_words(name, served):
