@@ -18,7 +18,10 @@ LINES = {
     "arch/um/Kconfig": "config HZ\n\tint\n\tdefault 100\n",
     "Makefile": "VERSION = 6\nPATCHLEVEL = 1\nSUBLEVEL = 9\nEXTRAVERSION =\nNAME = x\n",
     "arch/um/include/linux/time-internal.h": "#define TIMER_MULTIPLIER 256\n#define TIMER_MIN_DELTA  500\n",
-    "arch/um/kernel/time.c": "static u64 timer_read(struct clocksource *cs)\n{\n"
+    "arch/um/kernel/time.c": "void time_travel_sleep(void)\n{\n\ttime_travel_update_time(next, true);\n}\n\n"
+    "static void time_travel_handle_real_alarm(void)\n{\n\ttime_travel_set_time(time_travel_next_event);\n\n"
+    "\ttime_travel_del_event(&time_travel_timer_event);\n}\n\n"
+    "static u64 timer_read(struct clocksource *cs)\n{\n"
     "\ttime_travel_update_time_rel(TIMER_MULTIPLIER);\n}\n",
     "arch/x86/um/user-offsets.c": "\tDEFINE_LONGS(HOST_FP_SIZE, 2696);\n",
     "arch/x86/um/os-Linux/registers.c": "int have_xstate_support;\n"
@@ -97,6 +100,9 @@ def test_the_changes_are_made_in_a_copy(packed: bool, tmp_path: Path) -> None:
     code = (copy / "arch/um/kernel/time.c").read_text()
     assert "{ u64 gone = time_since_read(); if (gone) time_travel_update_time_rel(gone); }" in code
     assert code.index("time_since_read(void)") < code.index("timer_read(")
+    assert code.index("towards_host(void)") < code.index("time_travel_sleep(void)")
+    assert "(next, true);\n\tlook_at_host();\n\towed = 0;\n}" in code
+    assert "timer_event);\n\ttime_travel_set_time(time_travel_time + towards_host());\n}" in code
     assert (copy / "arch/um/Kconfig").read_text().endswith("default 1000\n")
     code = (copy / "net/sched/sch_netem.c").read_text()
     assert "packet_time_ns(u64 len, struct netem_sched_data *q)" in code
@@ -165,7 +171,7 @@ def test_a_source_in_which_there_is_nothing_to_change_is_refused(tmp_path: Path)
 
 
 def test_older_kernels_lines_are_found_too() -> None:
-    (pattern, line), _ = CHANGES[Path("arch/um/kernel/time.c")].items()
+    pattern, line = next(iter(CHANGES[Path("arch/um/kernel/time.c")].items()))
     old = "time_travel_update_time(time_travel_time + TIMER_MULTIPLIER, false);"
     assert re.sub(pattern, line, old) == (
         "{ u64 gone = time_since_read(); if (gone) time_travel_update_time(time_travel_time + gone, false); }"
