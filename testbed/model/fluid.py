@@ -16,25 +16,23 @@ from itertools import count
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from testbed.directions import QueueClass
+from testbed.model.fairness import ALIKE, Floats, Indices, Paths, fair, ranges
 from testbed.paths.network import PartShares
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
-ALIKE = 1e-9  # shares of parts that differ by less are one
 TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
 AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all of a message to come before most has left
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
+MOST_RATES = 10_000_000  # in all of those
 
-Floats = NDArray[np.float64]
-Indices = NDArray[np.intp]
 Order = tuple[int, ...]
 
 
 @dataclass(eq=False)
 class _Connection:
-    """Messages one after the other, on all of its paths at once. paths: the parts of each; loads: see `PartShares`.
+    """Messages one after the other, on all of its paths at once.
 
     parts: of all paths, and what goes through each for each byte of a message. messages: of each its bytes, its turn,
     and who is told. queue_bytes: the least that waits in front of a part, of those where any do.
@@ -42,8 +40,6 @@ class _Connection:
 
     number: int
     mark: int
-    paths: tuple[Indices, ...]
-    loads: tuple[Floats, ...]
     parts: tuple[tuple[int, float], ...]
     queue_bytes: float
     messages: deque[tuple[float, int | None, Callable[[], None]]] = field(default_factory=deque)
@@ -55,6 +51,45 @@ class _Shares(NamedTuple):
 
     numbers: Indices
     rates: Floats
+
+
+class _Laid:
+    """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
+
+    def __init__(self) -> None:
+        self._parts: list[int] = []
+        self._loads: list[float] = []
+        self._steps: list[int] = []  # of each path
+        self._paths: list[int] = []  # of each connection
+        self._arrays: tuple[Indices, Floats, Indices, Indices, Indices, Indices] | None = None
+
+    def add(self, paths: Sequence[Mapping[int, float]]) -> None:
+        """The next connection's."""
+        for path in paths:
+            self._parts += path
+            self._loads += path.values()
+            self._steps.append(len(path))
+        self._paths.append(len(paths))
+        self._arrays = None
+
+    def of(self, numbers: Indices) -> tuple[Paths, Indices]:
+        """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
+        if self._arrays is None:
+            steps, paths = np.array(self._steps, dtype=np.intp), np.array(self._paths, dtype=np.intp)
+            self._arrays = (
+                np.array(self._parts, dtype=np.intp),
+                np.array(self._loads, dtype=float),
+                steps,
+                np.cumsum(steps) - steps,
+                paths,
+                np.cumsum(paths) - paths,
+            )
+        parts, loads, steps, first_step, paths, first_path = self._arrays
+        taken = ranges(first_path[numbers], paths[numbers])
+        which = ranges(first_step[taken], steps[taken])
+        path = np.repeat(np.arange(len(taken)), steps[taken])
+        owner = np.repeat(np.arange(len(numbers)), paths[numbers])
+        return Paths(parts[which], loads[which], path, len(taken)), owner
 
 
 class Fluid:
@@ -82,6 +117,7 @@ class Fluid:
             for name, entries in classes.items()
         }
         self._connections: list[_Connection] = []
+        self._laid = _Laid()
         self._by_key: dict[object, _Connection] = {}
         self._busy: dict[int, _Connection] = {}
         self._left = np.zeros(0)
@@ -132,7 +168,6 @@ class Fluid:
             self._turns[connection.number] = turn
 
     def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
-        indices, loads = _arrays(self._part, paths)
         through: dict[int, float] = {}
         for path in paths:
             for part, load in path.items():
@@ -141,12 +176,11 @@ class Fluid:
         connection = _Connection(
             len(self._connections),
             self._draw.getrandbits(128),
-            indices,
-            loads,
             tuple(through.items()),
             self._holds_bytes(through),
         )
         self._connections.append(connection)
+        self._laid.add([{self._part[name]: load for name, load in path.items()} for path in paths])
         self._by_key[key] = connection
         if len(self._left) < len(self._connections):
             self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
@@ -216,32 +250,32 @@ class Fluid:
             key = self._who, tuple(sorted(self._turns, key=self._turns.__getitem__))
             found = self._known.get(key)
             if found is None:
-                if len(self._known) >= MOST_SHARES:
+                if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self._busy)):
                     self._known.clear()
                 found = self._known[key] = self._share(key[1])
             self._shares = found
         return self._shares
 
     def _share(self, order: Order) -> _Shares:
-        connections = list(self._busy.values())
-        paths = [path for connection in connections for path in connection.paths]
-        loads = [load for connection in connections for load in connection.loads]
-        left = self._with_classes(paths, loads).copy()
-        least = ALIKE * left  # what waits for all others still comes to an end
-        owner = np.repeat(np.arange(len(connections)), [len(one.paths) for one in connections])
-        places = {number: place for place, number in enumerate(order)}
-        place = np.array([places.get(connection.number, len(order)) for connection in connections])[owner]
-        rates = np.zeros(len(paths))
-        for one in np.unique(place):
-            some = np.flatnonzero(place == one)
-            own_paths, own_loads = [paths[index] for index in some], [loads[index] for index in some]
-            rates[some] = _fair(np.maximum(left, least), own_paths, own_loads)
-            for path, load, rate in zip(own_paths, own_loads, rates[some], strict=True):
-                left[path] -= load * rate
-        numbers = np.array([connection.number for connection in connections], dtype=np.intp)
+        numbers = np.array(list(self._busy), dtype=np.intp)
+        paths, owner = self._laid.of(numbers)
+        left = self._with_classes(paths)
+        if not order:
+            rates = fair(left, paths)
+        else:
+            left, rates = left.copy(), np.zeros(paths.many)
+            least = ALIKE * left  # what waits for all others still comes to an end
+            places = np.full(len(self._connections), len(order))
+            places[list(order)] = np.arange(len(order))
+            place = places[numbers][owner]
+            for one in np.unique(place):
+                some = place == one
+                own = paths.only(some)
+                rates[some] = fair(np.maximum(left, least), own)
+                np.subtract.at(left, own.parts, own.loads * rates[some][own.path])
         return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
 
-    def _with_classes(self, paths: Sequence[Indices], loads: Sequence[Floats]) -> Floats:
+    def _with_classes(self, paths: Paths) -> Floats:
         """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
         if not self._classes:
             return self._capacities
@@ -250,9 +284,8 @@ class Fluid:
             alone[link] = math.inf
             for own, entry in entries:
                 alone[own] = self._capacities[link] * entry.limit
-        wanted = np.zeros(len(alone))
-        for path, load, rate in zip(paths, loads, _fair(alone, paths, loads), strict=True):
-            wanted[path] += load * rate
+        carried = paths.loads * fair(alone, paths)[paths.path]
+        wanted = np.bincount(paths.parts, carried, minlength=len(alone))
         found: Floats = self._capacities.copy()
         for link, entries in self._classes.items():
             rate = float(self._capacities[link])
@@ -263,43 +296,3 @@ class Fluid:
                 found[own], rest = given[own] + more, rest - more
         found[found <= 0.0] = TRICKLE
         return found
-
-
-def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
-    """Of all of these at once, in bytes per second."""
-    part = {name: number for number, name in enumerate(capacities)}
-    found: list[float] = _fair(
-        np.array(list(capacities.values()), dtype=float), *_arrays(part, paths)
-    ).tolist()
-    return found
-
-
-def _arrays(
-    part: Mapping[str, int], paths: Sequence[PartShares]
-) -> tuple[tuple[Indices, ...], tuple[Floats, ...]]:
-    """Of each path, its parts by number and what goes through them."""
-    indices = tuple(np.array([part[name] for name in path], dtype=np.intp) for path in paths)
-    return indices, tuple(np.array(list(path.values())) for path in paths)
-
-
-def _fair(capacities: Floats, paths: Sequence[Indices], loads: Sequence[Floats]) -> Floats:
-    """Max-min fair rates: those of all paths grow alike until a part is full, through which none grows any more."""
-    parts, index = np.unique(np.concatenate(paths), return_inverse=True)
-    load = np.concatenate(loads)
-    owner = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
-    left = capacities[parts]
-    rates = np.zeros(len(paths))
-    growing = np.ones(len(paths), dtype=bool)
-    while growing.any():
-        live = growing[owner]
-        through = np.bincount(index[live], load[live], minlength=len(parts))
-        fair = np.divide(left, through, out=np.full(len(parts), math.inf), where=through > 0)
-        rate = float(fair.min())
-        full = fair <= rate * (1 + ALIKE)
-        done = np.zeros(len(paths), dtype=bool)
-        done[owner[live & full[index]]] = True
-        rates[done] = rate
-        over = done[owner]
-        left = left - rate * np.bincount(index[over], load[over], minlength=len(parts))
-        growing &= ~done
-    return rates

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from testbed.collectives import TuningTable
-from testbed.model.fluid import fair_rates
+from testbed.model.fairness import fair_rates
 from testbed.paths.network import Ends, Members, Network, PartShares, Path
 from testbed.workload.plan import GroupCollective
 from testbed.workload.plan_traffic import group_traffic

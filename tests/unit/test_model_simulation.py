@@ -12,7 +12,8 @@ from testbed.collectives import traffic
 from testbed.config import load_topology
 from testbed.directions import QueueClass
 from testbed.model import simulate
-from testbed.model.fluid import Fluid, fair_rates
+from testbed.model.fairness import fair_rates
+from testbed.model.fluid import Fluid
 from testbed.paths import Lossy, Network, Path, network_of
 from testbed.paths.alpha_beta import ring_all_reduce_s, ring_steps
 from testbed.paths.congestion import LossResponse
