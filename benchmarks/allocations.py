@@ -1,12 +1,14 @@
-"""What a scheduler's allocation costs collectives: 16 of the 48 hosts of topologies/training-region.yaml, by the model.
+"""What a scheduler's allocation costs collectives: 16 of the 48 hosts of topologies/training-region.yaml.
 
-    .venv/bin/python benchmarks/allocations.py
+    .venv/bin/python benchmarks/allocations.py                      # by the model
+    .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
 
-Prints a table of docs/collectives.md.
+Each prints a table of docs/collectives.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from pathlib import Path
 from typing import Any
@@ -31,22 +33,30 @@ ALLOCATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+def scenario(allocation: dict[str, Any], workload: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Collectives of 16 ranks."""
+    return {
+        "name": "allocation",
+        "topology": str(TOPOLOGY),
+        "ranks": RANKS,
+        "allocation": allocation,
+        "workload": workload,
+        "policy": "ecmp",
+        "seed": seed,
+        "trials": 1,
+        "scale": {"size_scale": 16},
+    }
+
+
+def workload(collective: str, algorithm: str) -> dict[str, Any]:
+    """One of them."""
+    return {"collectives": [{"collective": collective, "size": SIZE, "algorithm": algorithm}]}
+
+
 def step_s(allocation: dict[str, Any], collective: str, algorithm: str, seed: int) -> float:
-    """Of one collective of 16 ranks."""
-    scenario = testbed.load(
-        {
-            "name": "allocation",
-            "topology": str(TOPOLOGY),
-            "ranks": RANKS,
-            "allocation": allocation,
-            "workload": {"collectives": [{"collective": collective, "size": SIZE, "algorithm": algorithm}]},
-            "policy": "ecmp",
-            "seed": seed,
-            "trials": 1,
-            "scale": {"size_scale": 16},
-        }
-    )
-    return testbed.predict(scenario)["ring"].step_time_s
+    """Of one collective, by the model."""
+    loaded = testbed.load(scenario(allocation, workload(collective, algorithm), seed))
+    return testbed.predict(loaded)["ring"].step_time_s
 
 
 def row(name: str, allocation: dict[str, Any]) -> None:
@@ -59,12 +69,34 @@ def row(name: str, allocation: dict[str, Any]) -> None:
     print(f"| {name} | " + " | ".join(f"{1e3 * one:.1f} ms" for one in times) + " |", flush=True)
 
 
+def row_on_packets(name: str, allocation: dict[str, Any], folder: Path) -> None:
+    """Print it: of the first seed, with how far the model is off."""
+    asked = scenario(allocation, workload(*COLLECTIVES[0]), SEEDS[0])
+    asked["variants"] = {" ".join(one): {"workload": workload(*one)} for one in COLLECTIVES}
+    where = folder / name.replace(" ", "-").replace(",", "").replace(";", "")
+    result = testbed.Result.open(where) if where.exists() else testbed.run(asked, output=where)
+    cells = []
+    for one in result.variants:
+        assert one.predicted is not None
+        cells.append(f"{1e3 * one.step_time_s.median:.1f} ms ({one.predicted.error:+.1%})")
+    print(f"| {name} | {' | '.join(cells)} | {result.status} |", flush=True)
+
+
 def main() -> None:
     """Print."""
-    print("| allocation | " + " | ".join(" ".join(one) for one in COLLECTIVES) + " |\n|" + "---|" * 5)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--packets", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().packets
+    more = " verdict |" if folder else ""
+    print("| allocation | " + " | ".join(" ".join(one) for one in COLLECTIVES) + " |" + more)
+    print("|" + "---|" * (6 if folder else 5))
     for name, allocation in ALLOCATIONS.items():
-        row(name, allocation)
-        row(f"{name}; ranks scattered", {**allocation, "order": "scattered"})
+        for label, order in ((name, "near"), (f"{name}; ranks scattered", "scattered")):
+            own = {**allocation, "order": order}
+            if folder:
+                row_on_packets(label, own, folder)
+            else:
+                row(label, own)
 
 
 if __name__ == "__main__":
