@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.directions import QueueClass
 from testbed.model.fairness import ALIKE, Floats, Indices, Paths, fair, ranges
@@ -57,39 +58,45 @@ class _Laid:
     """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
 
     def __init__(self) -> None:
-        self._parts: list[int] = []
-        self._loads: list[float] = []
-        self._steps: list[int] = []  # of each path
-        self._paths: list[int] = []  # of each connection
-        self._arrays: tuple[Indices, Floats, Indices, Indices, Indices, Indices] | None = None
+        self._parts, self._loads = _Grown(np.intp), _Grown(float)
+        self._steps, self._first_step = _Grown(np.intp), _Grown(np.intp)  # of each path
+        self._paths, self._first_path = _Grown(np.intp), _Grown(np.intp)  # of each connection
 
     def add(self, paths: Sequence[Mapping[int, float]]) -> None:
         """The next connection's."""
+        self._first_path.add([self._steps.many])
+        self._paths.add([len(paths)])
         for path in paths:
-            self._parts += path
-            self._loads += path.values()
-            self._steps.append(len(path))
-        self._paths.append(len(paths))
-        self._arrays = None
+            self._first_step.add([self._parts.many])
+            self._steps.add([len(path)])
+            self._parts.add(list(path))
+            self._loads.add(list(path.values()))
 
     def of(self, numbers: Indices) -> tuple[Paths, Indices]:
         """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
-        if self._arrays is None:
-            steps, paths = np.array(self._steps, dtype=np.intp), np.array(self._paths, dtype=np.intp)
-            self._arrays = (
-                np.array(self._parts, dtype=np.intp),
-                np.array(self._loads, dtype=float),
-                steps,
-                np.cumsum(steps) - steps,
-                paths,
-                np.cumsum(paths) - paths,
-            )
-        parts, loads, steps, first_step, paths, first_path = self._arrays
-        taken = ranges(first_path[numbers], paths[numbers])
-        which = ranges(first_step[taken], steps[taken])
-        path = np.repeat(np.arange(len(taken)), steps[taken])
-        owner = np.repeat(np.arange(len(numbers)), paths[numbers])
-        return Paths(parts[which], loads[which], path, len(taken)), owner
+        paths = self._paths.array[numbers]
+        taken = ranges(self._first_path.array[numbers], paths)
+        steps = self._steps.array[taken]
+        which = ranges(self._first_step.array[taken], steps)
+        path = np.repeat(np.arange(len(taken)), steps)
+        owner = np.repeat(np.arange(len(numbers)), paths)
+        return Paths(self._parts.array[which], self._loads.array[which], path, len(taken)), owner
+
+
+class _Grown:
+    """An array that is added to: of its places `many` are taken."""
+
+    def __init__(self, kind: type) -> None:
+        self.array: NDArray[Any] = np.zeros(16, dtype=kind)
+        self.many = 0
+
+    def add(self, values: Sequence[float]) -> None:
+        """At its end."""
+        end = self.many + len(values)
+        if end > len(self.array):
+            self.array = np.concatenate([self.array, np.zeros(end, dtype=self.array.dtype)])
+        self.array[self.many : end] = values
+        self.many = end
 
 
 class Fluid:
