@@ -50,7 +50,8 @@ _MIRRED = struct.Struct("=IIiiiiI")  # struct tc_mirred
 _CELL_LOG, _ETHERNET, _UNALIGNED = 3, 1, -1  # what tc gives HTB for its frames of up to 1600 bytes
 _MOST = 0xFFFFFFFF  # where a rate has no room in 32 bits, and stands in an attribute of its own
 _REDIRECTED = ["matchall", "action", "mirred", "egress", "redirect"]
-_NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE}
+_NEW_QDISC = {"add": _ADD, "replace": CREATE | REPLACE, "change": 0}
+_NETEM_WORDS = {"limit", "delay", "loss-random", "rate", "seed"}
 
 Words = Sequence[str]
 Index = Callable[[str], int]
@@ -147,24 +148,36 @@ def _qdisc(flags: int, words: Words, index: Index) -> tuple[int, int, bytes] | N
     handle = 0
     if words[at] == "handle":
         handle, at = _handle(words[at + 1]), at + 2
-    kind, options = words[at], _options(words[at + 1 :])
+    kind, rest = words[at], " ".join(words[at + 1 :])
+    options = _options(rest.replace("loss random ", "loss-random ").split())
     encoded = None
     if kind == "htb" and {*options} == {"default"}:
         told = _HTB_GLOBAL.pack(3, 10, int(options["default"], 16), 0, 0)
         encoded = nest(2, put(2, told))
     elif kind in ("bfifo", "pfifo") and {*options} == {"limit"}:
         encoded = put(2, _NUMBER.pack(int(options["limit"])))
-    elif kind == "netem" and {*options} == {"limit", "rate"}:
-        encoded = _netem(int(options["limit"]), int(options["rate"].removesuffix("bps")))
+    elif kind == "netem" and {*options} <= _NETEM_WORDS:
+        encoded = _netem(options)
     if encoded is None:
         return None
     return QDISC, flags, _traffic_control(QDISC, index(words[1]), handle, parent, kind, encoded)
 
 
-def _netem(limit: int, rate: int) -> bytes:
-    wide = put(8, _WIDE.pack(rate)) if rate > _MOST else b""
-    told = put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0))
-    return put(2, _NETEM.pack(0, limit, 0, 0, 0, 0) + wide + told)
+def _netem(options: Mapping[str, str]) -> bytes | None:
+    """Delays to the nanosecond: tc, as of iproute2 6.1, cuts them off to microseconds, and to ticks of 64 ns."""
+    parts = []
+    if rate := int(options.get("rate", "0").removesuffix("bps")):
+        if rate > _MOST:
+            parts.append(put(8, _WIDE.pack(rate)))
+        parts.append(put(6, _NETEM_RATE.pack(min(rate, _MOST), 0, 0, 0)))
+    if (delay := options.get("delay")) is not None:
+        if not delay.endswith("us"):
+            return None
+        parts.append(put(10, _WIDE.pack(round(float(delay.removesuffix("us")) * 1000))))
+    if (seed := options.get("seed")) is not None:
+        parts.append(put(14, _WIDE.pack(int(seed))))
+    loss = round(float(options.get("loss-random", "0%").removesuffix("%")) / 100 * _MOST)
+    return put(2, _NETEM.pack(0, int(options["limit"]), loss, 0, 0, 0) + b"".join(parts))
 
 
 def _class_add(words: Words, index: Index) -> tuple[int, int, bytes] | None:

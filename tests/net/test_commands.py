@@ -9,8 +9,9 @@ import pytest
 from testbed.links import LinkError, network_namespace
 from testbed.links.command import run_script
 from testbed.links.commands import translate
-from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays
-from testbed.links.netlink import FORMS, LINK, QDISC
+from testbed.links.dumps import disciplines, netem_ills
+from testbed.links.ingress import PREFIX, IngressDelay, add_ingress_delays, change_command
+from testbed.links.netlink import FORMS, LINK, QDISC, Netlink
 from testbed.links.rtnetlink import OFFLOADS, ROOT, State
 from testbed.links.rtnetlink import Namespace as Kernel
 from testbed.links.setup import Setup, batch
@@ -76,12 +77,14 @@ def _numbered_alike(left: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("rate_bps", RATES_BPS)
-@pytest.mark.parametrize("delayed", [False, True])
-def test_the_kernel_holds_the_same(rate_bps: float, delayed: bool) -> None:
+@pytest.mark.parametrize("delayed", [None, (0.0, 0.0), (128e-6, 0.015)])
+def test_the_kernel_holds_the_same(rate_bps: float, delayed: tuple[float, float] | None) -> None:
     setup = of_hosts(rate_bps)
-    if delayed:
+    if delayed is not None:
         skip_without("netem")
-        add_ingress_delays(setup, {name: IngressDelay(rate_bps) for name in ("eth0", "eth1")})
+        delay_s, loss = delayed
+        asked = IngressDelay(rate_bps, delay_s=delay_s, loss=loss)
+        add_ingress_delays(setup, dict.fromkeys(("eth0", "eth1"), asked))
     known = {"lo": 1}
     for program, commands in (("ip", setup.ip), ("tc", setup.tc)):
         assert all(translate(program, command, lambda name: known.get(name, 2)) for command in commands)
@@ -94,6 +97,25 @@ def test_the_kernel_holds_the_same(rate_bps: float, delayed: bool) -> None:
         found, expected = held(ours), held(theirs)
     assert len(found) > 200
     assert found == expected
+
+
+def test_delays_are_exact_to_the_nanosecond() -> None:
+    skip_without("netem")
+    with namespaces(1) as (place,):
+        interfaces(place)
+        asked = {"eth0": IngressDelay(1e9, delay_s=2.345e-6), "eth1": IngressDelay(1e9, delay_s=0.3e-6)}
+        setup = Setup()
+        add_ingress_delays(setup, asked)
+        setup.apply(place.pid)
+        assert held_delays(place) == [300e-9, 2345e-9]
+        Setup(tc=[change_command("eth1", IngressDelay(1e9, delay_s=7e-9))]).apply(place.pid)
+        assert held_delays(place) == [7e-9, 2345e-9]
+
+
+def held_delays(place: Namespace) -> list[float]:
+    """Of all netems there, seconds."""
+    with network_namespace(place.pid), Netlink() as netlink:
+        return sorted(netem_ills(one.options)[0] for one in disciplines(netlink) if one.kind == "netem")
 
 
 def test_an_error_has_the_kernels_words_and_the_command() -> None:

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.virtual, pytest.mark.timeout(1200)]
 PARTS = (
     ("test_fabric.py", "test_links_engines.py", "test_topologies_mininet.py", "test_fidelity_probe.py"),
     ("test_controller_switches.py", "test_clos.py", "test_links_cut.py", "test_control.py"),
-    ("test_events_cards.py", "test_events_returns.py"),
+    ("test_events_cards.py", "test_events_returns.py", "test_commands.py"),
 )
 
 
