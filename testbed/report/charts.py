@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -30,6 +31,7 @@ _AXIS_ROOM = 26
 _COMPUTE_HEIGHT = 10
 _COMMUNICATION_HEIGHT = 36
 _TRACK_HEIGHT = 7.0
+_LEAST_WIDTH, _THIN, _UNSEEN_GAP = 0.6, 1.2, 0.5
 
 Step = tuple[int, int]
 """Trial and step."""
@@ -175,14 +177,15 @@ def timeline_chart(
     for index, rank in enumerate(ranks):
         top = index * band + 2
         drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)
-        for sample in per_rank[rank]:
-            if not communicates(sample.operation):
-                _draw_operation(drawing, axis, sample, origin, (top, float(_COMPUTE_HEIGHT)), told=wide)
+        here = [(sample, "") for sample in per_rank[rank] if not communicates(sample.operation)]
+        _draw_row(drawing, axis, here, origin, (top, float(_COMPUTE_HEIGHT)), told=wide)
+        tracks: dict[int, list[tuple[Sample, str]]] = defaultdict(list)
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
-            y = top + _COMPUTE_HEIGHT + 2 + row * row_height
             # neighbours alternate in shade
-            shade = " odd" if number % 2 else ""
-            _draw_operation(drawing, axis, sample, origin, (y, row_height), shade, told=wide)
+            tracks[row].append((sample, " odd" if number % 2 else ""))
+        for row, there in tracks.items():
+            y = top + _COMPUTE_HEIGHT + 2 + row * row_height
+            _draw_row(drawing, axis, there, origin, (y, row_height), told=wide)
     return drawing.markup()
 
 
@@ -211,23 +214,53 @@ def _until_received(samples: Sequence[Sample]) -> list[Sample]:
     return found
 
 
-def _draw_operation(
+@dataclass
+class _Mark:
+    """Operations of a row that are drawn as one, from `left` to `right`."""
+
+    samples: list[Sample]
+    left: float
+    right: float
+    css: str
+
+    @property
+    def tooltip(self) -> str:
+        """What it is, or the first and the last are."""
+        first, last = self.samples[0], self.samples[-1]
+        words = f"rank {first.rank}, {short(first.operation)} {first.name}"
+        if last is not first:
+            words = f"rank {first.rank}, {len(self.samples)} of {short(first.operation)}, {first.name} to {last.name}"
+        return f"{words}: {time_text(sum(sample.duration_s for sample in self.samples))}"
+
+
+def _draw_row(
     drawing: Drawing,
     axis: Axis,
-    sample: Sample,
+    samples: Sequence[tuple[Sample, str]],
     origin: float,
     row: tuple[float, float],
-    shade: str = "",
     *,
     told: bool,
 ) -> None:
-    """row: its y and its height. told: with a tooltip."""
+    """Samples in their order, each with its shade. row: its y and its height. told: with tooltips.
+
+    Thin ones that nobody could tell from their neighbours are drawn together: a step of requests has ten thousands.
+    """
     y, thickness = row
-    left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
-    tooltip = None
-    if told:
-        tooltip = (
-            f"rank {sample.rank}, {short(sample.operation)} {sample.name}: {time_text(sample.duration_s)}"
-        )
-    css = f"op-{'communication' if communicates(sample.operation) else sample.operation}{shade}"
-    drawing.rect(left, y, max(right - left, 0.6), thickness, css, tooltip=tooltip)
+    marks: list[_Mark] = []
+    for sample, shade in samples:
+        left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
+        kind = "communication" if communicates(sample.operation) else sample.operation
+        mark = _Mark([sample], left, max(right, left + _LEAST_WIDTH), f"op-{kind}")
+        before = marks[-1] if marks else None
+        thin = mark.right - mark.left < _THIN and left - (before.right if before else left) < _UNSEEN_GAP
+        if before and thin and before.css == mark.css:
+            before.samples.append(sample)
+            before.right = max(before.right, mark.right)
+            continue
+        if mark.right - mark.left >= _THIN:
+            mark.css += shade
+        marks.append(mark)
+    for mark in marks:
+        tooltip = mark.tooltip if told else None
+        drawing.rect(mark.left, y, mark.right - mark.left, thickness, mark.css, tooltip=tooltip)

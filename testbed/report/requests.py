@@ -114,7 +114,10 @@ def latency_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) ->
 
 
 def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Markup | None:
-    """The 99th percentile against the load, a line for each curve; None where no curve has several loads."""
+    """The 99th percentile against the load, a line for each curve; None where no curve has several loads.
+
+    Dashed beside it is what the model says, where it says something.
+    """
     curves: dict[str, list[tuple[float, float, int, JsonObject]]] = {}
     for index, variant in enumerate(variants):
         if serving := variant.get("serving"):
@@ -126,7 +129,9 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
     drawing = Drawing(width, _HEIGHT, "99th percentile of latency against requests per second")
     wide = width >= CHART_WIDTH
     room = 140 if wide else 84  # for curves' names
-    low, high = (pick(math.log10(p99) for _, p99, _, _ in every) for pick in (min, max))
+    said = [seconds for *_, variant in every if (seconds := _said(variant)) is not None]
+    shown = [*(p99 for _, p99, _, _ in every), *said]
+    low, high = (pick(map(math.log10, shown)) for pick in (min, max))
     up = Axis(low - 0.05, high + 0.05, _HEIGHT - _AXIS_ROOM, _TOP)
     across = Axis(0.0, 1.05 * max(load for load, *_ in every), _LABEL_ROOM, width - room)
     for seconds in _decades(10**low, 10**high):
@@ -140,12 +145,25 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
         places = [(across(load), up(math.log10(p99))) for load, p99, *_ in sorted(points, key=lambda p: p[0])]
         for start, end in pairwise(places):
             drawing.line(start, end, "whisker", parent=group)
+        model = [
+            (across(load), up(math.log10(seconds)))
+            for load, _, _, variant in sorted(points, key=lambda point: point[0])
+            if (seconds := _said(variant)) is not None
+        ]
+        for start, end in pairwise(model):
+            drawing.line(start, end, "whisker by-model", parent=group)
         drawing.text(places[-1][0] + 6, places[-1][1] + 4, name, "value", room=room - 10, parent=group)
         for load, p99, _, variant in points:
             tip = f"{variant['name']}: p99 {time_text(p99)} at {load:,.4g}/s"
             place = across(load), up(math.log10(p99))
             drawing.circle(*place, 3, f"{series_class(number)} point", tooltip=tip)
     return drawing.markup()
+
+
+def _said(variant: JsonObject) -> float | None:
+    """The 99th percentile by the model, where it says one."""
+    predicted = variant["serving"].get("predicted")
+    return None if predicted is None else float(predicted["p99"])
 
 
 def _log_axis(drawing: Drawing, low: float, high: float, width: float, what: str) -> Axis:

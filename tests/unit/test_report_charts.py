@@ -117,6 +117,29 @@ def test_timeline_draws_every_operation_of_every_rank(tmp_path: Path) -> None:
     assert drawn.count("op-forward") == run.ranks
 
 
+def test_timeline_draws_together_what_nobody_could_tell_apart(tmp_path: Path) -> None:
+    data = loaded(SyntheticRun(trials=1), tmp_path)
+    whole = next(s for s in data.samples if s.variant == "ring" and s.operation == "step" and not s.rank)
+    length = whole.duration_s / 10_000
+    # back to back in the first half, then two that are apart
+    begins = [number * length for number in range(5000)] + [7000 * length, 8000 * length]
+    pieces = [
+        whole._replace(
+            operation="compute", name=f"{n}", start_s=whole.start_s + at, end_s=whole.start_s + at + length
+        )
+        for n, at in enumerate(begins)
+    ]
+    steps = [s for s in data.samples if s.variant == "ring" and s.operation == "step"]
+    chart = timeline_chart(replace(data, samples=[*steps, *pieces]), "ring", whole.duration_s)
+    assert chart is not None
+    drawn = rectangles(ET.fromstring(chart), "op-compute")
+    assert len(drawn) == 3
+    room = 1000 - 118 - 16  # beside names and the page's edge
+    assert drawn[0][2] - drawn[0][0] == pytest.approx(room / 2, abs=1)
+    assert [right - left for left, _, right, _ in drawn[1:]] == pytest.approx([0.6, 0.6], abs=0.01)
+    assert "5000 of compute, 0 to 4999" in chart
+
+
 def test_timeline_shows_a_collective_of_a_file_as_communication(tmp_path: Path) -> None:
     data = loaded(SyntheticRun(trials=1), tmp_path)
     own = [

@@ -78,6 +78,8 @@ def test_drawings_have_a_line_for_each_curve() -> None:
     drawn = ET.fromstring(load)
     assert len(list(drawn.iter("circle"))) == 4
     assert {"direct", "host"} <= {one.text for one in drawn.iter("text")}
+    # the model's beside them, of the one curve that has several loads
+    assert len([one for one in drawn.iter("line") if one.get("class") == "whisker by-model"]) == 2
     assert load_chart(variants()[2:]) is None
     latencies = latency_chart(variants())
     assert latencies is not None
