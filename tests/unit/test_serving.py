@@ -22,7 +22,13 @@ from testbed.results.serving import Serving
 from testbed.scale import Scale
 from testbed.workload.plan import QUEUE, Computing, JobPlan, Tracker
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
-from testbed.workload.serving.queueing import md1_wait_s, waits_s
+from testbed.workload.serving.queueing import (
+    md1_wait_s,
+    mdc_wait_s,
+    recent_wait_s,
+    recent_waits_s,
+    waits_s,
+)
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 CARDS, SAMPLES, TABLES, DIM, POOLING, REQUESTS = 6, 4, 20, 8, 3, 30
@@ -114,6 +120,26 @@ def test_mean_waits_of_one_server_are_those_of_theory() -> None:
         assert sum(waits) / len(waits) == pytest.approx(md1_wait_s(load / service_s, service_s), rel=0.02)
     with pytest.raises(ValueError, match="less than 1"):
         md1_wait_s(1000.0, 1e-3)
+
+
+def test_mean_waits_of_servers_that_take_turns_are_those_of_one_queue() -> None:
+    for load in (0.3, 0.5, 0.8):
+        assert mdc_wait_s(load, 1.0, 1) == pytest.approx(md1_wait_s(load, 1.0), rel=1e-6)
+    # taking turns is the same as one queue before all, where service is equal
+    for servers, load in ((2, 0.6), (6, 0.7)):
+        arrivals = drawn_arrivals("poisson", servers * load, 300_000, seed=7)
+        waits = [wait for turn in range(servers) for wait in waits_s(arrivals[turn::servers], 1.0)]
+        assert sum(waits) / len(waits) == pytest.approx(mdc_wait_s(servers * load, 1.0, servers), rel=0.03)
+
+
+def test_waits_by_the_last_arrivals_alone_have_the_mean_of_spitzer() -> None:
+    for load, count in ((0.5, 20), (0.8, 40)):
+        arrivals = drawn_arrivals("poisson", load, 200_000, seed=9)
+        recent = recent_waits_s(arrivals, 1.0, count)
+        assert sum(recent) / len(recent) == pytest.approx(recent_wait_s(load, 1.0, count), rel=0.02)
+        assert all(own <= whole + 1e-6 for own, whole in zip(recent, waits_s(arrivals, 1.0), strict=True))
+    assert recent_wait_s(0.8, 1.0, 600) == pytest.approx(md1_wait_s(0.8, 1.0), rel=1e-6)
+    assert recent_waits_s(arrivals[:50], 1.0, 100) == pytest.approx(waits_s(arrivals[:50], 1.0))
 
 
 def test_batches_go_when_they_are_full_or_their_first_has_waited() -> None:
