@@ -25,6 +25,7 @@ def measured(folder: Path, name: str, scenario: str, setup: str, changes: Mappin
         file.write_text(changed.to_yaml())
         command = [sys.executable, "-m", "testbed", "run", str(file), "--clock", "virtual", "-o", str(run)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        print(f"{name}: status {done.returncode}{done.stderr[-400:]}", file=sys.stderr, flush=True)
+        said = "" if done.returncode == 0 else f"\n{done.stderr[-800:]}"
+        print(f"{name}: status {done.returncode}{said}", file=sys.stderr, flush=True)
     (variant,) = Result.open(run).variants
     return variant

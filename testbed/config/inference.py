@@ -24,13 +24,18 @@ from testbed.config.forms import (
     number,
 )
 from testbed.config.model import Finding, Strict
-from testbed.config.units import format_duration
 
 CARD = "l4"
 POISSON, BURSTS, EVEN, TRACE = ARRIVALS = ("poisson", "bursts", "even", "trace")
 REPLICATE, SPARSE_SHARDED, PIPELINE = PARTITIONS = ("replicate", "sparse_sharded", "pipeline")
 HOST, PEER_TO_PEER = GATHERS = ("host", "peer_to_peer")
 PRECISIONS = {"bf16": 2, "fp8": 1}
+TURNS, RANDOM, TWO_CHOICES, LEAST_OUTSTANDING = DISPATCHES = (
+    "turns",
+    "random",
+    "two_choices",
+    "least_outstanding",
+)
 
 
 class BatchingSpec(Strict):
@@ -105,40 +110,16 @@ class GenerationSpec(Strict):
             )
 
 
-class FailoverSpec(Strict):
-    """What is done about a node that stands still or is cut off, which an event has to make so.
+class RetrySpec(Strict):
+    """What is done about an answer that does not come: its batch goes to somebody else, and the first answer counts.
 
-    Known beforehand, as plans are: what was sent to it shortly before and until it is noticed is sent once more, and
-    the first answer counts; from then until it is back, batches go to other nodes.
+    Whoever owes one for so long is avoided until it answers after all.
     """
 
-    node: str = Field(description="Its host, such as east1.")
-    at_s: Duration = Field(alias="at", description="When it begins, after the step's start.")
-    detect_s: Timeout = Field(alias="detect", description="How long until it is noticed.")
-    for_s: Timeout = Field(alias="for", description="How long it lasts.")
-    resend_s: Duration = Field(
-        default=0.001, alias="resend", description="What was sent so shortly before is sent once more, too."
+    after_s: Timeout = Field(alias="after", description="How long an answer is waited for.")
+    most: Count = Field(
+        default=2, description="How often a batch is sent again, at most; then its requests are lost."
     )
-
-    def checks(self) -> Iterator[Finding]:
-        """It is noticed before it is over."""
-        if self.detect_s >= self.for_s:
-            yield Finding(
-                ("detect",), format_duration(self.detect_s), f"less than {format_duration(self.for_s)}"
-            )
-
-    @property
-    def noticed_s(self) -> float:
-        """When, after the step's start."""
-        return self.at_s + self.detect_s
-
-    def caught(self, closed_s: float) -> bool:
-        """Whether what was sent then has to be sent once more."""
-        return self.at_s - self.resend_s <= closed_s < self.noticed_s
-
-    def avoided(self, closed_s: float) -> bool:
-        """Whether nothing goes to the node then."""
-        return self.noticed_s <= closed_s < self.at_s + self.for_s
 
 
 class InferenceSpec(Strict):
@@ -207,8 +188,16 @@ class InferenceSpec(Strict):
     launch_s: Duration = Field(
         default=20e-6, alias="launch", description="What a card takes for a batch beside that; ours."
     )
-    failover: FailoverSpec | None = Field(
-        default=None, description="What is done about a node that an event stops, where several serve."
+    dispatch: Annotated[str, choice("a way", DISPATCHES)] = Field(
+        default=TURNS,
+        description="Who gets a batch, a card that has all of the model or else a node. turns: one after the other; "
+        "random: any; least_outstanding: who owes the fewest answers, as far as is known where requests arrive; "
+        "two_choices: the better one of two drawn at random. All but `turns` decide when the batch goes.",
+    )
+    retry: RetrySpec | None = Field(
+        default=None,
+        description="What is done about answers that do not come; without, they are waited for. With it, all of "
+        "`dispatch` decide when a batch goes.",
     )
     objective_s: Timeout = Field(
         default=0.01,
@@ -234,6 +223,15 @@ class InferenceSpec(Strict):
             )
         if self.not_counted >= self.requests:
             yield Finding(("not_counted",), str(self.not_counted), f"less than requests ({self.requests})")
+
+        if self.on_arrival and self.generation and (self.generation.decode or self.generation.experts):
+            got = "retry" if self.dispatch == TURNS else self.dispatch
+            yield Finding(("dispatch",), got, f"{TURNS} and no retry where decode or experts are apart")
+
+    @property
+    def on_arrival(self) -> bool:
+        """Whether who serves is decided when a batch goes, not before."""
+        return self.dispatch != TURNS or self.retry is not None
 
     @property
     def itemsize(self) -> int:

@@ -21,6 +21,7 @@ from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, TRANSPORTS, TrafficClass
 from testbed.words import PLANNED
+from testbed.workload.dispatch import Carried
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,18 @@ class Job:
         if training is None:
             return None
         return replication_of(self.scenario, training, self.scale, [host.name for host in self.hosts])
+
+    def as_carried(self, carried: Carried | None) -> Job:
+        """With what was done in the end, where that was decided on the way; what was declared stays."""
+        return self if carried is None else replace(self, workload=self.workload.as_carried(carried))
+
+    @property
+    def survives_kills(self) -> bool:
+        """Whether the job goes on when a rank's process is killed."""
+        dispatching = self.workload.dispatching
+        return self.replication is not None or (
+            dispatching is not None and dispatching.rules.retry_s is not None
+        )
 
     @property
     def unmodelled(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from testbed.job.background import BackgroundHost
 from testbed.job.rank_faults import RankFault
 from testbed.job.replication import Replication
 from testbed.job.wiring import Wiring
+from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import JobPlan
 
 
@@ -47,13 +48,17 @@ class JobSpec:
     survives_kills: bool = False
     # replicas that come and go; None where all ranks stay
     replication: Replication | None = None
+    # what decides who serves requests as they come; `plan` has what is known before
+    dispatching: Dispatching | None = None
     # what ranks do wrong on purpose
     rank_faults: tuple[RankFault, ...] = ()
 
     def to_json(self) -> str:
         """One line of JSON."""
-        document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan()))
+        document = dataclasses.asdict(dataclasses.replace(self, plan=JobPlan(), dispatching=None))
         document["plan"] = self.plan.to_document()
+        if self.dispatching is not None:
+            document["dispatching"] = self.dispatching.to_document()
         document["task"] = "steps"
         return json.dumps(document)
 
@@ -70,6 +75,8 @@ class JobSpec:
         document["rank_faults"] = tuple(map(RankFault.from_document, document["rank_faults"]))
         if document["replication"] is not None:
             document["replication"] = Replication.from_document(document["replication"])
+        if document["dispatching"] is not None:
+            document["dispatching"] = Dispatching.from_document(document["dispatching"])
         document["steps"] = tuple(Step(**item) for item in document["steps"])
         return cls(**document)
 

@@ -12,6 +12,7 @@ from testbed.job.workloads import JobRequest, make_plan
 from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.workload.added import check_added
+from testbed.workload.dispatch import Carried, Dispatching
 from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message
 from testbed.workload.plan_arrays import plan_elements
 from testbed.workload.plan_traffic import plan_traffic
@@ -65,6 +66,24 @@ class Workload:
     def compute_s(self) -> float:
         """Computing of the busiest rank in a step."""
         return max(sum(op.duration_s for op in own if isinstance(op, Computing)) for own in self.plan.ranks)
+
+    @property
+    def start(self) -> JobPlan:
+        """What is known of the plan before a step begins."""
+        dispatching = self.dispatching
+        return self.plan if dispatching is None else replace(self.plan, ranks=dispatching.start.ranks)
+
+    @property
+    def dispatching(self) -> Dispatching | None:
+        """What decides who serves requests, where that is not known beforehand."""
+        return None if self.serving is None else self.serving.dispatching
+
+    def as_carried(self, carried: Carried) -> Workload:
+        """With what was done in the end, where that was decided on the way."""
+        assert self.serving is not None
+        plan = replace(self.plan, ranks=carried.plan.ranks)
+        serving = self.serving.as_carried(replace(carried, plan=plan))
+        return Workload(self.itemsize, plan, self.training, serving)
 
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
         """Payload bytes per ordered pair of ranks, by DSCP; algorithm: of what names none."""

@@ -75,10 +75,10 @@ def dry_run_of(scenario: Scenario, workload: Workload, algorithm: str, scale: Sc
         return dry_run(workload.training)
     topology = scenario.topology.resolve(scale)
     network = network_of(topology, scenario.rank_hosts(topology))
-    plan = workload.plan.using(algorithm)
+    plan, dispatching = workload.start.using(algorithm), workload.dispatching
     software = modelled_software(scenario.transport, scale)
     try:
-        return simulate(plan, network, workload.itemsize, software, folded=True)
+        return simulate(plan, network, workload.itemsize, software, folded=True, dispatching=dispatching)
     except Stuck as error:
         name = scenario.workload.kind
         raise _endless("workload", name, source_of(WORKLOADS.find(name)), error) from None
@@ -124,7 +124,9 @@ def dry_runs(scenario: Scenario, scale: Scale) -> dict[str, DryRun]:
         several = scenario.variants is None and workload.training is None and len(own.algorithms) > 1
         for label, algorithm in list(own.named_algorithms.items())[: None if several else 1]:
             timeline = dry_run_of(own, workload, algorithm, scale)
-            found[label if several else name] = DryRun(workload, algorithm, timeline)
+            carried = timeline.carried
+            done = workload if carried is None else workload.as_carried(carried)
+            found[label if several else name] = DryRun(done, algorithm, timeline)
     return found
 
 

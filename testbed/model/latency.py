@@ -55,9 +55,7 @@ def request_times(serving: Serving, spans: Spans, scale: Scale) -> list[RequestT
     walk = _Walk(serving.plan, spans)
     found = []
     for answer in serving.answers:
-        ways = [marks for marks in (answer.arrives, answer.again) if marks]
-        arrives = min(ways, key=lambda marks: spans[marks[-1].rank][marks[-1].number][1])
-        first, last = arrives[0], arrives[-1]
+        first, last = answer.arrives[0], answer.arrives[-1]
         closed_s, queue_s, transfer_s, compute_s = walk.back_from(last)
         own = [scale.real_s(seconds) for seconds in (queue_s, transfer_s, compute_s)]
         for number in range(answer.batch.first, answer.batch.end):

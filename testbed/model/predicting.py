@@ -41,13 +41,21 @@ def predict(job: Job, algorithm: str, calibration: Calibration | None = None, dr
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
     network, seed = routed(job, algorithm, calibration), job.scenario.seed
-    plan, lossy = workload.plan.using(algorithm), job.topology.lossy
+    plan, lossy = workload.start.using(algorithm), job.topology.lossy
     chances = [Random(f"{seed}/{number}") for number in range(draws if lossy else 0)]
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     messages = message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes)
     folded = lossy or messages > MOST_MESSAGES
-    return simulate(plan, network, workload.itemsize, software, folded=folded, draws=chances)
+    return simulate(
+        plan,
+        network,
+        workload.itemsize,
+        software,
+        folded=folded,
+        draws=chances,
+        dispatching=workload.dispatching,
+    )
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:

@@ -68,7 +68,9 @@ def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> P
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
         timeline = predict(job, algorithm, calibration)
         step_s = scale.real_s(timeline.step_time_s)
-        served = serving_figures(job, algorithm, timeline.spans) if job.workload.serving else None
+        served = None
+        if job.workload.serving:
+            served = serving_figures(job.as_carried(timeline.carried), algorithm, timeline.spans)
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
         short = tuple(short_queues(job.scenario.topology.resolve()))
         found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short, served)

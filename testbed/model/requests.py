@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,7 @@ from testbed.job.job import Job
 from testbed.model.latency import RequestTime, at_share, request_times
 from testbed.model.split import Spans
 from testbed.scale import Scale
+from testbed.workload.dispatch import Dispatching
 from testbed.workload.serving import Serving
 
 SHARES = (*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0)
@@ -32,7 +34,7 @@ def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None =
     links = _links(job.topology, job.hosts, pairs, pairs if sent is None else sent, step_s, scale)
     busy_s = {card: scale.real_s(seconds) for card, seconds in serving.computing_s.items()}
     capacity, limited_by = _capacity(serving, job.hosts, busy_s, links)
-    cards = len(busy_s)
+    cards, lost = len(busy_s), _lost(serving)
     arrived = len(serving.arrivals_s)
     return {
         "requests": len(times),
@@ -43,7 +45,9 @@ def serving_figures(job: Job, algorithm: str, spans: Spans, sent: Pairs | None =
         "predicted": None,
         "objective_s": spec.objective_s,
         "objective_share": spec.objective_share,
-        "within": sum(seconds <= spec.objective_s for seconds in waited) / len(waited),
+        "within": sum(seconds <= spec.objective_s for seconds in waited) / (len(waited) + lost),
+        **_failures(serving, times, job.hosts, scale),
+        "lost": lost,
         **_parts(times),
         "cdf_s": [at_share(waited, share) for share in SHARES],
         "busiest_card": max(busy_s.values()) / step_s,
@@ -63,6 +67,59 @@ def latencies(values: Sequence[float]) -> dict[str, float]:
         "mean": sum(ordered) / len(ordered),
         **{name: at_share(ordered, share) for name, share in shares.items()},
     }
+
+
+def _lost(serving: Serving) -> int:
+    """Requests that count and were never answered."""
+    lost = serving.dispatched.lost if serving.dispatched else ()
+    numbers = (
+        number for one in lost for number in range(serving.batches[one].first, serving.batches[one].end)
+    )
+    return sum(number >= serving.spec.not_counted for number in numbers)
+
+
+def _failures(
+    serving: Serving, times: Sequence[RequestTime], hosts: Sequence[Host], scale: Scale
+) -> dict[str, Any]:
+    """What was sent again, and latencies around what it was sent again for."""
+    if serving.dispatching is None or serving.dispatched is None:
+        return {}
+    dispatching, found = serving.dispatching, serving.dispatched
+    tries = Counter(sending.batch for sending in found.sendings)
+    after_s = scale.real_s(dispatching.rules.retry_s or 0.0)
+    outages = []
+    for one in found.outages:
+        noticed_s = scale.real_s(one.noticed_s)
+        begun_s = noticed_s - after_s
+        spans = {
+            "before": (-math.inf, begun_s),
+            "during": (begun_s, noticed_s),
+            "after": (noticed_s, math.inf),
+        }
+        by_then = {
+            name: [own.latency_s for own in times if start_s <= own.arrival_s < end_s]
+            for name, (start_s, end_s) in spans.items()
+        }
+        outages.append(
+            {
+                "name": _unit_name(dispatching, one.unit, hosts),
+                "noticed_s": noticed_s,
+                "back_s": None if one.back_s is None else scale.real_s(one.back_s),
+                **{name: latencies(own) if own else None for name, own in by_then.items()},
+            }
+        )
+    again = sum(serving.batches[batch].size for batch, count in tries.items() if count > 1)
+    return {"sent_again": again, "outages": outages}
+
+
+def _unit_name(dispatching: Dispatching, unit: int, hosts: Sequence[Host]) -> str:
+    """Of what is avoided together: a node, by its host, or a card."""
+    if dispatching.rules.by_node:
+        return f"node {dispatching.names[unit]}"
+    server = dispatching.servers[unit]
+    if len(server.turns) > 1:
+        return f"node {dispatching.names[server.node]}"
+    return f"card {hosts[dispatching.nodes[server.node][1 + server.turns[0]]].name}"
 
 
 def _tokens(serving: Serving, times: Sequence[RequestTime]) -> dict[str, Any]:

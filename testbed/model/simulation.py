@@ -20,9 +20,11 @@ from testbed.model.computing import Computers
 from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import collective_plan
 from testbed.model.messaging import Arrival, Key, Messaging
+from testbed.model.served import Served
 from testbed.model.waiting import Event
 from testbed.paths.network import Ends, Members, Network, arrival_s, drawn_arrival_s
 from testbed.transport import Software
+from testbed.workload.dispatch import Carried, Dispatching
 from testbed.workload.plan import (
     Block,
     Computing,
@@ -43,9 +45,18 @@ class Stuck(TestbedError, ValueError):
 
 @dataclass(frozen=True)
 class Timeline:
-    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`."""
+    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`.
+
+    carried: what was done and decided, where that was not known beforehand.
+    """
 
     spans: tuple[tuple[tuple[float, float], ...], ...]
+    carried: Carried | None = None
+
+    @property
+    def plan(self) -> JobPlan | None:
+        """What was carried out, where that was not known beforehand."""
+        return None if self.carried is None else self.carried.plan
 
     @property
     def step_time_s(self) -> float:
@@ -61,15 +72,16 @@ def simulate(
     *,
     folded: bool = False,
     draws: Sequence[Random] = (),
+    dispatching: Dispatching | None = None,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
 
     folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
     what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
     the plan, and the one of median length is returned; without, and in collectives that are folded, all are late by the
-    mean. Stuck.
+    mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. Stuck, NobodyServes.
     """
-    whole = _Simulation(plan, network, itemsize, software or Software(), folded)
+    whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     if not draws:
         return whole.run()
     drawn = [whole.again(partial(drawn_arrival_s, draw)).run() for draw in draws]
@@ -103,10 +115,14 @@ class _Simulation(Messaging):
         software: Software,
         folded: bool,
         arrival: Arrival = arrival_s,
+        dispatching: Dispatching | None = None,
     ) -> None:
         super().__init__(network, len(plan.ranks), software, arrival)
         self.plan, self.itemsize = plan, itemsize
-        self.trackers = [Tracker(operations) for operations in plan.ranks]
+        self.trackers = [
+            Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
+        ]
+        self.serving = None if dispatching is None else Served(self, dispatching)
         self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
@@ -116,7 +132,8 @@ class _Simulation(Messaging):
 
     def again(self, arrival: Arrival) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays."""
-        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, arrival)
+        serving = None if self.serving is None else self.serving.dispatching
+        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, arrival, serving)
         other.folder = self.folder
         return other
 
@@ -128,33 +145,41 @@ class _Simulation(Messaging):
             raise Stuck(self._why())
         return Timeline(
             tuple(
-                tuple((self.begun[rank][index], self.ended[rank][index]) for index in range(len(operations)))
-                for rank, operations in enumerate(self.plan.ranks)
-            )
+                tuple((self.begun[rank][index], self.ended[rank][index]) for index in range(len(own.plan)))
+                for rank, own in enumerate(self.trackers)
+            ),
+            None if self.serving is None else self.serving.carried(),
         )
 
     def _why(self) -> str:
         waits = []
         for rank, tracker in enumerate(self.trackers):
             if tracker.open:
-                names = [self.plan.ranks[rank][index].name for index in tracker.under_way()]
+                names = [tracker.plan[index].name for index in tracker.under_way()]
                 waits.append(f"rank {rank} in {', '.join(names[:3])}")
         return f"never comes to an end: {'; '.join(waits[:8])}"
 
     # ---- operations
+
+    def extend(self, rank: int, operations: Sequence[Operation]) -> None:
+        """Give a rank more to do."""
+        self.trackers[rank].extend(operations)
+        self._start_ready(rank)
 
     def _start_ready(self, rank: int) -> None:
         tracker = self.trackers[rank]
         while tracker.ready:
             index = tracker.ready.pop(0)
             self.begun[rank][index] = self.now_s
-            self._start(rank, index, self.plan.ranks[rank][index])
+            self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
         def over() -> None:
             self.ended[rank][index] = self.now_s
             self.trackers[rank].done(index)
             self._start_ready(rank)
+            if self.serving is not None:
+                self.serving.ended(rank, index)
 
         if isinstance(operation, Computing):
             self.computing[rank].begin(operation.duration_s, over)

@@ -234,7 +234,7 @@ class Executor:
                 work = communicator.isend(room, operation.peer, operation.tag, self.timeout_s)
                 return work, lambda: None
             work = communicator.irecv(room, operation.peer, operation.tag, self.timeout_s)
-            return work, lambda: self._check_message(room, operation.tag, done)
+            return work, lambda: check_message(room, operation.tag, self._salt, done)
         index = self.faults.place(index)
         operation = self.operations[index]
         assert isinstance(operation, GroupCollective)
@@ -269,13 +269,14 @@ class Executor:
             arrays.use_rows(operation.rows())
         arrays.fill(self._salts[index])
 
-    def _check_message(self, room: Array, tag: int, done: Done) -> None:
-        """The first element tells which message it is, all others have the pattern."""
-        done.checked += room.size
-        if room[0] != tag + 1:
-            done.wrong += 1
-        if room.size > 1:
-            expected = np.empty(1, room.dtype)
-            fill(expected, FIRST, self._salt)
-            room[0] = expected[0]
-            done.wrong += count_wrong(room, 1, self._salt)
+
+def check_message(room: Array, tag: int, salt: int, done: Done) -> None:
+    """The first element tells which message it is, all others have the pattern."""
+    done.checked += room.size
+    if room[0] != tag + 1:
+        done.wrong += 1
+    if room.size > 1:
+        expected = np.empty(1, room.dtype)
+        fill(expected, FIRST, salt)
+        room[0] = expected[0]
+        done.wrong += count_wrong(room, 1, salt)

@@ -34,6 +34,7 @@ from testbed.ranks.bench import BenchRank, BenchSpec
 from testbed.ranks.rank import Rank
 from testbed.ranks.receive_credits import credit_sockets
 from testbed.ranks.replica_rank import ReplicaRank
+from testbed.ranks.serving_rank import ServingRank
 from testbed.ranks.starting import StartRank, StartSpec
 from testbed.replicas import Left
 
@@ -96,6 +97,8 @@ def read_work(line: str) -> Work:
         ring, line = carried.rings.get(rank), carried.lines.get(rank)
         if line is not None:
             return ReplicaRank(job, rank, tell, line, carried.incarnation, ring)
+        if job.dispatching is not None:
+            return ServingRank(job, rank, tell, sockets, ring, carried.incarnation)
         return Rank(job, rank, tell, sockets, ring, carried.incarnation)
 
     return Work(

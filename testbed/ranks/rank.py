@@ -9,9 +9,9 @@ import json
 import mmap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -37,6 +37,20 @@ BEAT_NS = 10_000_000
 MOST_AHEAD_NS = 3_000_000_000  # that a step begins after all ranks have come to it
 EXACT_S = 20e-6
 EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder
+
+
+class Carries(Protocol):
+    """What carries a rank's plan out, step after step; see Executor."""
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """Those of the last step."""
+
+    def prepare(self, salt: int) -> None:
+        """Fill what is going to be sent."""
+
+    def run(self, start_s: float, algorithm: str = "") -> Done:
+        """All of the plan, once."""
 
 
 class Rank:
@@ -89,7 +103,7 @@ class Rank:
             if job.calibrate_again:
                 calibration += self._calibrate(again=True)
             sockets = joined.sockets.socket_info()
-            self.communicator.barrier()  # nobody leaves before all have looked
+            self._wait_for_all()
         except CollectiveTimeout as error:
             state = joined.sockets.state_words({*error.receives_from, *error.sends_to})
             raise TransportError(f"{error}; {state}") from error
@@ -103,6 +117,10 @@ class Rank:
         )
         lines.append({"rank": self.rank, "operation": "bootstrap", **joined.bootstrap.to_dict()})
         self._write(lines)
+
+    def _wait_for_all(self) -> None:
+        """Nobody leaves before all have looked."""
+        self.communicator.barrier()
 
     @property
     def _file(self) -> Path:
@@ -132,7 +150,7 @@ class Rank:
             for communicator in communicators:
                 communicator.control_delay = lambda: self.faults.control_delay_s(time.monotonic())
 
-    def _make_executor(self) -> Executor:
+    def _make_executor(self) -> Carries:
         """Communicators of all classes of traffic and groups, and what carries the plan out with them."""
         plan = self.job.plan
         of_class = {0: self.communicator}  # messages of each class have connections of their own

@@ -26,7 +26,7 @@ _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
 def serving_words(variant: str, found: Serving | None) -> list[str]:
-    """Two sentences of a variant that serves requests; none of others."""
+    """Some sentences of a variant that serves requests; none of others."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
@@ -38,9 +38,23 @@ def serving_words(variant: str, found: Serving | None) -> list[str]:
     if found.per_token is not None:
         words += f", {time_text(found.per_token.p99)} per token"
     parts = found.p99_parts.document()
+    more = [f"{variant}: {own}." for own in failure_words(found)]
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] > 0)
     full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
-    return [f"{words}.", f"{variant}: the p99 request's time: {where}; {full}."]
+    return [f"{words}.", f"{variant}: the p99 request's time: {where}; {full}.", *more]
+
+
+def failure_words(found: Serving) -> list[str]:
+    """What became of requests that were not answered in time to whoever waited for them; nothing where all were."""
+    if not (found.outages or found.lost or found.sent_again):
+        return []
+    words = [f"{found.sent_again:,} requests sent again, {found.lost:,} lost"]
+    for one in found.outages:
+        back = "never answered again" if one.back_s is None else f"answered again at {time_text(one.back_s)}"
+        spans = {"before": one.before, "until then": one.during, "after": one.after}
+        late = ", ".join(f"{name} {time_text(own.p99)}" for name, own in spans.items() if own is not None)
+        words.append(f"{one.name} was given up at {time_text(one.noticed_s)} and {back}; p99 {late}")
+    return words
 
 
 def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
@@ -64,6 +78,7 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
                 "parts": parts,
                 "links": links,
                 "met": _met(serving),
+                "failures": failure_words(Serving.model_validate(serving)),
             }
         )
     return found

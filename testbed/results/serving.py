@@ -36,6 +36,22 @@ class ServedLink(ResultModel):
     utilisation: float = Field(description="Of the rate, by payload, over the step.")
 
 
+class ServedOutage(ResultModel):
+    """A node, or a card, that owed an answer for too long. Latencies by when requests arrived; None of no request.
+
+    during: from as long before it was noticed as answers are waited for, until then.
+    """
+
+    name: str
+    noticed_s: float = Field(
+        description="When the first answer had been owed for too long, from the step's start."
+    )
+    back_s: float | None = Field(description="When it answered after all.")
+    before: Latencies | None
+    during: Latencies | None
+    after: Latencies | None
+
+
 class Serving(ResultModel):
     """Requests that arrived whether or not others were answered. Latency counts from the arrival that was drawn."""
 
@@ -51,6 +67,13 @@ class Serving(ResultModel):
     objective_s: float
     objective_share: float
     within: float = Field(description="Share of requests that were answered within the objective.")
+    lost: int = Field(default=0, description="Requests that nobody answered.")
+    sent_again: int = Field(
+        default=0, description="Requests that were sent once more, or more often, as no answer came."
+    )
+    outages: tuple[ServedOutage, ...] = Field(
+        default=(), description="In the order in which they were noticed."
+    )
     mean_parts: RequestParts
     p99_parts: RequestParts = Field(description="Of the request at the 99th percentile.")
     cdf_s: tuple[float, ...] = Field(description="Latencies at 0, 1, ... 99 %, then at 99.5, 99.9 and 100 %.")

@@ -53,7 +53,11 @@ def serving_summary(
     assert serving is not None
     step = middle_step(steps)
     spans = spans_of(samples, step, serving.plan)
-    said = None if predicted is None else request_times(serving, predicted.spans, job.scale)
+    said = None
+    if predicted is not None:
+        known = job.as_carried(predicted.carried).workload.serving
+        assert known is not None
+        said = request_times(known, predicted.spans, job.scale)
     return {
         **serving_figures(job, algorithm, spans, step.sent_bytes),
         "predicted": said and latencies([one.latency_s for one in said]),

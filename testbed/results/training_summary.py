@@ -53,7 +53,7 @@ def training_summary(
         measured_s = scale.real_s(statistics.median(step.step_time_s for step in steps))
         said = {
             **held_against(scale.real_s(predicted.step_time_s), measured_s),
-            **_split(split_step(workload.plan, predicted.spans, workload.buildings), scale),
+            **_split(split_step(predicted.plan or workload.plan, predicted.spans, workload.buildings), scale),
         }
     return {
         **_scheduled(workload.training, spans),

@@ -62,6 +62,8 @@ def read_ranks(folder: Path, ranks: int) -> RankRecords:
     found = RankRecords()
     for rank in range(ranks):
         path = folder / f"rank-{rank}.jsonl"
+        if not path.exists():
+            continue  # it was killed, and the others went on
         steps: dict[int, list[Record]] = {}
         over: set[int] = set()
         for line in path.read_text().splitlines():

@@ -53,6 +53,7 @@ from testbed.running.numbers import numbers_of
 from testbed.running.progress import Progress
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
 from testbed.running.replication import ReplicationRecord
+from testbed.running.served import as_carried
 from testbed.running.stalls import StallTeller, StallWatch
 from testbed.scale import Scale
 from testbed.virtual import clock_here
@@ -232,7 +233,8 @@ class ShardRun:
         return JobSpec(
             wiring=replace(self.job.wiring, ranks=tuple(endpoints)),
             dtype=scenario.workload.gradient_dtype,
-            plan=self.workload.plan,
+            plan=self.workload.start,
+            dispatching=self.workload.dispatching,
             steps=plan_steps(
                 scenario.named_algorithms, scenario.trials, scenario.warmup, in_turns=not self.happenings
             ),
@@ -244,7 +246,7 @@ class ShardRun:
             rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
             calibrate_again=self.job.replication is None
             and not why_not_again(self.happenings, scenario.background_traffic, self.topology),
-            survives_kills=self.job.replication is not None,
+            survives_kills=self.job.survives_kills,
             replication=self.job.replication,
         )
 
@@ -260,6 +262,7 @@ class ShardRun:
         tunnels: Sequence[Tunnel],
     ) -> ShardRecord:
         records = read_ranks(self.folder, len(self.hosts))
+        self.done = as_carried(self.job, self.folder, records)
         samples, sockets = records.samples, records.sockets
         replication = ReplicationRecord.read(self.folder, self.job)
         origin_s = replication.origin_s if replication else first_start_s(samples)
@@ -340,7 +343,7 @@ class ShardRun:
         self, name: str, algorithm: str, steps: list[StepResult], records: RankRecords, evidence: Evidence
     ) -> dict[str, Any]:
         """As `ShardVariant` has it."""
-        expected = self.job.wan_bytes(algorithm)
+        expected = self.done.wan_bytes(algorithm)
         predicted = None if self.job.unmodelled else predict(self.job, algorithm, self._calibration)
         missing = missing_share(self.job, algorithm, self._calibration)
         whole = undisturbed(steps)
@@ -353,10 +356,10 @@ class ShardRun:
             "verdict": assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
             "control": asdict(self.scenario.control.resolve()),
             "training": training_summary(
-                self.workload, algorithm, steps, records.samples, predicted, self.scale
+                self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),
         }
-        entry |= answers_summary(self.job, algorithm, steps, records.samples, predicted)
+        entry |= answers_summary(self.done, algorithm, steps, records.samples, predicted)
         if evidence.replication is not None:
             entry["replication"] = evidence.replication.summary(records.samples, evidence.event_log)
         if evidence.events:

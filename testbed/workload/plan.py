@@ -184,10 +184,7 @@ class JobPlan:
     def to_document(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {
-            "ranks": [
-                [{"type": _NAMES[type(operation)], **asdict(operation)} for operation in plan]
-                for plan in self.ranks
-            ],
+            "ranks": [list(map(operation_document, plan)) for plan in self.ranks],
             "groups": [[name, list(members)] for name, members in self.groups],
             "holds_receivers": self.holds_receivers,
             "jitter": self.jitter,
@@ -200,7 +197,7 @@ class JobPlan:
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> JobPlan:
         """The inverse, after a way through JSON."""
-        ranks = [tuple(_operation(dict(entry)) for entry in plan) for plan in document["ranks"]]
+        ranks = [tuple(operation_of(entry) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
         rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
         buildings, tuning = tuple(document["buildings"]), TuningTable.from_document(document["tuning"])
@@ -211,9 +208,15 @@ def _nameless(operation: Operation) -> bool:
     return isinstance(operation, GroupCollective) and not operation.algorithm
 
 
-def _operation(entry: dict[str, Any]) -> Operation:
-    made = _TYPES[entry.pop("type")]
-    return made(**{name: _tuples(value) for name, value in entry.items()})
+def operation_document(operation: Operation) -> dict[str, Any]:
+    """Ready for JSON."""
+    return {"type": _NAMES[type(operation)], **asdict(operation)}
+
+
+def operation_of(document: Mapping[str, Any]) -> Operation:
+    """The inverse, after a way through JSON."""
+    values = {name: _tuples(value) for name, value in document.items() if name != "type"}
+    return _TYPES[document["type"]](**values)
 
 
 def _tuples(value: Any) -> Any:
@@ -270,6 +273,24 @@ class Tracker:
                 self._next[earlier].append(index)
         for index, count in enumerate(self._missing):
             if not count:
+                self._offer(index)
+
+    def extend(self, operations: Sequence[Operation]) -> None:
+        """Add operations to the plan, a list, behind those that are there.
+
+        Each waits for what it says, and on no stream but a queue for what is there already.
+        """
+        assert isinstance(self.plan, list)
+        for operation in operations:
+            index = len(self.plan)
+            self.plan.append(operation)
+            self.before.append(tuple(sorted(set(operation.after))))
+            self._next.append([])
+            for earlier in self.before[index]:
+                self._next[earlier].append(index)
+            self._missing.append(sum(earlier not in self._done for earlier in self.before[index]))
+            self.open += 1
+            if not self._missing[index]:
                 self._offer(index)
 
     def _offer(self, index: int) -> None:

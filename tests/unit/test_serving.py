@@ -62,6 +62,7 @@ def scenario(**inference: Any) -> Scenario:
             },
             "workload": {"inference": {"serve": ["east1"], **given}},
             "transport": {"software_cost": {"per_message": "0 ms", "per_gigabyte": "0 ms"}},
+            "trials": 1,
         }
     )
 
@@ -297,6 +298,7 @@ def test_figures_say_what_limits_and_what_a_request_costs() -> None:
         ({"card_memory": "100 kB"}, "partition", "100 kB, a card's memory"),
         ({"serve": ["east2"]}, "serve", "the host of a node"),
         ({"entry": "user"}, "entry", "a host"),
+        ({"serve": ["east1", "east8"], "dispatch": "random"}, "dispatch", "an entry"),
         ({"serve": ["east1", "east8"], "batching": {"size": 2, "wait": "1 ms"}}, "batching.size", "entry"),
     ],
 )
@@ -363,27 +365,3 @@ def test_a_topology_with_nodes_goes_out_as_a_graph_and_comes_back(tmp_path: Path
     text, _ = import_topology(file, Given())
     assert load_topology(yaml.safe_load(text)) == spec
     assert any("inference nodes" in words for words in lost(spec))
-
-
-def test_what_a_lost_node_has_is_sent_again_and_the_first_answer_counts() -> None:
-    failover = {"node": "east1", "at": "2 ms", "detect": "1 ms", "for": "2 ms", "resend": "0.5 ms"}
-    made = job(serve=["east1", "east8"], entry="users1", arrivals="even", rate=5000, failover=failover)
-    serving = made.workload.serving
-    assert serving is not None
-    lost, other = serving.nodes
-    # every second batch, each 0.2 ms, is for the lost node: closed at 0.2, 0.6, 1.0 ms, ...
-    again = [round(1e4 * answer.batch.closed_s) for answer in serving.answers if answer.again]
-    assert again == [18, 22, 26]
-    request = SAMPLES * (TABLES * (4 * POOLING + 4) + 5 * 4)
-    # those of 3.0, 3.4 and 3.8 ms go elsewhere
-    assert sent(made)[14, lost.host] == (15 - 3) * request
-    assert sent(made)[14, other.host] == (15 + 3 + 3) * request
-    times = request_times(serving, predict(made, "ring").spans, Scale())
-    for answer, one in zip(serving.answers, times, strict=True):
-        assert one.parts.total_s == pytest.approx(one.latency_s)
-        assert one.latency_s < 2.5e-3  # the node is well on the model, and answers first
-        assert len(answer.arrives) == 1
-    with pytest.raises(ConfigError, match=r"failover.*an entry"):
-        job(serve=["east1", "east8"], failover=failover)
-    with pytest.raises(ConfigError, match=r"failover.node.*several nodes"):
-        job(serve=["east1"], entry="users1", failover=failover)

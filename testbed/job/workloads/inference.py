@@ -28,15 +28,20 @@ def inference(request: JobRequest) -> Serving:
     nodes = nodes_of(request)
     try:
         generation = spec.generation
+        scenario = request.scenario
+        if spec.on_arrival and scenario.trials * len(scenario.algorithms) > 1:
+            got = "trials or algorithms: several"
+            raise ServingProblem("dispatch", got, "one measured step, as each may be decided in its own way")
+        names = spec.serve or _others(nodes, spec)
         return plan_serving(
             request,
             spec,
-            _chosen("serve", spec.serve, nodes) if spec.serve else _others(nodes, spec),
+            _chosen("serve", names, nodes),
             _arrivals(spec, request.seed),
             entry=_entry(spec, request),
             decode=_chosen("generation.decode", generation.decode, nodes) if generation else (),
             experts=_chosen("generation.experts", generation.experts, nodes) if generation else (),
-            names=nodes,
+            names=names,
         )
     except ServingProblem as error:
         field = f"workload.inference.{error.where}"
@@ -64,11 +69,11 @@ def _chosen(field: str, names: Sequence[str] | None, nodes: dict[str, Node]) -> 
     return [nodes[name] for name in names or ()]
 
 
-def _others(nodes: dict[str, Node], spec: InferenceSpec) -> list[Node]:
-    """All that are for nothing else."""
+def _others(nodes: dict[str, Node], spec: InferenceSpec) -> list[str]:
+    """The hosts of all that are for nothing else."""
     generation = spec.generation
     taken = {*(generation.decode or ()), *(generation.experts or ())} if generation else set()
-    return [node for name, node in nodes.items() if name not in taken]
+    return [name for name in nodes if name not in taken]
 
 
 def _entry(spec: InferenceSpec, request: JobRequest) -> int | None:

@@ -47,6 +47,10 @@ class Generation:
             expected = f"at most {format_size(round(self.card.memory_bytes))}, a card's memory"
             raise ServingProblem("partition", found, expected)
 
+    def next_turn(self, node: Node, turn: int) -> None:
+        """Have this card of a node be the next whose turn it is."""
+        self._turns[node.host] = turn - 1
+
     def _turn(self, node: Node) -> tuple[int, ...]:
         """The cards for a batch: all, or the next one."""
         if self.piped:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from testbed.config.inference import InferenceSpec
+from testbed.workload.dispatch.dispatcher import Dispatched
+from testbed.workload.dispatch.dispatching import Carried, Dispatching
 from testbed.workload.plan import Computing, JobPlan
 from testbed.workload.plans import Mark, PlanBuilder, WorkloadRequest
 from testbed.workload.serving.arrivals import Batch, closed_batches
@@ -14,25 +16,26 @@ from testbed.workload.serving.costs import Card, ServingProblem, card_of
 from testbed.workload.serving.front import Front
 from testbed.workload.serving.generation import Generation
 from testbed.workload.serving.nodes import Node
+from testbed.workload.serving.pieces import dispatching_of
 from testbed.workload.serving.recommendation import Recommendation
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Of a batch: which operations bring it, the first token's, or all of it, first.
-
-    again: the same of a second sending, after the first was given up; what comes earlier counts.
-    """
+    """Of a batch: which operations bring it, the first token's, or all of it, first."""
 
     batch: Batch
     node: Node
     arrives: tuple[Mark, ...]
-    again: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Serving:
-    """A step of requests as it will be carried out. Times of arrival are real; nodes: all that take part."""
+    """A step of requests as it will be carried out. Times of arrival are real; nodes: all that take part.
+
+    dispatching: where it is decided on arrival who serves; `plan` and `answers` are then those of taking turns, until
+    `as_carried` puts what came of it in their place. dispatched: what came of it.
+    """
 
     plan: JobPlan
     spec: InferenceSpec
@@ -40,6 +43,19 @@ class Serving:
     nodes: tuple[Node, ...]
     arrivals_s: tuple[float, ...]
     answers: tuple[Answer, ...]
+    batches: tuple[Batch, ...] = ()
+    dispatching: Dispatching | None = None
+    dispatched: Dispatched | None = None
+
+    def as_carried(self, carried: Carried) -> Serving:
+        """With what was decided."""
+        assert self.dispatching is not None
+        entry, answers = self.dispatching.entry, []
+        for batch, number in sorted(carried.dispatched.first.items()):
+            server = self.dispatching.servers[carried.dispatched.sendings[number].server]
+            arrives = tuple(Mark(entry, index) for index in carried.answers[number])
+            answers.append(Answer(self.batches[batch], self.nodes[server.node], arrives))
+        return replace(self, plan=carried.plan, answers=tuple(answers), dispatched=carried.dispatched)
 
     @property
     def offered_per_s(self) -> float:
@@ -65,30 +81,36 @@ def plan_serving(
     entry: int | None = None,
     decode: Sequence[Node] = (),
     experts: Sequence[Node] = (),
-    names: Mapping[str, Node] | None = None,
+    names: Sequence[str] = (),
 ) -> Serving:
-    """For nodes that serve in turns. decode, experts: nodes for these, where they are others. ServingProblem.
+    """For nodes that serve. decode, experts: nodes for these, where they are others. ServingProblem.
 
-    names: nodes by their hosts, for a failover.
+    names: of the hosts of the nodes that serve.
     """
     if not nodes:
         raise ServingProblem("serve", "no node", "a building with nodes")
     card = card_of(spec)
-    model: Recommendation | Generation
-    if spec.recommendation is not None:
-        model = Recommendation(spec, card, nodes)
-    else:
-        model = Generation(spec, card, nodes, decode, experts)
+
+    def make_model() -> Recommendation | Generation:
+        if spec.recommendation is not None:
+            return Recommendation(spec, card, nodes)
+        return Generation(spec, card, nodes, decode, experts)
+
+    model = make_model()
     builder = PlanBuilder(request)
     front = Front(builder, entry)
     dealt = _dealt(spec, nodes, arrivals_s, entry is None)
-    sendings = _sendings(spec, nodes, dealt, names or {})
-    marks: dict[int, list[tuple[Mark, ...]]] = {}
-    for place, (number, batch, node) in enumerate(sendings):
-        marks.setdefault(number, []).append(tuple(model.serve(front, place, batch, node)))
-    answers = [Answer(batch, node, *marks[number]) for number, (batch, node) in enumerate(dealt)]
+    answers = [
+        Answer(batch, node, tuple(model.serve(front, number, batch, node)))
+        for number, (batch, node) in enumerate(dealt)
+    ]
     taking_part = tuple(dict.fromkeys((*nodes, *decode, *experts)))
-    return Serving(builder.plan(), spec, card, taking_part, tuple(arrivals_s), tuple(answers))
+    made = Serving(builder.plan(), spec, card, taking_part, tuple(arrivals_s), tuple(answers))
+    if not spec.on_arrival:
+        return made
+    batches = tuple(batch for batch, _ in dealt)
+    dispatching = dispatching_of(request, spec, nodes, batches, entry, names, make_model)
+    return replace(made, batches=batches, dispatching=dispatching)
 
 
 def _dealt(
@@ -104,29 +126,3 @@ def _dealt(
         raise ServingProblem("batching.size", str(batching.size), expected)
     made = closed_batches(arrivals_s, batching.size, batching.wait_s)
     return [(batch, nodes[number % len(nodes)]) for number, batch in enumerate(made)]
-
-
-def _sendings(
-    spec: InferenceSpec,
-    nodes: Sequence[Node],
-    dealt: Sequence[tuple[Batch, Node]],
-    names: Mapping[str, Node],
-) -> list[tuple[int, Batch, Node]]:
-    """Batches by number as they are sent, in the order of time; once more, or elsewhere, where a failover says so."""
-    failover = spec.failover
-    if failover is None:
-        return [(number, batch, node) for number, (batch, node) in enumerate(dealt)]
-    lost, others = names.get(failover.node), [node for node in nodes if node != names.get(failover.node)]
-    if lost is None or lost not in nodes or not others:
-        found, expected = repr(failover.node), "the host of one of several nodes that serve"
-        raise ServingProblem("failover.node", found, expected)
-    if spec.entry is None:
-        raise ServingProblem("failover", "no entry", "an entry, where it is noticed and sent again")
-    sendings = []
-    for number, (batch, node) in enumerate(dealt):
-        other = others[number % len(others)]
-        away = node == lost and failover.avoided(batch.closed_s)
-        sendings.append((number, batch, other if away else node))
-        if node == lost and failover.caught(batch.closed_s):
-            sendings.append((number, replace(batch, closed_s=failover.noticed_s), other))
-    return sorted(sendings, key=lambda one: one[1].closed_s)

@@ -29,6 +29,10 @@ class Recommendation:
             self._check_memory(len(node.cards))
         self._turns = dict.fromkeys((node.host for node in nodes), 0)
 
+    def next_turn(self, node: Node, turn: int) -> None:
+        """Have this card of a node be the next whose turn it is."""
+        self._turns[node.host] = turn
+
     def _check_memory(self, cards: int) -> None:
         most = max(shares(self.model.tables, cards))
         if self.spec.partition == REPLICATE:

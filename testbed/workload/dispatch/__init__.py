@@ -1,0 +1,15 @@
+"""Who serves requests, decided as they come: for ranks, too, which need no files' models for it."""
+
+from testbed.workload.dispatch.dispatcher import Dispatched, Dispatcher, NobodyServes, Sending
+from testbed.workload.dispatch.dispatching import Carried, Dispatching, Growing, PieceKey
+
+__all__ = [
+    "Carried",
+    "Dispatched",
+    "Dispatcher",
+    "Dispatching",
+    "Growing",
+    "NobodyServes",
+    "PieceKey",
+    "Sending",
+]
