@@ -32,6 +32,8 @@ _COMPUTE_HEIGHT = 10
 _COMMUNICATION_HEIGHT = 36
 _TRACK_HEIGHT = 7.0
 _LEAST_WIDTH, _THIN, _UNSEEN_GAP = 0.6, 1.2, 0.5
+_MOST_MARKS = 1500  # before thicker ones, and further apart, are drawn together
+_COARSENESS = (1.0, 2.0, 3.0, 4.0)
 
 Step = tuple[int, int]
 """Trial and step."""
@@ -174,18 +176,29 @@ def timeline_chart(
     axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=room, end=width - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10 if wide else 4)
     hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
+    drawn: list[
+        tuple[float, float, list[tuple[Sample, str]]]
+    ] = []  # y, height and samples, with shades, of each row
     for index, rank in enumerate(ranks):
         top = index * band + 2
         drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)
         here = [(sample, "") for sample in per_rank[rank] if not communicates(sample.operation)]
-        _draw_row(drawing, axis, here, origin, (top, float(_COMPUTE_HEIGHT)), told=wide)
+        drawn.append((top, float(_COMPUTE_HEIGHT), here))
         tracks: dict[int, list[tuple[Sample, str]]] = defaultdict(list)
         for number, (sample, row) in enumerate(zip(flying[rank], rows[rank], strict=True)):
             # neighbours alternate in shade
             tracks[row].append((sample, " odd" if number % 2 else ""))
-        for row, there in tracks.items():
-            y = top + _COMPUTE_HEIGHT + 2 + row * row_height
-            _draw_row(drawing, axis, there, origin, (y, row_height), told=wide)
+        drawn += [
+            (top + _COMPUTE_HEIGHT + 2 + row * row_height, row_height, there) for row, there in tracks.items()
+        ]
+    for coarseness in _COARSENESS:
+        marks = [_marks(axis, samples, origin, coarseness) for _, _, samples in drawn]
+        if sum(map(len, marks)) <= _MOST_MARKS:
+            break
+    for (y, thickness, _), in_row in zip(drawn, marks, strict=True):
+        for mark in in_row:
+            tooltip = mark.tooltip if wide else None
+            drawing.rect(mark.left, y, mark.right - mark.left, thickness, mark.css, tooltip=tooltip)
     return drawing.markup()
 
 
@@ -233,34 +246,27 @@ class _Mark:
         return f"{words}: {time_text(sum(sample.duration_s for sample in self.samples))}"
 
 
-def _draw_row(
-    drawing: Drawing,
-    axis: Axis,
-    samples: Sequence[tuple[Sample, str]],
-    origin: float,
-    row: tuple[float, float],
-    *,
-    told: bool,
-) -> None:
-    """Samples in their order, each with its shade. row: its y and its height. told: with tooltips.
+def _marks(
+    axis: Axis, samples: Sequence[tuple[Sample, str]], origin: float, coarseness: float
+) -> list[_Mark]:
+    """What a row shows of samples in their order, each with its shade.
 
-    Thin ones that nobody could tell from their neighbours are drawn together: a step of requests has ten thousands.
+    Thin ones that nobody could tell from their neighbours are one: a step of requests has ten thousands. coarseness: by
+    how much thicker they may be, and further apart.
     """
-    y, thickness = row
     marks: list[_Mark] = []
     for sample, shade in samples:
         left, right = axis(sample.start_s - origin), axis(sample.end_s - origin)
         kind = "communication" if communicates(sample.operation) else sample.operation
         mark = _Mark([sample], left, max(right, left + _LEAST_WIDTH), f"op-{kind}")
+        thin = mark.right - mark.left < coarseness * _THIN
         before = marks[-1] if marks else None
-        thin = mark.right - mark.left < _THIN and left - (before.right if before else left) < _UNSEEN_GAP
-        if before and thin and before.css == mark.css:
+        near = before is not None and left - before.right < coarseness * _UNSEEN_GAP
+        if before and thin and near and before.css == mark.css:
             before.samples.append(sample)
             before.right = max(before.right, mark.right)
             continue
-        if mark.right - mark.left >= _THIN:
+        if not thin:
             mark.css += shade
         marks.append(mark)
-    for mark in marks:
-        tooltip = mark.tooltip if told else None
-        drawing.rect(mark.left, y, mark.right - mark.left, thickness, mark.css, tooltip=tooltip)
+    return marks
