@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DIRECTIONS = ("a_to_b", "b_to_a")
+PAUSE_FRAME_BYTES = 64  # as of every MAC control frame
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,24 @@ class QueueClass:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """When the switch at the far end of a link stops who sends there, and lets it go on (IEEE 802.1Qbb's XOFF and XON).
+
+    It counts what came by the link and still waits in its queues: above `xoff_bytes` it sends a pause, at `xon_bytes`
+    or less again a resume. `headroom_bytes` more than `xoff_bytes` is all that it holds, whatever its queues' limits.
+    """
+
+    xoff_bytes: int
+    xon_bytes: int
+    headroom_bytes: int
+
+    @property
+    def buffer_bytes(self) -> int:
+        """All that the switch holds of what came by the link."""
+        return self.xoff_bytes + self.headroom_bytes
+
+
+@dataclass(frozen=True)
 class Direction:
     """One direction of a WAN link, in the order in which a packet meets it: queue, serialisation, then the fibre.
 
@@ -61,7 +80,7 @@ class Direction:
     `delay_s`, give or take jitter of the size `jitter_s` (uniform: largest deviation; normal and pareto: standard
     deviation), never less than nothing; `jitter_correlation` is that of successive packets. `loss`, `duplicate`,
     `reorder` (leaves without delay) and `corrupt` (one bit is flipped) are shares of packets, 0 to 1. Where there are
-    `classes`, each has a queue of its own.
+    `classes`, each has a queue of its own. With `pause` the switch at the far end stops the sender before it overflows.
     """
 
     rate_bps: float
@@ -78,6 +97,7 @@ class Direction:
     reorder: float = 0.0
     corrupt: float = 0.0
     classes: tuple[QueueClass, ...] = ()
+    pause: Pause | None = None
 
     @property
     def mean_loss(self) -> float:

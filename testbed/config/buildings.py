@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from testbed.config.forms import ACCELERATOR, DelayOrZero, Name, Queue, Rate, Ratio, whole
+from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict
 from testbed.config.nodes import NodesSpec
+from testbed.config.pausing import PauseSpec
 from testbed.config.units import format_duration, format_rate
-from testbed.config.wan import queue_size
+from testbed.config.wan import ETHERNET_HEADER_BYTES, queue_size
 from testbed.directions import Direction
-from testbed.scale import Scale
+from testbed.scale import UNSCALED, Scale
 
 MAX_HOSTS_PER_BUILDING = 2000
 MAX_SWITCHES = 64  # of one kind in a building
@@ -123,6 +125,9 @@ class NicSpec(Strict):
         description="Buffer of the switch port that the card is plugged into; auto: 1 ms at `rate`, at least 64 "
         "packets. What the host itself cannot send yet waits in its memory.",
     )
+    pause: PauseSpec | None = Field(
+        default=None, description="The switch pauses the host before it overflows; never, if left out."
+    )
 
 
 class UplinkSpec(Strict):
@@ -132,6 +137,9 @@ class UplinkSpec(Strict):
         default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
     )
     delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+    pause: PauseSpec | None = Field(
+        default=None, description="Each switch pauses the other one; never, if left out."
+    )
 
 
 class ClosSpec(Strict):
@@ -230,7 +238,24 @@ class BuildingSpec(Strict):
         rate_bps = scale.emulated_bps(real_bps)
         auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
         queue_bytes = queue_size(self.nic.queue_bytes, auto_bytes, mtu, scale)
-        return Direction(rate_bps, scale.emulated_s(self.nic.delay_s), 0.0, 0.0, queue_bytes)
+        direction = Direction(rate_bps, scale.emulated_s(self.nic.delay_s), 0.0, 0.0, queue_bytes)
+        return _pausing(direction, self.nic.pause, mtu, scale)
+
+    def pause_findings(self, mtu: int) -> Iterator[Finding]:
+        """Whether pauses of its links come in time."""
+        clos = self.resolve_clos(mtu, UNSCALED)
+        frame_bytes = mtu + ETHERNET_HEADER_BYTES
+        places: list[tuple[Location, PauseSpec | None, Direction]] = [
+            (("nic",), self.nic.pause, self.nic_direction(mtu, UNSCALED))
+        ]
+        if clos is not None and self.clos is not None:
+            places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
+            places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
+        for location, pause, link in places:
+            if pause is not None:
+                rate_bps = link.rate_bps
+                for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
+                    yield replace(finding, location=(*location, "pause", *finding.location))
 
     def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
         """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
@@ -262,7 +287,16 @@ def _lanes(nodes: NodesSpec) -> dict[str, Any]:
 
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
     """One of so many links that share what comes from below."""
-    return _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale)
+    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale)
+    return _pausing(link, spec.pause, mtu, scale)
+
+
+def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -> Direction:
+    """One that is alike both ways, with its pause."""
+    if pause is None:
+        return link
+    rates, frame_bytes = (link.rate_bps, link.rate_bps), mtu + ETHERNET_HEADER_BYTES
+    return replace(link, pause=pause.resolve(*rates, 2 * link.delay_s, frame_bytes, scale))
 
 
 def _link(rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> Direction:

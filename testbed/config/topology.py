@@ -50,6 +50,16 @@ class Topology:
         """Whether any link between buildings loses packets."""
         return any(direction.mean_loss for link in self.wan for direction in (link.a_to_b, link.b_to_a))
 
+    @property
+    def pauses(self) -> bool:
+        """Whether the switch at any link's end pauses who sends there."""
+        directions = [direction for link in self.wan for direction in (link.a_to_b, link.b_to_a)]
+        for building in self.buildings:
+            directions += [host.nic for host in building.hosts]
+            if (clos := building.clos) is not None:
+                directions += [clos.leaf_uplink, clos.spine_uplink]
+        return any(direction.pause for direction in directions)
+
     def host(self, name: str) -> Host:
         """The host of this name. KeyError if there is none."""
         return {host.name: host for host in self.hosts}[name]
@@ -114,7 +124,7 @@ class TopologySpec(Strict):
                 yield Finding(("wan",), f"no path from {names[0]} to {', '.join(apart)}", expected)
 
     def checks(self) -> Iterator[Finding]:
-        """There are not too many links; what was given as a queue holds a packet."""
+        """There are not too many links; what was given as a queue holds a packet; pauses come in time."""
         links = sum(link.planes for link in self.wan)
         if links > MAX_WAN_LINKS:
             yield Finding(("wan",), f"{links} links", f"at most {MAX_WAN_LINKS}, all planes counted")
@@ -130,6 +140,21 @@ class TopologySpec(Strict):
             if queue != "auto" and queue < self.mtu:
                 expected = f"auto, or at least the mtu ({self.mtu} B)"
                 yield Finding(location, repr(format_size(queue)), expected)
+        yield from self._pause_findings()
+
+    def _pause_findings(self) -> Iterator[Finding]:
+        places: list[tuple[Location, BuildingSpec | WanSpec]] = [
+            (("buildings", name), building) for name, building in self.buildings.items()
+        ]
+        places += [(("wan", number), link) for number, link in enumerate(self.wan)]
+        for location, place in places:
+            for finding in place.pause_findings(self.mtu):
+                yield replace(finding, location=(*location, *finding.location))
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a switch pauses who sends to it."""
+        return self.resolve().pauses
 
     def resolve(self, scale: Scale = UNSCALED) -> Topology:
         """The network to build, scaled."""
@@ -151,7 +176,7 @@ class TopologySpec(Strict):
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []
         for link in self.wan:
-            directions = [link.direction(own, self.mtu, scale) for own in (link.a_to_b, link.b_to_a)]
+            directions = link.directions(self.mtu, scale)
             for _ in range(link.planes):
                 pair = frozenset((link.a, link.b))
                 links.append(WanLink(link.a, link.b, planes[pair], *directions))

@@ -26,9 +26,10 @@ from testbed.config.forms import (
 )
 from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict, look
+from testbed.config.pausing import PauseSpec
 from testbed.config.units import format_duration, format_fraction, format_size
 from testbed.directions import Direction, LossBursts
-from testbed.scale import Scale
+from testbed.scale import UNSCALED, Scale
 
 # Buffers below this would drop ordinary bursts: switches are not built with less.
 MIN_AUTO_QUEUE_PACKETS = 64
@@ -138,6 +139,10 @@ class WanSpec(Strict):
         alias="ecn_threshold",
         description="ECN-capable packets that find this much or more in the buffer are marked; never, if left out.",
     )
+    pause: PauseSpec | None = Field(
+        default=None,
+        description="The building at either end pauses the other before it overflows; never, if left out.",
+    )
     a_to_b: DirectionSpec = Field(default=DirectionSpec(), description="What differs from a to b.")
     b_to_a: DirectionSpec = Field(default=DirectionSpec(), description="What differs from b to a.")
 
@@ -168,9 +173,38 @@ class WanSpec(Strict):
         if queue != "auto" and first(own.queue_packets, self.queue_packets):
             shown = f"{format_size(queue)} beside queue_packets"
             yield Finding(where("queue_bytes", "queue"), shown, "one of both")
+        if self.pause is not None:
+            for name, key in (("jitter_s", "jitter"), ("duplicate", "duplicate"), ("reorder", "reorder")):
+                if first(getattr(own, name), getattr(self, name)):
+                    shown = f"{key} beside pause"
+                    yield Finding(
+                        where(name, key), shown, "one of both: what is under way would not be known"
+                    )
+
+    def pause_findings(self, mtu: int) -> Iterator[Finding]:
+        """Whether its pauses come in time."""
+        if self.pause is not None:
+            there, back = (self.direction(own, mtu, UNSCALED) for own in (self.a_to_b, self.b_to_a))
+            way_s = there.delay_s + back.delay_s
+            for rates in ((there.rate_bps, back.rate_bps), (back.rate_bps, there.rate_bps)):
+                for finding in self.pause.findings(*rates, way_s, mtu + ETHERNET_HEADER_BYTES):
+                    yield replace(finding, location=("pause", *finding.location))
+                    return
+
+    def directions(self, mtu: int, scale: Scale) -> tuple[Direction, Direction]:
+        """The final figures of both, with their pauses."""
+        there, back = (self.direction(own, mtu, scale) for own in (self.a_to_b, self.b_to_a))
+        if (pause := self.pause) is None:
+            return there, back
+        way_s = there.delay_s + back.delay_s
+        pauses = [
+            pause.resolve(one.rate_bps, other.rate_bps, way_s, mtu + ETHERNET_HEADER_BYTES, scale)
+            for one, other in ((there, back), (back, there))
+        ]
+        return replace(there, pause=pauses[0]), replace(back, pause=pauses[1])
 
     def direction(self, own: DirectionSpec, mtu: int, scale: Scale) -> Direction:
-        """The final figures of one direction."""
+        """The final figures of one direction, but for its pause."""
         asked = {name: first(getattr(own, name), getattr(self, name)) for name in DirectionSpec.model_fields}
         rate_bps, delay_s = scale.emulated_bps(asked["rate_bps"]), scale.emulated_s(asked["delay_s"])
         return Direction(**_final(asked, rate_bps, delay_s, mtu, scale))

@@ -49,7 +49,7 @@ class Cable:
     """Two ends that are plugged together; `direction` holds for both directions, None for one without any limit.
 
     cut_through_a, cut_through_b: the network to which the node at that end sends frames on while they come in; None for
-    none.
+    none. carried: a link engine carries it even without delay, since switches of its network pause who sends to them.
     """
 
     a: End
@@ -58,6 +58,7 @@ class Cable:
     mac_a: str | None = None
     cut_through_a: str | None = None
     cut_through_b: str | None = None
+    carried: bool = False
 
     @property
     def name(self) -> str:
@@ -67,14 +68,18 @@ class Cable:
     @property
     def takes_time(self) -> bool:
         """Whether a link engine has to carry it."""
-        return self.direction is not None and self.direction.delay_s > 0
+        return self.direction is not None and (self.carried or self.direction.delay_s > 0)
 
     def shapes(self) -> dict[End, Shape]:
         """What its ends are shaped to, where no link engine does it."""
-        if self.direction is None or self.takes_time:
+        if self.direction is None:
             return {}
+        ends = [self.a, self.b]
+        if self.takes_time:
+            # a host's own card feeds a link that may be paused no quicker than that carries it
+            ends = [end for end in ends if self.carried and end[1] == CARD]
         shape = Shape.of(self.direction)
-        return {end: held(end, shape) for end in (self.a, self.b)}
+        return {end: held(end, shape) for end in ends}
 
     def ingress_delays(self) -> dict[End, IngressDelay]:
         """How frames are held that come in at its ends, where no link engine does it."""
@@ -89,16 +94,21 @@ class Cable:
     def wire(self, number: int) -> LinkWire:
         """As a link engine takes it; `number` counts those of a fabric."""
         assert self.direction is not None
+        there = self.direction
+        if self.carried and self.a[1] == CARD:  # what a paused host has handed over waits in its memory
+            there = replace(there, queue_bytes=max(there.queue_bytes, HELD_BYTES))
         return LinkWire(
             self.name,
             *(f"t{number}a", f"t{number}b"),
             *(self.a[1], self.b[1]),
-            self.direction,
+            there,
             self.direction,
             node_a=self.a[0],
             node_b=self.b[0],
             cut_through_a=self.cut_through_a,
             cut_through_b=self.cut_through_b,
+            switch_a=None if self.a[1] == CARD else self.a[0],
+            switch_b=self.b[0],
         )
 
 
@@ -161,6 +171,7 @@ def _macs(hosts: Sequence[Host]) -> tuple[str, ...]:
 
 def cables(topology: Topology) -> Iterator[Cable]:
     """All between hosts and switches and among switches of a building; not those of the edges."""
+    carried = topology.pauses
     for building in topology.buildings:
         own = list(_cables(building))
         rates: dict[str, float] = {}
@@ -170,7 +181,7 @@ def cables(topology: Topology) -> Iterator[Cable]:
                 rates[node] = max(rates.get(node, 0.0), cable.direction.rate_bps)
         for cable in own:
             early = [_early(building, cable, node, rates) for node, _ in (cable.a, cable.b)]
-            yield replace(cable, cut_through_a=early[0], cut_through_b=early[1])
+            yield replace(cable, cut_through_a=early[0], cut_through_b=early[1], carried=carried)
 
 
 def card_cables(topology: Topology) -> dict[str, Cable]:

@@ -50,6 +50,7 @@ from testbed.fabric.watching import Watch
 from testbed.links import LinkEngine, LinkError
 from testbed.links.command import inside
 from testbed.links.counts import NodeCounts
+from testbed.links.pausing import PAUSING_ENGINE
 from testbed.links.process import process_started, signals_held
 from testbed.links.settings import asked_of, compare_settings
 from testbed.links.soft_roce import packets_sent, soft_roce_reason
@@ -139,6 +140,10 @@ class Fabric:
         """Build everything, read every setting back, try TCP. Whatever goes wrong, nothing is left behind."""
         if os.geteuid() != 0:
             raise FabricError("building a network needs root: run it through sudo")
+        if self.topology.pauses and self.link_engine != PAUSING_ENGINE:
+            raise FabricError(
+                f"link engine {self.link_engine} pauses nobody, {PAUSING_ENGINE} does: docs/pause.md"
+            )
         if self.rdma and (reason := soft_roce_reason()):
             raise FabricError(f"hosts' cards can have no verbs here: {reason}; see docs/rdma.md")
         self._state = register(self.topology.name)

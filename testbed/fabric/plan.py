@@ -165,7 +165,10 @@ class Plan:
         for index, link in enumerate(self.topology.wan):
             a, b = ends[index, "a"], ends[index, "b"]
             inner, outer = (a.wan_interface, b.wan_interface), (a.edge_interface, b.edge_interface)
-            wires.append(LinkWire(link.name, *inner, *outer, link.a_to_b, link.b_to_a))
+            # a building's core and its edge, which nothing limits in between, are one switch
+            cores = (self.topology.building(end).core for end in (link.a, link.b))
+            switches = dict(zip(("switch_a", "switch_b"), cores, strict=True))
+            wires.append(LinkWire(link.name, *inner, *outer, link.a_to_b, link.b_to_a, **switches))
         return wires
 
 

@@ -10,10 +10,10 @@ import math
 from bisect import bisect_right
 from collections import deque
 
-from testbed.directions import Direction
+from testbed.directions import Direction, QueueClass
 from testbed.links.fibre import Fibre
 from testbed.links.frames import marked
-from testbed.links.scheduler import Scheduler
+from testbed.links.scheduler import Origin, Scheduler
 from testbed.links.wire import DirectionAccount
 
 LATENESS_BOUNDS_S = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
@@ -70,29 +70,41 @@ class Carrier:
     def _reschedule(self, value: Direction) -> None:
         """Queues of their own for classes, if there are any; what waits in the former ones goes on in the new."""
         former, self._scheduler = self._scheduler, None
-        if value.classes:
+        if classes := self._classes(value):
             room = value.rate_bps, value.queue_bytes, value.queue_packets
-            self._scheduler = Scheduler(value.classes, *room)
+            self._scheduler = Scheduler(classes, *room)
         if former is None:
             return
         free_ns = self._free_ns
         while len(former):
             at_ns = former.next_ns(free_ns)
             assert at_ns is not None
-            frame = former.take(at_ns)
+            _, frame, origin = former.pop(at_ns)
             free_ns = at_ns + len(frame) * self._ns_per_byte
             if self._scheduler is None:
                 self._free_ns = free_ns
                 self._into_fibre(frame, free_ns)
-            elif self._scheduler.put(frame, 0) is None:
+            elif self._scheduler.put(frame, 0, origin) is None:
                 self._dropped += 1
+
+    def _classes(self, value: Direction) -> tuple[QueueClass, ...]:
+        """Which have queues of their own; none: there is one, of which no frame need be held."""
+        return value.classes
+
+    def _start_ns(self, scheduler: Scheduler) -> float | None:
+        """When the next frame begins to leave; None while none can."""
+        return scheduler.next_ns(self._free_ns)
+
+    def _origin(self, frame: bytes, arrival_ns: int) -> Origin | None:
+        """Who keeps account of a frame that has come."""
+        return None
 
     @property
     def next_release_ns(self) -> int | None:
         """When the next frame is due, or one may leave its queue; None when nothing waits."""
         waiting = self._first()
         release_ns = waiting[0][0] if waiting else None
-        if self._scheduler is None or (leaves_ns := self._scheduler.next_ns(self._free_ns)) is None:
+        if self._scheduler is None or (leaves_ns := self._start_ns(self._scheduler)) is None:
             return release_ns
         moment_ns = math.ceil(leaves_ns)  # not before: who comes too early finds nothing to do
         return moment_ns if release_ns is None else min(release_ns, moment_ns)
@@ -146,17 +158,22 @@ class Carrier:
         if scheduler.queue_of(frame).size >= self._ecn_bytes:
             frame, changed = marked(frame)
             self._marked += changed
-        taken = scheduler.put(frame, arrival_ns)
+        origin = self._origin(frame, arrival_ns)
+        taken = None
+        if origin is None or origin.takes(len(frame)):
+            taken = scheduler.put(frame, arrival_ns, origin)
         self._queue_counts[min(int(before * self._queue_part), QUEUE_PARTS - 1)] += 1
         if taken is None:
             self._dropped += 1
             return
+        if origin is not None:
+            origin.came(len(frame), arrival_ns)
         self._accepted_bytes += len(frame)
         self._queue_peak_bytes = max(self._queue_peak_bytes, scheduler.bytes)
 
     def _leave(self, scheduler: Scheduler, now_ns: int) -> None:
         """What may leave its queue by now goes onto the wire."""
-        while (at_ns := scheduler.next_ns(self._free_ns)) is not None and at_ns <= now_ns:
+        while (at_ns := self._start_ns(scheduler)) is not None and at_ns <= now_ns:
             frame = scheduler.take(at_ns)
             self._free_ns = at_ns + len(frame) * self._ns_per_byte
             self._into_fibre(frame, self._free_ns)
@@ -221,18 +238,18 @@ class Carrier:
         """The kernel did not take a frame given out by `due`."""
         self._overrun += 1
 
-    def cut(self) -> None:
+    def cut(self, now_ns: int) -> None:
         """The link is cut: what is on its way is lost, and what comes until it is mended."""
         self._fibre.lost += len(self._waiting) + len(self._overtaking)
         if self._scheduler is not None:
-            self._fibre.lost += self._scheduler.clear()
+            self._fibre.lost += self._scheduler.clear(now_ns)
         self._waiting.clear()
         self._overtaking.clear()
         self._leaving.clear()
         self._held_bytes, self._free_ns, self._last_release_ns = 0, 0.0, 0
         self._dark = True
 
-    def mend(self) -> None:
+    def mend(self, now_ns: int) -> None:
         """The link carries frames again."""
         self._dark = False
 

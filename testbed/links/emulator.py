@@ -25,8 +25,10 @@ from typing import Any
 
 from testbed.links.carrier import Carrier
 from testbed.links.packets import ANCILLARY_BYTES, SOL_PACKET, TIMESPEC, packet_socket
+from testbed.links.pausing import LATE_S, carriers
 from testbed.links.process import end_with_parent
 from testbed.links.wire import direction_from_json, direction_to_json
+from testbed.virtual import clock_here
 
 PACKET_STATISTICS = 6
 SO_RCVBUFFORCE = 33
@@ -68,21 +70,16 @@ class Emulator:
     """All links of one fabric."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
-        self.carriers: dict[tuple[str, str], Carrier] = {}
+        self.carriers = carriers(
+            configuration["links"], configuration["seed"], LATE_S if clock_here() is None else 0.0
+        )
         self._receivers: dict[int, Port] = {}
         self._routes: list[
             tuple[Carrier, Port, Port]
         ] = []  # carrier, where its frames come in, where they leave
         for link in configuration["links"]:
-            name = link["name"]
-            forth, back = (
-                Carrier(
-                    direction_from_json(link[direction]), seed=f"{configuration['seed']}/{name}/{direction}"
-                )
-                for direction in ("a_to_b", "b_to_a")
-            )
+            forth, back = (self.carriers[link["name"], which] for which in ("a_to_b", "b_to_a"))
             port_a, port_b = Port(link["inner_a"], forth), Port(link["inner_b"], back)
-            self.carriers[name, "a_to_b"], self.carriers[name, "b_to_a"] = forth, back
             self._routes += [(forth, port_a, port_b), (back, port_b, port_a)]
             self._receivers[port_a.socket.fileno()] = port_a
             self._receivers[port_b.socket.fileno()] = port_b
@@ -94,7 +91,6 @@ class Emulator:
 
     def release(self) -> float:
         """Send every frame that is due; returns the seconds until the next one is (at most 1)."""
-        next_ns: int | None = None
         for carrier, _entry, exit_port in self._routes:
             send = exit_port.socket.send
             while (frame := carrier.due(time.monotonic_ns())) is not None:
@@ -107,9 +103,9 @@ class Emulator:
                         carrier.refused()
                 else:
                     carrier.sent(len(frame))
-            due_ns = carrier.next_release_ns
-            if due_ns is not None and (next_ns is None or due_ns < next_ns):
-                next_ns = due_ns
+        # only now: what has left one link may let another one's sender go on
+        due = (carrier.next_release_ns for carrier, _entry, _exit in self._routes)
+        next_ns = min((due_ns for due_ns in due if due_ns is not None), default=None)
         if next_ns is None:
             return 1.0
         return min(1.0, max(0.0, (next_ns - time.monotonic_ns()) / 1e9))
@@ -147,9 +143,9 @@ class Emulator:
             self.carriers[name, direction].settings = direction_from_json(settings)
         for direction in ("a_to_b", "b_to_a"):
             for name in request.get("cut", ()):
-                self.carriers[name, direction].cut()
+                self.carriers[name, direction].cut(time.monotonic_ns())
             for name in request.get("mended", ()):
-                self.carriers[name, direction].mend()
+                self.carriers[name, direction].mend(time.monotonic_ns())
         for carrier, entry, _exit in self._routes:
             if missed := entry.missed():
                 carrier.missed(missed)

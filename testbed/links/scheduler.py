@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from testbed.directions import QueueClass
 
@@ -17,7 +18,21 @@ LEAST_WEIGHT = 0.01
 QUANTUM_BYTES = 9_100
 ROUNDING_BYTES = 1e-3
 
-Waiting = tuple[int, bytes]  # when it came, the frame
+
+class Origin(Protocol):
+    """Keeps account of what waits of frames that came from one place."""
+
+    def takes(self, size: int) -> bool:
+        """Whether there is room for a frame of `size` bytes."""
+
+    def came(self, size: int, at_ns: float) -> None:
+        """It is in a queue."""
+
+    def left(self, size: int, at_ns: float) -> None:
+        """It has left."""
+
+
+Waiting = tuple[int, bytes, Origin | None]  # when it came, the frame, where from
 
 
 class _Bucket:
@@ -83,17 +98,20 @@ class Scheduler:
         ipv4 = frame[12:14] == b"\x08\x00" and len(frame) >= 34
         return self._queues[self._by_dscp[frame[15] >> 2] if ipv4 else self._rest]
 
-    def put(self, frame: bytes, arrival_ns: int) -> int | None:
-        """Take a frame in; the bytes of its queue with it, or None when that has no room."""
+    def put(self, frame: bytes, arrival_ns: int, origin: Origin | None = None) -> int | None:
+        """Take a frame in; the bytes of its queue with it, or None when that has no room.
+
+        Where somebody keeps account of it, it is theirs whether there is room.
+        """
         queue = self.queue_of(frame)
-        full = (
+        full = origin is None and (
             len(queue.frames) >= self._queue_packets
             if self._queue_packets
             else queue.size + len(frame) > self._queue_bytes
         )
         if full:
             return None
-        queue.frames.append((arrival_ns, frame))
+        queue.frames.append((arrival_ns, frame, origin))
         queue.size += len(frame)
         self.bytes += len(frame)
         self.packets += 1
@@ -109,7 +127,11 @@ class Scheduler:
         return min(times, default=None)
 
     def take(self, now_ns: float) -> bytes:
-        """The frame that goes now; `now_ns` is what `next_ns` gave."""
+        """The frame that goes now; `now_ns` is what `next_ns` gave, or later."""
+        return self.pop(now_ns)[1]
+
+    def pop(self, now_ns: float) -> Waiting:
+        """The same, with when it came and where from."""
         ready = [
             queue
             for queue in self._queues
@@ -121,15 +143,15 @@ class Scheduler:
         among = owed or ready
         first = min(queue.priority for queue in among)
         queue = self._by_turns([queue for queue in among if queue.priority == first])
-        _, frame = queue.frames.popleft()
-        size = len(frame)
+        waiting = queue.frames.popleft()
+        size = len(waiting[1])
         queue.size -= size
         self.bytes -= size
         self.packets -= 1
         for bucket in (queue.guarantee, queue.limit):
             if bucket is not None:
                 bucket.take(size)
-        return frame
+        return waiting
 
     def _by_turns(self, equals: list[_Queue]) -> _Queue:
         if len(equals) == 1:
@@ -150,10 +172,13 @@ class Scheduler:
                 queue.deficit += QUANTUM_BYTES * queue.weight / least
             self._turn = (self._turn + 1) % len(self._queues)
 
-    def clear(self) -> int:
+    def clear(self, now_ns: float) -> int:
         """Throw all away; how many there were."""
         count = self.packets
         for queue in self._queues:
+            for _, frame, origin in queue.frames:
+                if origin is not None:
+                    origin.left(len(frame), now_ns)
             queue.frames.clear()
             queue.size = 0
         self.bytes = self.packets = 0

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from testbed.directions import Direction, LossBursts, QueueClass
+from testbed.directions import Direction, LossBursts, Pause, QueueClass
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class LinkWire:
     `inner_a` and `inner_b` are its interfaces in the WAN namespace, `outer_a` and `outer_b` their peers: the ports of
     the edge switches, or of what else `node_a` and `node_b` name (None: the root namespace). `cut_through_a` and
     `cut_through_b`: the networks, frames to which reach that end when they begin, not when they are whole; or None.
+    `switch_a` and `switch_b`: the switches that it leads to, which may pause who sends there; None for hosts.
     """
 
     name: str
@@ -34,6 +35,8 @@ class LinkWire:
     node_b: str | None = None
     cut_through_a: str | None = None
     cut_through_b: str | None = None
+    switch_a: str | None = None
+    switch_b: str | None = None
 
 
 def direction_to_json(direction: Direction) -> dict[str, Any]:
@@ -44,8 +47,13 @@ def direction_to_json(direction: Direction) -> dict[str, Any]:
 def direction_from_json(data: Mapping[str, Any]) -> Direction:
     """What `direction_to_json` gave."""
     bursts = data.get("loss_bursts")
-    classes = classes_from_json(data.get("classes", ()))
-    return Direction(**{**data, "loss_bursts": LossBursts(**bursts) if bursts else None, "classes": classes})
+    pause = data.get("pause")
+    parts = {
+        "loss_bursts": LossBursts(**bursts) if bursts else None,
+        "classes": classes_from_json(data.get("classes", ())),
+        "pause": Pause(**pause) if pause else None,
+    }
+    return Direction(**{**data, **parts})
 
 
 def classes_from_json(data: Iterable[Mapping[str, Any]]) -> tuple[QueueClass, ...]:
@@ -79,8 +87,9 @@ class DirectionAccount:
     in + duplicated = out + lost + dropped + overrun + held. `crossed_packets` came into the WAN namespace, `sent_bytes`
     are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
     `queue_counts[i]` counts arrivals that found less than (i + 1) / len(queue_counts) of the queue's limit taken.
-    `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. None or
-    empty is what an engine cannot tell.
+    `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. The
+    switch at the far end has sent `pauses`, for which the sender stood `paused_s`, and held at most
+    `buffer_peak_bytes` of what came. None or empty is what an engine cannot tell.
     """
 
     in_packets: int
@@ -103,6 +112,9 @@ class DirectionAccount:
     lateness_bounds_s: tuple[float, ...] = ()
     lateness_counts: tuple[int, ...] = ()
     lateness_max_s: float | None = None
+    pauses: int = 0
+    paused_s: float = 0.0
+    buffer_peak_bytes: int = 0
 
 
 @dataclass(frozen=True)

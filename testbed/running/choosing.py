@@ -23,6 +23,7 @@ from testbed.fidelity.capacity import (
     smallest_scale,
     virtual_scale,
 )
+from testbed.links.pausing import PAUSING_ENGINE
 from testbed.running.forecast import Forecast, GuestLoad, forecast, memory_words, room_for
 from testbed.running.networks import Network
 from testbed.scale import Scale
@@ -59,6 +60,20 @@ def choose_network_backend(link_engine: str | None, datapath: str | None) -> Net
     return NetworkBackend(link_engine or choice.link_engine, datapath or choice.datapath)
 
 
+def link_engine_for(asked: str | None, pauses: bool) -> str | None:
+    """The link engine asked for; where switches pause who sends to them, the one that can. ConfigError."""
+    if not pauses or asked == PAUSING_ENGINE:
+        return asked
+    if asked is None:
+        return PAUSING_ENGINE
+    expected = (
+        f"{PAUSING_ENGINE}: the kernel's queues do not know by which port a frame came in (docs/pause.md)"
+    )
+    raise ConfigError(
+        [Problem("command line", None, "--link-engine", f"{asked} for a topology with pause", expected)]
+    )
+
+
 def choose_network(
     path: Path | None,
     policy: str,
@@ -76,7 +91,7 @@ def choose_network(
             raise ConfigError([Problem("command line", None, "--ranks", str(count), expected)])
         return None, count
     chosen, spec = choose_policy(policy), load_topology(path)
-    backend = choose_network_backend(link_engine, datapath)
+    backend = choose_network_backend(link_engine_for(link_engine, spec.pauses), datapath)
     hosts = len(spec.resolve().hosts)
     count = ranks or hosts
     if not least <= count <= hosts:
@@ -98,7 +113,7 @@ def choose_network_without_ranks(
     size_scale: divides all rates; "auto": the smallest that this host carries. ConfigError, FabricError.
     """
     spec, chosen = load_topology(topology), choose_policy(policy, policy_field)
-    backend = choose_network_backend(link_engine, datapath)
+    backend = choose_network_backend(link_engine_for(link_engine, spec.pauses), datapath)
     return Network(spec, backend, choose_scale(spec.resolve, size_scale, 1.0, backend, ranks=0), chosen)
 
 

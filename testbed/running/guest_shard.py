@@ -35,6 +35,7 @@ class GuestWork:
     settings: GuestSettings
     scale: Scale
     ranks_per_process: int | None
+    link_engine: str = LINK_ENGINE
 
 
 def measure(
@@ -55,7 +56,7 @@ def measure(
     task = {
         "shard": asdict(shard),
         "scenario": str(own.resolve()),
-        "link_engine": LINK_ENGINE,
+        "link_engine": work.link_engine,
         "datapath": DATAPATH,
         "scale": asdict(work.scale),
         "ranks_per_process": work.ranks_per_process,

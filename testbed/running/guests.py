@@ -19,7 +19,7 @@ from testbed.results.parts import FINISHED, Parts
 from testbed.results.shards import Shard, ShardRecord, cut
 from testbed.results.writer import Carried, ShardTimes
 from testbed.running.forecast import Forecast
-from testbed.running.guest_shard import GuestWork, measure, read_ended
+from testbed.running.guest_shard import LINK_ENGINE, GuestWork, measure, read_ended
 from testbed.running.identity import identity_of
 from testbed.running.progress import PartProgress, Progress
 from testbed.scale import Scale
@@ -42,12 +42,14 @@ class Guests:
         settings: GuestSettings,
         expected: Forecast,
         ranks_per_process: int | None = None,
+        link_engine: str = LINK_ENGINE,
     ) -> None:
         self.image = image
         self.settings = settings
         self.expected = expected
         self.jobs = expected.jobs
         self.ranks_per_process = ranks_per_process
+        self.link_engine = link_engine
 
     @property
     def words(self) -> str:
@@ -62,6 +64,8 @@ class Guests:
         """Of what is asked, with files of one's own, and of the kernel and the programs that carry it out."""
         image = self.image
         kernel = [image.version, image.recipe, *seccomp_argument(image.version), self.settings.cpu_time]
+        if self.link_engine != LINK_ENGINE:
+            kernel.append(self.link_engine)
         return identity_of(scenario.to_yaml(), [asdict(scale), kernel])
 
     def carry_out(
@@ -100,7 +104,7 @@ class _Carrying:
         progress: Progress,
     ) -> None:
         self.image = guests.image
-        self.work = GuestWork(guests.settings, scale, guests.ranks_per_process)
+        self.work = GuestWork(guests.settings, scale, guests.ranks_per_process, guests.link_engine)
         self.scenario = scenario
         self.shards = shards
         self.folder, self.finished = parts.folder, parts.finished

@@ -36,9 +36,10 @@ class GuestsElsewhere(Guests):
         settings: GuestSettings,
         expected: Forecast,
         ranks_per_process: int | None,
+        link_engine: str,
         engine: Cluster,
     ) -> None:
-        super().__init__(image, settings, expected, ranks_per_process)
+        super().__init__(image, settings, expected, ranks_per_process, link_engine)
         self.engine = engine
 
     @property
@@ -53,7 +54,7 @@ class GuestsElsewhere(Guests):
         began_s = time.monotonic()
         finished = parts.finished
         waiting = [shard for shard in shards if shard.number not in finished]
-        work = GuestWork(self.settings, scale, self.ranks_per_process)
+        work = GuestWork(self.settings, scale, self.ranks_per_process, self.link_engine)
         each = scenario.warmup
         done = sum(shard.trials + each for shard in shards if shard.number in finished)
         total = sum(shard.trials + each for shard in shards)

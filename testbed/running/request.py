@@ -23,9 +23,11 @@ from testbed.running.choosing import (
     choose_scale,
     choose_virtual_scale,
     guest_settings,
+    link_engine_for,
 )
 from testbed.running.conditions import beyond_engine, cards_touched
 from testbed.running.forecast import guest_loads, halving, room_for, words_on
+from testbed.running.guest_shard import DATAPATH, LINK_ENGINE
 from testbed.running.guests import Guests
 from testbed.running.guests_elsewhere import GuestsElsewhere
 from testbed.running.packing import ranks_asked, stopping
@@ -117,9 +119,11 @@ def check_clock(clock: str) -> None:
 
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
-    if link_engine not in (None, "netem") or datapath not in (None, "system"):
-        asked = f"{link_engine or 'netem'} and {datapath or 'system'}"
-        raise ConfigError([Problem("command line", None, "--clock virtual", asked, "netem and system")])
+    carries = link_engine_for(None, _pauses(scenario)) or LINK_ENGINE
+    if link_engine not in (None, carries) or datapath not in (None, DATAPATH):
+        asked = f"{link_engine or carries} and {datapath or DATAPATH}"
+        offered = f"{carries} and {DATAPATH}"
+        raise ConfigError([Problem("command line", None, "--clock virtual", asked, offered)])
     image = find_image()
     rank_bytes = max(workload.rank_bytes for workload in workloads.values())
     scale = choose_virtual_scale(scenario, rank_bytes)
@@ -133,9 +137,10 @@ def _in_guests(request: Request, workloads: Mapping[str, Workload], together: in
     hint = halving(scenario, scale, loads, expected)
     if isinstance(request.engine, Cluster):
         return PreparedRun(
-            request, scale, GuestsElsewhere(image, settings, expected, together, request.engine)
+            request, scale, GuestsElsewhere(image, settings, expected, together, carries, request.engine)
         )
-    return PreparedRun(request, scale, Guests(image, settings, expected, together), words_on(expected, hint))
+    guests = Guests(image, settings, expected, together, carries)
+    return PreparedRun(request, scale, guests, words_on(expected, hint))
 
 
 def _here(request: Request, workloads: Iterable[Workload], together: int | None) -> PreparedRun:
@@ -152,11 +157,18 @@ def _here(request: Request, workloads: Iterable[Workload], together: int | None)
 def _backend_and_scale(request: Request) -> tuple[NetworkBackend, Scale]:
     scenario = request.scenario
     _check_cards(scenario, request.file)
-    backend = choose_network_backend(request.link_engine, request.datapath)
+    backend = choose_network_backend(
+        link_engine_for(request.link_engine, _pauses(scenario)), request.datapath
+    )
     size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
     return backend, choose_scale(
         scenario.topology.resolve, size, dilation, backend, scenario.ranks, request.file
     )
+
+
+def _pauses(scenario: Scenario) -> bool:
+    """Whether any variant's network pauses: then all have its link engine."""
+    return any(scenario.variant(name).topology.pauses for name in scenario.variant_names)
 
 
 def _check_cards(scenario: Scenario, file: str) -> None:

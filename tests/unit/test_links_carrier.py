@@ -265,10 +265,10 @@ def test_settings_change_in_place_also_back_to_zero() -> None:
 def test_a_cut_link_loses_what_is_in_it_and_what_comes_until_it_is_mended() -> None:
     carrier = Carrier(link(delay_s=0.005), "seed")
     carrier.accept(b"before", 0)
-    carrier.cut()
+    carrier.cut(0)
     carrier.accept(b"meanwhile", 1 * MS)
     assert carrier.next_release_ns is None
-    carrier.mend()
+    carrier.mend(0)
     carrier.accept(b"after", 2 * MS)
     assert release_all(carrier, 100 * MS) == [b"after"]
     books = carrier.account(100 * MS)
