@@ -82,12 +82,14 @@ class Ingress:
         self._room_bytes = pause.buffer_bytes + late_bytes
         self._signal = signal
         self.held_bytes = self.peak_bytes = 0
-        self.pauses = 0
+        self.pauses = self.dropped = 0
         self.pausing = False
 
     def takes(self, size: int) -> bool:
-        """Whether the buffer has room for a frame of `size` bytes."""
-        return self.held_bytes + size <= self._room_bytes
+        """Whether the buffer has room for a frame of `size` bytes; else it is dropped."""
+        room = self.held_bytes + size <= self._room_bytes
+        self.dropped += not room
+        return room
 
     def came(self, size: int, at_ns: float) -> None:
         """A frame is in one of the switch's queues."""

@@ -117,7 +117,10 @@ class PausingCarrier(Carrier):
         if self._ingress is None:
             return told
         return dataclasses.replace(
-            told, pauses=self._ingress.pauses, buffer_peak_bytes=self._ingress.peak_bytes
+            told,
+            pauses=self._ingress.pauses,
+            buffer_peak_bytes=self._ingress.peak_bytes,
+            buffer_drops=self._ingress.dropped,
         )
 
 
@@ -136,11 +139,10 @@ def carriers(
     trails = {switch: Trail() for link in links for switch in (link["switch_a"], link["switch_b"]) if switch}
     found: dict[tuple[str, str], Carrier] = {}
     for link in links:
-        name, ends = link["name"], [trails.get(link["switch_a"]), trails.get(link["switch_b"])]
-        forth, back = (
-            PausingCarrier(settings[key], seeds[key], *between, late_s)
-            for key, between in (((name, "a_to_b"), ends), ((name, "b_to_a"), ends[::-1]))
-        )
-        forth.reverse, back.reverse = back, forth
-        found[name, "a_to_b"], found[name, "b_to_a"] = forth, back
+        name, near, far = link["name"], trails.get(link["switch_a"]), trails.get(link["switch_b"])
+        there, back = (name, "a_to_b"), (name, "b_to_a")
+        forth = PausingCarrier(settings[there], seeds[there], near, far, late_s)
+        other = PausingCarrier(settings[back], seeds[back], far, near, late_s)
+        forth.reverse, other.reverse = other, forth
+        found[there], found[back] = forth, other
     return found

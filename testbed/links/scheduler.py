@@ -23,7 +23,7 @@ class Origin(Protocol):
     """Keeps account of what waits of frames that came from one place."""
 
     def takes(self, size: int) -> bool:
-        """Whether there is room for a frame of `size` bytes."""
+        """Whether there is room for a frame of `size` bytes; else it is dropped."""
 
     def came(self, size: int, at_ns: float) -> None:
         """It is in a queue."""

@@ -88,8 +88,8 @@ class DirectionAccount:
     are past the queue. `queue_bytes` wait in it now, `queue_peak_bytes` did at most;
     `queue_counts[i]` counts arrivals that found less than (i + 1) / len(queue_counts) of the queue's limit taken.
     `lateness_counts[i]` counts packets released less than `lateness_bounds_s[i]` late, the last entry the rest. The
-    switch at the far end has sent `pauses`, for which the sender stood `paused_s`, and held at most
-    `buffer_peak_bytes` of what came. None or empty is what an engine cannot tell.
+    switch at the far end has sent `pauses`, for which the sender stood `paused_s`, and held at most `buffer_peak_bytes`
+    of what came; `buffer_drops` it dropped for want of room. None or empty is what an engine cannot tell.
     """
 
     in_packets: int
@@ -115,6 +115,7 @@ class DirectionAccount:
     pauses: int = 0
     paused_s: float = 0.0
     buffer_peak_bytes: int = 0
+    buffer_drops: int = 0
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from testbed.report.diagnosis import suspected
 from testbed.report.figures import time_text
 from testbed.report.pages import render_page
 from testbed.report.panels.added import added_panels
+from testbed.report.pauses import pause_rows
 from testbed.report.reasons import counted, reasons
 from testbed.report.replicas import replicas_chart, replication_words
 from testbed.report.requests import latency_chart, load_chart, most_within, serving_rows
@@ -77,6 +78,7 @@ def _content(data: RunData) -> dict[str, Any]:
         "time_split": time_split_chart(data.variants),
         "per_step": for_any_width(partial(utilisation_per_step_chart, data.variants)),
         "queues": _queues(data),
+        "pauses": pause_rows(data.result.variants),
         "connections": _connections(data),
         "trainings": _trainings(data),
         "over_time": for_any_width(partial(utilisation_over_time_chart, data)),

@@ -10,6 +10,7 @@ from typing import Any
 from testbed.config import Scenario
 from testbed.fidelity import worst
 from testbed.model.work import step_work
+from testbed.results.pauses import merged
 from testbed.results.rates import rates_of
 from testbed.results.result import InvariantRecord, Training, Variant, VerdictRecord
 from testbed.results.shards import Record, ShardRecord, ShardVariant
@@ -128,6 +129,7 @@ def merge_variants(
         if own[0].replication is not None:
             figures["replication"] = own[0].replication
         figures |= {"serving": _middle(own).serving, "decoding": _middle(own).decoding}
+        figures["pauses"] = merged([part.pauses for part in own])
         figures["training"] = training = _training(own, steps, scale)
         if training.schedule is not None:
             figures["limited_by"] = limited_words(training.measured.document())

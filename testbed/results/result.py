@@ -18,6 +18,7 @@ from testbed.results.decoding import Decoding
 from testbed.results.errors import BadResult
 from testbed.results.figure import Figure
 from testbed.results.model import ResultModel
+from testbed.results.pauses import PausedLink
 from testbed.results.rates import Rates
 from testbed.results.replication import Replication
 from testbed.results.serving import Serving
@@ -223,6 +224,7 @@ class Variant(ResultModel):
     replication: Replication | None = None
     serving: Serving | None = Field(default=None, description="Where requests were served.")
     decoding: Decoding | None = Field(default=None, description="Where tokens were decoded.")
+    pauses: tuple[PausedLink, ...] = Field(default=(), description="Of a network whose switches pause.")
 
 
 class ScaleRecord(ResultModel):

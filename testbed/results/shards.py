@@ -17,6 +17,7 @@ from testbed.results.decoding import Decoding
 from testbed.results.directory import write_json, write_lines
 from testbed.results.manifest import Manifest
 from testbed.results.model import ResultModel
+from testbed.results.pauses import PausedLink
 from testbed.results.records import EVENTS, LINKS, SAMPLES
 from testbed.results.replication import Replication
 from testbed.results.result import (
@@ -122,6 +123,7 @@ class ShardVariant(ResultModel):
     replication: Replication | None = None
     serving: Serving | None = None
     decoding: Decoding | None = None
+    pauses: tuple[PausedLink, ...] = ()
 
 
 class ShardFigures(ResultModel):

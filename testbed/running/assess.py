@@ -30,6 +30,7 @@ from testbed.running.conditions import changed_by, touched
 from testbed.running.events import events_record
 from testbed.running.host_evidence import HostEvidence
 from testbed.running.job_run import LinkSample
+from testbed.running.pausing import pause_invariants
 from testbed.running.replication import ReplicationRecord
 from testbed.scale import UNSCALED, Scale
 
@@ -40,7 +41,7 @@ class Evidence:
 
     monitor_files: of each machine by its name, which is empty where there is one; none where nothing can be late.
     missing_share: what a step lacks, by the model, because not every hop holds frames; None where all do. replication:
-    of replicas that come and go.
+    of replicas that come and go. pauses: of all links, where switches pause.
     """
 
     topology: Topology
@@ -60,6 +61,7 @@ class Evidence:
     tunnels: Sequence[Tunnel] = ()
     inside: HostEvidence | None = None
     replication: ReplicationRecord | None = None
+    pauses: Sequence[Mapping[str, Any]] = ()
 
 
 def link_key(counters: WanCounters) -> tuple[str, str]:
@@ -108,6 +110,7 @@ def assess(
             invariants.conservation(frames, edges, sorted(links)),
             *(evidence.inside.invariants(steps) if evidence.inside else []),
             *on_time,
+            *pause_invariants(evidence.topology, evidence.pauses),
             scale_similarity(evidence.numbers, evidence.scale),
             *([evidence.agreement] if evidence.agreement else []),
         ]

@@ -50,6 +50,7 @@ from testbed.running.isolated import IsolatedBaseline
 from testbed.running.job_run import JobRun
 from testbed.running.live import ShardLive
 from testbed.running.numbers import numbers_of
+from testbed.running.pausing import paused_links
 from testbed.running.progress import Progress
 from testbed.running.records import NetworkRecord, RankRecords, link_lines, read_ranks, shifted
 from testbed.running.replication import ReplicationRecord
@@ -287,6 +288,7 @@ class ShardRun:
             repairs=network.repairs,
             inside=self._inside(job, records, log),
             replication=replication,
+            pauses=paused_links(self.topology, job.samples[0].account, job.samples[-1].account, self.scale),
         )
         steps = gather_steps(samples, len(self.hosts))
         variants = []
@@ -355,6 +357,7 @@ class ShardRun:
             "predicted_s": self.scale.real_s(predicted.step_time_s) if predicted else None,
             "verdict": assess(replace(evidence, missing_share=missing), steps, expected, observed).to_dict(),
             "control": asdict(self.scenario.control.resolve()),
+            "pauses": list(evidence.pauses),
             "training": training_summary(
                 self.done.workload, algorithm, steps, records.samples, predicted, self.scale
             ),

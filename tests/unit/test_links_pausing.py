@@ -162,6 +162,7 @@ def test_head_of_line_blocking_is_that_of_the_published_table(ports: int) -> Non
     ]
     world = World(links, {("S", n): (f"S-o{n}", "a_to_b") for n in names})
     draw = random.Random(7)
+
     def one_each(world: World) -> None:
         """A next frame as soon as the one before it has left the switch."""
         for n in names:
