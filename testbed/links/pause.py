@@ -78,12 +78,16 @@ class Ingress:
     """
 
     def __init__(self, pause: Pause, signal: Signal, late_bytes: int = 0) -> None:
-        self.pause = pause
-        self._room_bytes = pause.buffer_bytes + late_bytes
+        self.limit(pause, late_bytes)
         self._signal = signal
         self.held_bytes = self.peak_bytes = 0
         self.pauses = self.dropped = 0
         self.pausing = False
+
+    def limit(self, pause: Pause, late_bytes: int = 0) -> None:
+        """Other thresholds, for what comes and leaves from now on."""
+        self.pause = pause
+        self._room_bytes = pause.buffer_bytes + late_bytes
 
     def takes(self, size: int) -> bool:
         """Whether the buffer has room for a frame of `size` bytes; else it is dropped."""

@@ -30,6 +30,7 @@ class PausingCarrier(Carrier):
         self, settings: Direction, seed: str, near: Trail | None, far: Trail | None, late_s: float
     ) -> None:
         self._near, self._far = near, far
+        self._late_s = late_s
         self._gate = Gate()
         self._ingress: Ingress | None = None
         self._on_wire: tuple[int, Origin | None] | None = (
@@ -56,6 +57,11 @@ class PausingCarrier(Carrier):
 
     def _classes(self, value: Direction) -> tuple[QueueClass, ...]:
         return value.classes or _ONE_QUEUE
+
+    def _reschedule(self, value: Direction) -> None:
+        super()._reschedule(value)
+        if self._ingress is not None and value.pause is not None:
+            self._ingress.limit(value.pause, math.ceil(value.rate_bps / 8 * self._late_s))
 
     def _start_ns(self, scheduler: Scheduler) -> float | None:
         self._gate.forget(self._free_ns)

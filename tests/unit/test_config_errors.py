@@ -32,7 +32,7 @@ SIZE = "a size with its unit, such as 64 MiB (B, kB, MB, GB, TB, KiB, MiB, GiB, 
 DELAY = "a duration, such as 2.5 ms (ns, us, ms, s), or a length of fibre, such as 500 km (m, km)"
 WAN_KEYS = (
     "a, b, planes, rate, delay, jitter, jitter_distribution, jitter_correlation, loss, loss_bursts, duplicate, "
-    "reorder, corrupt, queue, queue_packets, ecn_threshold, a_to_b, b_to_a"
+    "reorder, corrupt, queue, queue_packets, ecn_threshold, pause, a_to_b, b_to_a"
 )
 
 
