@@ -46,6 +46,7 @@ class Carrier:
         self._lateness_counts = [0] * (len(LATENESS_BOUNDS_S) + 1)
         self._lateness_max_ns = 0
         self._dark = False
+        self.changed = True  # since somebody last asked when the next frame is due; who asks sets it back
         # what the rest of the path adds by itself, taken off the delay; see LinkEngine.compensate
         self.lead_ns = 0
         self._scheduler: Scheduler | None = None
@@ -58,6 +59,7 @@ class Carrier:
 
     @settings.setter
     def settings(self, value: Direction) -> None:
+        self.changed = True
         self._settings = self._fibre.settings = value
         self._ns_per_byte = 8e9 / value.rate_bps
         self._delay_ns = round(value.delay_s * 1e9)
@@ -118,6 +120,7 @@ class Carrier:
     def accept(self, frame: bytes, arrival_ns: int) -> None:
         """Take a frame that arrived at `arrival_ns`."""
         size = len(frame)
+        self.changed = True
         self._in_packets += 1
         self._in_bytes += size
         if self._dark:
@@ -240,6 +243,7 @@ class Carrier:
 
     def cut(self, now_ns: int) -> None:
         """The link is cut: what is on its way is lost, and what comes until it is mended."""
+        self.changed = True
         self._fibre.lost += len(self._waiting) + len(self._overtaking)
         if self._scheduler is not None:
             self._fibre.lost += self._scheduler.clear(now_ns)

@@ -21,6 +21,7 @@ import socket
 import struct
 import sys
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from testbed.links.carrier import Carrier
@@ -66,6 +67,16 @@ class Port:
         return int(struct.unpack("II", self.socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8))[1])
 
 
+@dataclass
+class Route:
+    """A carrier, where its frames come in, where they leave; when the next one is due, as it was last asked."""
+
+    carrier: Carrier
+    entry: Port
+    exit: Port
+    due_ns: int | None = None
+
+
 class Emulator:
     """All links of one fabric."""
 
@@ -74,13 +85,11 @@ class Emulator:
             configuration["links"], configuration["seed"], LATE_S if clock_here() is None else 0.0
         )
         self._receivers: dict[int, Port] = {}
-        self._routes: list[
-            tuple[Carrier, Port, Port]
-        ] = []  # carrier, where its frames come in, where they leave
+        self._routes: list[Route] = []
         for link in configuration["links"]:
             forth, back = (self.carriers[link["name"], which] for which in ("a_to_b", "b_to_a"))
             port_a, port_b = Port(link["inner_a"], forth), Port(link["inner_b"], back)
-            self._routes += [(forth, port_a, port_b), (back, port_b, port_a)]
+            self._routes += [Route(forth, port_a, port_b), Route(back, port_b, port_a)]
             self._receivers[port_a.socket.fileno()] = port_a
             self._receivers[port_b.socket.fileno()] = port_b
         with contextlib.suppress(FileNotFoundError):
@@ -91,8 +100,23 @@ class Emulator:
 
     def release(self) -> float:
         """Send every frame that is due; returns the seconds until the next one is (at most 1)."""
-        for carrier, _entry, exit_port in self._routes:
-            send = exit_port.socket.send
+        # what has left one link may let the sender of another one go on, which was looked at before
+        while self._release_once():
+            pass
+        next_ns = min((route.due_ns for route in self._routes if route.due_ns is not None), default=None)
+        if next_ns is None:
+            return 1.0
+        return min(1.0, max(0.0, (next_ns - time.monotonic_ns()) / 1e9))
+
+    def _release_once(self) -> bool:
+        """Look at each link of which something has changed, or is due; whether one may have to be looked at again."""
+        now_ns = time.monotonic_ns()
+        for route in self._routes:
+            carrier = route.carrier
+            if not carrier.changed and (route.due_ns is None or route.due_ns > now_ns):
+                continue
+            carrier.changed = False
+            send = route.exit.socket.send
             while (frame := carrier.due(time.monotonic_ns())) is not None:
                 try:
                     send(frame)
@@ -103,12 +127,8 @@ class Emulator:
                         carrier.refused()
                 else:
                     carrier.sent(len(frame))
-        # only now: what has left one link may let another one's sender go on
-        due = (carrier.next_release_ns for carrier, _entry, _exit in self._routes)
-        next_ns = min((due_ns for due_ns in due if due_ns is not None), default=None)
-        if next_ns is None:
-            return 1.0
-        return min(1.0, max(0.0, (next_ns - time.monotonic_ns()) / 1e9))
+            route.due_ns = carrier.next_release_ns
+        return any(route.carrier.changed for route in self._routes)
 
     def run(self) -> None:
         """Carry frames until standard input ends."""
@@ -146,9 +166,9 @@ class Emulator:
                 self.carriers[name, direction].cut(time.monotonic_ns())
             for name in request.get("mended", ()):
                 self.carriers[name, direction].mend(time.monotonic_ns())
-        for carrier, entry, _exit in self._routes:
-            if missed := entry.missed():
-                carrier.missed(missed)
+        for route in self._routes:
+            if missed := route.entry.missed():
+                route.carrier.missed(missed)
         show: dict[str, Any] = {}
         for (name, direction), carrier in self.carriers.items():
             if request["operation"] == "account":

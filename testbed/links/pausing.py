@@ -50,6 +50,7 @@ class PausingCarrier(Carrier):
         """The far end says at a moment to pause, or to resume."""
         assert self.reverse is not None
         self._gate.turn(self.reverse.pause_arrives_ns(at_ns), pause)
+        self.changed = True
 
     def pause_arrives_ns(self, at_ns: float) -> float:
         """When a pause's frame is across this direction: it goes before all others, but for the one under way."""
