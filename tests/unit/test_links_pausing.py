@@ -88,6 +88,29 @@ def test_the_headroom_asked_for_holds_what_still_comes_and_less_does_not(short: 
         assert 0 <= 20_000 + headroom - world.books(("a-S", "a_to_b")).buffer_peak_bytes <= 2 * FRAME_BYTES
 
 
+def test_a_link_that_was_cut_is_paused_again_when_it_is_mended_and_its_switch_still_full() -> None:
+    world = bottleneck(Pause(20_000, 10_000, AMPLE), 0.001, LINE_BPS / 100)
+    key = "a-S", "a_to_b"
+    world.send(key, [0] * 100)
+    world.run(20 * MS)
+    assert world.pausing(key)
+    waits = world.books(key).queue_bytes
+    assert waits > 0
+    world.carriers[key].cut(world.now_ns)  # what waits at the sender is lost as well
+    world.run(30 * MS)
+    assert world.books(key).lost == waits / FRAME_BYTES
+    world.carriers[key].mend(world.now_ns)
+    stood_s = world.books(key).paused_s
+    world.run(35 * MS)
+    world.send(key, [0] * 10)
+    world.run(50 * MS)
+    assert world.books(key).queue_bytes == 10 * FRAME_BYTES  # none has gone
+    assert world.books(key).paused_s - stood_s == pytest.approx(0.019, abs=0.0002)
+    world.run(2000 * MS)
+    assert world.came[0] == 100 * FRAME_BYTES - waits + 10 * FRAME_BYTES
+    assert world.dropped == 0
+
+
 def on_and_off_bps(pause: Pause, delay_s: float, out_bps: float) -> float:
     """What passes, as a fluid: it comes at the line's rate from a resume to a pause, each a way there and back late."""
     turn_s, rate, out = 2 * delay_s, LINE_BPS / 8, out_bps / 8
