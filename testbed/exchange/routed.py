@@ -144,3 +144,5 @@ def lost(spec: TopologySpec) -> Iterator[str]:
         yield "bursts of loss: lost at random, as many"
     if any(way.ecn_bytes for way in ways):
         yield "queues that mark packets (ECN)"
+    if spec.pauses:
+        yield "switches that pause who sends to them: queues drop what they cannot hold"

@@ -117,7 +117,7 @@ class Emulator:
                 continue
             carrier.changed = False
             send = route.exit.socket.send
-            while (frame := carrier.due(time.monotonic_ns())) is not None:
+            while (frame := carrier.due(now_ns)) is not None:
                 try:
                     send(frame)
                 except OSError as error:  # gone, and the counters say so
@@ -127,6 +127,7 @@ class Emulator:
                         carrier.refused()
                 else:
                     carrier.sent(len(frame))
+                now_ns = time.monotonic_ns()
             route.due_ns = carrier.next_release_ns
         return any(route.carrier.changed for route in self._routes)
 

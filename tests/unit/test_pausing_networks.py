@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from testbed.config import ConfigError, Topology, TopologySpec, load_scenario, load_topology
+from testbed.exchange.routed import lost
 from testbed.fabric.bridges import HELD_BYTES, cables
 from testbed.fabric.plan import make_plan
 from testbed.fidelity.pause_invariants import lossless, no_circle
@@ -115,6 +116,12 @@ def test_every_tier_may_pause() -> None:
     assert all(cable.takes_time for cable in cables(topology))
     named = {wire.name: wire for wire in make_plan(topology, "tb0").wires()}
     assert named["east-spine1-east-core"].switch_b == named["east-west-0"].switch_a == "east-core"
+
+
+def test_programs_that_pause_nobody_are_given_a_topology_with_a_word() -> None:
+    spec, plain = (TopologySpec.model_validate(document) for document in (written(pause={}), written()))
+    assert list(lost(spec)) == ["switches that pause who sends to them: queues drop what they cannot hold"]
+    assert list(lost(plain)) == []
 
 
 def ring(buildings: int, pause: bool = True) -> Topology:

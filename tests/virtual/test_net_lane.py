@@ -35,6 +35,11 @@ def test_what_the_kernel_does_not_carry_passes_under_the_virtual_clock(person: P
 
 
 @pytest.mark.thorough
+def test_networks_that_pause_pass_under_the_virtual_clock(person: Person) -> None:
+    _pass_in_a_guest(("test_pause.py",), "not ryu", NOT_BY_ITSELF, person)
+
+
+@pytest.mark.thorough
 def test_what_no_datapath_changes_passes_under_the_virtual_clock(person: Person) -> None:
     _pass_in_a_guest(
         ("test_controller_switches.py",), "not ryu", f"{NOT_BY_ITSELF} and by_any_datapath", person
