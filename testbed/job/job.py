@@ -115,11 +115,13 @@ def unmodelled(scenario: Scenario) -> tuple[str, ...]:
     controls = [transport.congestion_control, *(entry.congestion_control for entry in transport.sockets)]
     known = {*CONGESTION_CONTROLS, *(transport.congestion_models or {})}
     unknown = [name for name in dict.fromkeys(controls) if name and name not in known and lossy]
+    kind = TRANSPORTS.find(transport.kind)
     asked = {
         "events": bool(scenario.events),
         "failures": bool(scenario.failures),
         "background_traffic": bool(scenario.background_traffic),
-        f"transport.kind: {transport.kind}": not TRANSPORTS.find(transport.kind).modelled,
+        f"transport.kind: {transport.kind}": not kind.modelled,
+        f"transport.protocol: {transport.protocol} over {transport.kind}": kind.writes and protocol.copies,
         f"transport.protocol: {transport.protocol}": not protocol.modelled,
         **{f"transport.congestion_control: {name} on links that lose packets": True for name in unknown},
     }

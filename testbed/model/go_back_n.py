@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-PACKET_BYTES = 4096  # of payload, the largest that cards know
-HEADERS_BYTES = 14 + 20 + 8 + 12 + 4  # Ethernet, IPv4, UDP, transport header, its checksum
+from testbed.transport.rdma.packets import HEADERS_BYTES, PAYLOADS_BYTES
+
+PACKET_BYTES = PAYLOADS_BYTES[0]  # of payload
 # more in a write's first packet, and in the last of one with an immediate
 WRITE_BYTES, IMMEDIATE_BYTES = 16, 4
 

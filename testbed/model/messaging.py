@@ -106,26 +106,39 @@ class Messaging:
         heapq.heappush(self.agenda, (self.now_s + seconds, next(self.number), action))
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
-        """Begin to send; the event is that the connection has taken the last byte."""
+        """Begin to send; the event is that the connection has taken the last byte, or that it is known to be there."""
         taken, box = Event(), self._box(key)
         if self._copied:
             box.leave(lambda: self._stage(key, ends, size_bytes, dscp, taken), held=held)
             return taken
 
-        def hand_over() -> None:
-            self._transmit(ends, size_bytes, dscp, box.arrive, taken)
+        written = self.network.is_written(ends, size_bytes)
 
-        box.leave(hand_over, held=held or self._announced)
+        def there() -> None:
+            box.arrive()
+            self.later(self._back_s(ends, dscp), taken.happen)
+
+        def hand_over() -> None:
+            if written:
+                self._transmit(ends, size_bytes, dscp, there, Event())
+            else:
+                self._transmit(ends, size_bytes, dscp, box.arrive, taken)
+
+        box.leave(hand_over, held=held or self._announced or written)
         return taken
 
-    def receive(self, key: Key, ends: Ends, dscp: int) -> Event:
+    def receive(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
         """Wait for the next message of this key; the event is that it is there."""
         box = self._box(key)
         if self._copied:
             box.allow()
             return self._unstage(key, ends, dscp)
         if not self._announced:
-            box.allow()
+            if self.network.is_written(ends, size_bytes):
+                back = ends[::-1]
+                self._transmit(back, NOTE_BYTES, dscp, box.allow, Event(), note=True, worked=False)
+            else:
+                box.allow()
         elif not box.come:
             self._transmit(ends[::-1], NOTE_BYTES, dscp, box.allow, Event(), note=True)
         return box.receive()
@@ -140,13 +153,24 @@ class Messaging:
         def come() -> None:
             self._work(ends[1], 0, box.arrive, note=False)
 
-        self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
+        def begin() -> None:
+            self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
+
+        if self.network.is_written(ends, size_bytes):  # it asks for its place
+            asked_s = self.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
+            self.later(asked_s + self._back_s(ends, dscp, NOTE_BYTES), begin)
+        else:
+            begin()
         self._work(ends[0], 0, lambda: None, note=False)
         return taken
 
     def wait_signal(self, key: Key) -> Event:
         """Wait for the next signal of this key."""
         return self._box(key).receive()
+
+    def _back_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
+        """What word of so many bytes takes from where a message goes to where it comes from."""
+        return self.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
 
     def _box(self, key: Key) -> Mailbox:
         return self.boxes.setdefault(key, Mailbox())
@@ -195,7 +219,10 @@ class Messaging:
             self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
             buffer.put(whole_bytes, taken)
 
-        self._work(here, size_bytes, begin, note)
+        if note and not worked:  # a card's own
+            begin()
+        else:
+            self._work(here, size_bytes, begin, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
         """A rank's software handles one message after the other; handing it over keeps none waiting."""

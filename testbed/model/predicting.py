@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from statistics import NormalDist
@@ -19,7 +19,7 @@ from testbed.model import Timeline, simulate
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.messages import message_count
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
-from testbed.paths.alpha_beta import Step, step_of
+from testbed.paths.alpha_beta import Step, frame_per_payload, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
 from testbed.paths.recovering import LossyDatagrams
@@ -120,7 +120,13 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         capacities |= more
         key = ends, flow.dscp
         parallel[key] = (*parallel.get(key, ()), path)
-    overheads = {ends: job.wiring.overhead(*ends) for ends in network.paths}
+    parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
+    wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
+    headers = (
+        1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
+    )
+    overheads = {ends: (1 + wiring.overhead(*ends)) * headers - 1 for ends in network.paths}
+    written = {ends: wiring.transport.written_above(wiring.distance(*ends)) for ends in network.paths}
     return replace(
         network,
         capacities=capacities,
@@ -128,8 +134,21 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         queues=queues,
         classes=classes,
         overheads=overheads,
-        sends_at_once=not control_of(_model_of(job, job.wiring.congestion_control or USUAL)).paces,
+        written_above=written,
+        sends_at_once=not control_of(_model_of(job, wiring.congestion_control or USUAL)).paces,
     )
+
+
+def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
+    """A pair's. Where each goes back by itself it throws away what it has under way: of a link they share, its part."""
+    for path in paths:
+        own = path.lossy
+        if isinstance(own, LossyDatagrams) and own.recovery == "go_back_n":
+            slowest = min(path.parts, key=capacities.__getitem__)
+            alike = sum(slowest in other.parts for other in paths)
+            yield replace(path, lossy=replace(own, path_rate=own.path_rate / alike))
+        else:
+            yield path
 
 
 def _model_of(job: Job, control: str) -> str:
@@ -208,12 +227,21 @@ class Routes:
         if not loss:
             return None
         wiring = self.job.wiring
-        packet_bytes = packet_payload_bytes(self.topology)
+        packet = wiring.transport.packet(self.topology.mtu)
+        packet_bytes = packet_payload_bytes(self.topology) if packet is None else packet.payload_bytes
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
             most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
             return LossyDatagrams(
-                mends.recovery, loss, *path, mends.data, mends.parity, most, self.calibration.late
+                mends.recovery,
+                loss,
+                *path,
+                mends.data,
+                mends.parity,
+                most,
+                self.calibration.late,
+                mends.timeout_s,
+                mends.blind_packets,
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL

@@ -223,12 +223,11 @@ class _Simulation(Messaging):
         if isinstance(operation, Message):
             ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
             key = ("message", *ends, operation.tag)
-            dscp = self.plan.dscp(operation)
+            dscp, size_bytes = self.plan.dscp(operation), operation.numel * self.itemsize
             if operation.sends:
-                size_bytes = operation.numel * self.itemsize
                 self.send(key, ends, size_bytes, dscp, self.plan.holds_receivers).and_then(over)
             else:
-                self.receive(key, ends, dscp).and_then(over)
+                self.receive(key, ends, size_bytes, dscp).and_then(over)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
                 self._drive(self._collective(rank, operation), over)
@@ -336,17 +335,18 @@ class _Simulation(Messaging):
             target, source = (own + distance) % size, (own - distance) % size
             to, back = call.ends(own, target), call.ends(source, own)
             waits, data = [], []
+            back_bytes = rows[source][own] * self.itemsize
             if not how.told:
-                waits = [self.receive((*call.key, "count", *back), back, call.dscp)]
+                waits = [self.receive((*call.key, "count", *back), back, COUNT_BYTES, call.dscp)]
             if rows[source][own] and how.ahead:
-                data = [self.receive((*call.key, *back), back, call.dscp)]
+                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
             if not how.told:
                 sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
             if rows[own][target]:
                 sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
             yield waits
             if rows[source][own] and not how.ahead:
-                data = [self.receive((*call.key, *back), back, call.dscp)]
+                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
             yield data
         yield sends
 
@@ -363,11 +363,8 @@ class _Simulation(Messaging):
             return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * self.itemsize
 
         def post(step: Round) -> list[Event]:
-            received = [transfer.peer for transfer in step.receives if size_bytes(transfer)]
-            return [
-                self.receive((*call.key, *ends), ends, call.dscp)
-                for ends in (call.ends(peer, call.own) for peer in received)
-            ]
+            sizes = [(call.ends(each.peer, call.own), size_bytes(each)) for each in step.receives]
+            return [self.receive((*call.key, *ends), ends, size, call.dscp) for ends, size in sizes if size]
 
         sends = []
         posted = [post(step) for step in strand[:AHEAD]]

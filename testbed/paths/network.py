@@ -85,6 +85,8 @@ class Network:
     classes: where a part's traffic has several queues, the part that each of them is.
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
+    written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
+    sender when word has come back: those of more bytes.
     """
 
     capacities: Mapping[str, float]
@@ -96,6 +98,11 @@ class Network:
     overheads: Mapping[Ends, float] = field(default_factory=dict)
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
+    written_above: Mapping[Ends, float] = field(default_factory=dict)
+
+    def is_written(self, ends: Ends, size_bytes: float) -> bool:
+        """Whether a message is."""
+        return size_bytes > self.written_above.get(ends, math.inf)
 
     def whole_bytes(self, ends: Ends, size_bytes: float) -> float:
         """Of a message, with all that goes with it."""

@@ -155,7 +155,8 @@ class LossyDatagrams:
 
     path_rate: bytes per second of the path. most_packets: of a window that reacts to losses; infinite for one that does
     not. late: whether losses are counted that make messages late. What mending takes on average is told as one time,
-    and how often that is.
+    and how often that is. timeout_s: of go-back-N; None: by the round trip. blind_packets: up to so many go by after it
+    went back before word of one comes, and a loss among them is left to the time-out.
     """
 
     recovery: str
@@ -167,10 +168,14 @@ class LossyDatagrams:
     parity: int = 8
     most_packets: float = math.inf
     late: bool = True
+    timeout_s: float | None = None
+    blind_packets: int = 0
 
     @property
     def mended_s(self) -> float:
         """Until what was lost has come after all."""
+        if self.timeout_s is not None:
+            return self.timeout_s
         return RTO_ROUND_TRIPS * self.rtt_s if self.recovery in TIMED else self.rtt_s
 
     def least_s(self, size_bytes: float) -> float:
@@ -178,10 +183,19 @@ class LossyDatagrams:
         took_s = size_bytes / self.path_rate
         if self.recovery == "go_back_n":
             packets = math.ceil(size_bytes / self.packet_bytes)
-            took_s += packets * self.loss * (self.rtt_s + self.packet_bytes / self.path_rate)
+            once_s = self.rtt_s + self.packet_bytes / self.path_rate + self.unheard * self.mended_s
+            took_s += packets * self.loss * once_s
         window_bytes = self.most_packets * self.packet_bytes
         at_once = min(size_bytes, window_bytes)
         return max(took_s, at_once / self.path_rate + (size_bytes - at_once) / window_bytes * self.rtt_s)
+
+    @property
+    def unheard(self) -> float:
+        """Of go-back-N's losses those that a time-out tells of, as a share."""
+        before = self.loss * self.blind_packets
+        # the first word comes after any number of packets up to the most, each as likely
+        blind = 1 - -math.expm1(-before) / before if before else 0.0
+        return blind + (1 - blind) * self.loss / (1 - self.loss)
 
     def late_chance(self, size_bytes: float) -> float:
         """How often a message ends later by `mended_s`, so that it does by as much as `Recovering` says on average."""

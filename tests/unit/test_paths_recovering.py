@@ -89,6 +89,16 @@ def test_the_model_of_a_step_is_told_the_mean() -> None:
     assert own.late_chance(64_000) * own.mended_s == pytest.approx(form.mean_s - form.lossless_s)
     assert replace(own, late=False).late_chance(64_000) == 0
     back = replace(own, recovery="go_back_n")
-    assert back.least_s(64_000) == pytest.approx(64 * PACKET_S + 0.64 * (ROUND_TRIP_S + PACKET_S))
+    again_s = 0.01 / 0.99 * 3 * ROUND_TRIP_S
+    assert back.least_s(64_000) == pytest.approx(64 * PACKET_S + 0.64 * (ROUND_TRIP_S + PACKET_S + again_s))
+    gone_back = Recovering("go_back_n", 64, PACKET_S, ROUND_TRIP_S, 0.01)
+    late_s = back.late_chance(64_000) * back.mended_s
+    whole_s = back.least_s(64_000) + late_s + ROUND_TRIP_S / 2
+    assert whole_s == pytest.approx(gone_back.mean_s, rel=0.01)
+    # of a card half of whose losses nothing tells of, for 66 packets are as likely to hold another as not
+    blind = replace(back, timeout_s=0.067, blind_packets=66)
+    assert blind.mended_s == 0.067
+    drawn = [1 - (1 - 0.01) ** gone for gone in range(66)]
+    assert blind.unheard == pytest.approx(sum(drawn) / 66, rel=0.05)
     slow = replace(own, most_packets=10)
     assert slow.least_s(110_000) == pytest.approx(10 * PACKET_S + 10 * ROUND_TRIP_S)

@@ -132,3 +132,4 @@ def test_a_step_over_rdma_is_trusted(person: Person) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     (variant,) = summary["variants"]
     assert variant["verdict"]["status"] == "trusted", variant["verdict"]
+    assert abs(variant["predicted"]["error"]) < 0.05

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from testbed.plugins import PluginError, Registry, blamed, derived_from
 from testbed.scale import Scale
@@ -20,13 +21,23 @@ from testbed.transport.wire import ConnectionKey
 class Mends:
     """How a transport mends losses itself. data, parity: of a group of erasure codes.
 
-    reacts: whether losses make its window smaller, as TCP Reno's.
+    reacts: whether losses make its window smaller, as TCP Reno's. timeout_s: until what nothing else tells of is sent
+    again, emulated; None: by the round trip. blind_packets: see `paths.recovering.LossyDatagrams`.
     """
 
     recovery: str
     data: int
     parity: int
     reacts: bool
+    timeout_s: float | None = None
+    blind_packets: int = 0
+
+
+class Packet(NamedTuple):
+    """A full packet: bytes of payload, and all that a link carries for it."""
+
+    payload_bytes: int
+    frame_bytes: int
 
 
 class TransportKind(ABC):
@@ -130,6 +141,14 @@ class TransportKind(ABC):
     def overhead(self, distance: str) -> float:
         """Of long messages, what the transport itself adds on the network for each byte: headers, acknowledgements."""
         return 0.0
+
+    def packet(self, mtu_bytes: int) -> Packet | None:
+        """Of long messages, on links of this MTU; None: as TCP's."""
+        return None
+
+    def written_above(self, distance: str) -> float:
+        """Which of its messages are large, where it `writes`: of more bytes than these."""
+        return math.inf
 
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """What a byte takes at least on one connection, by rules of the transport's own, such as a window.

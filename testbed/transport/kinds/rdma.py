@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from testbed.plugins import PluginError
 from testbed.scale import Scale
 from testbed.transport.base import TrafficClass
-from testbed.transport.kinds.base import TRANSPORTS
+from testbed.transport.kinds.base import TRANSPORTS, Mends, Packet
 from testbed.transport.kinds.striped import Spread
-from testbed.transport.rdma.card import CardSettings, VerbsCard
+from testbed.transport.rdma.card import CardSettings, VerbsCard, ack_timeout_s
 from testbed.transport.rdma.devices import find_card, set_window
 from testbed.transport.rdma.frames import HEADER
+from testbed.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, payload_bytes
 from testbed.transport.rdma.ports import ROCE_PORT, udp_port
 from testbed.transport.rdma.transport import RdmaTransport
 from testbed.transport.sockets import MeshSettings
@@ -30,6 +31,7 @@ class Rdma(Spread):
     socket_keys: ClassVar[tuple[str, ...]] = ()
     protocol = "roce"
     verbs = True
+    modelled = True
     writes = True
 
     def __init__(self, **options: Any) -> None:
@@ -73,6 +75,21 @@ class Rdma(Spread):
     def ports(self, dialled: int, listening: int, dialling: bool) -> tuple[int, int]:
         """Both ends send from the port that stands for the one that would have been dialled, to the same."""
         return udp_port(dialled), ROCE_PORT
+
+    @property
+    def mends(self) -> Mends:
+        """See TransportKind: cards go back."""
+        timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
+        return Mends("go_back_n", 0, 0, False, timeout_s, PACKETS_PER_ACK)
+
+    def packet(self, mtu_bytes: int) -> Packet:
+        """See TransportKind."""
+        payload = payload_bytes(mtu_bytes)
+        return Packet(payload, payload + HEADERS_BYTES)
+
+    def written_above(self, distance: str) -> float:
+        """What the fast path does not take."""
+        return self.stripes[distance].fast_bytes
 
     def overhead(self, distance: str) -> float:
         """Announcements, of a header each, and immediates are next to nothing."""

@@ -5,6 +5,7 @@ Completions are events of a channel: a program that looks for them again and aga
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -70,6 +71,11 @@ def timeout_exponent(timeout_s: float) -> int:
     return next(
         (n for n in range(1, _MOST_EXPONENT) if _ACK_UNIT_S * 2**n >= timeout_s * (1 - 1e-9)), _MOST_EXPONENT
     )
+
+
+def ack_timeout_s(timeout_s: float) -> float:
+    """What a card makes of it."""
+    return math.ldexp(_ACK_UNIT_S, timeout_exponent(timeout_s))
 
 
 class VerbsCard:
