@@ -18,7 +18,7 @@ from testbed.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLO
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")
 PACKET_BYTES = PAYLOADS_BYTES[0]
 ROCE_TIMEOUT_S = 4.096e-6 * 2**14  # the transport's default
-DRAWS = 4000
+DRAWS = {"roce": 20_000, "short": 400, "long": 2000}  # of TCP connections by their messages
 LONG_PACKETS = 1 << 12
 # of a TCP connection: messages before those that count, and how many do; fewer of long ones
 COUNTED, COUNTED_LONG = (10, 30), (2, 1)
@@ -44,7 +44,6 @@ def completion(
     transport: str,
     path: Path,
     size_bytes: int,
-    draws: int = DRAWS,
     counted: tuple[int, int] | None = None,
     seed: int = 1,
 ) -> Completion:
@@ -56,10 +55,12 @@ def completion(
     if transport == "bbr":
         return of_form(bbr(packets, packet_s, path.round_trip_s, path.loss))
     rng = np.random.default_rng(seed)
+    long = packets >= LONG_PACKETS
     if transport == "roce":
-        return of_draws(roce(path, packets, packet_s, draws, rng))
+        return of_draws(roce(path, packets, packet_s, DRAWS["roce"], rng))
+    draws = DRAWS["long" if long else "short"]
     rounds = Rounds(transport, path.loss, path.round_trip_s, packet_s, draws, rng)
-    earlier, count = counted or (COUNTED if packets < LONG_PACKETS else COUNTED_LONG)
+    earlier, count = counted or (COUNTED_LONG if long else COUNTED)
     took_s = [rounds.message(packets) for _ in range(earlier + count)]
     return of_draws(np.concatenate(took_s[earlier:]))
 

@@ -3,8 +3,8 @@
 Drawn, as the paper's own simulation draws them; `docs/losses.md` holds `testbed.paths.recovering` against them. A
 message is cut into chunks, which are lost one by one with one chance; a bit of the receiver's map stands for a chunk,
 of one or many packets. Selective repeat: chunk i leaves at i x T_inj, each loss costs it RTO + T_inj, the message is
-known of a round trip after its latest chunk. Erasure: data and parity leave, a round trip; where a submessage fails, a round
-trip and beta of one more until word of it comes, then selective repeat of its k chunks.
+known of a round trip after its latest chunk. Erasure: data and parity leave, a round trip; where a submessage fails, a
+round trip and beta of one more until word of it comes, then selective repeat of its k chunks.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class RoundTrips(ResultModel):
 class Connections(ResultModel):
     """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps.
 
-    parity, marked: of datagrams, packets of parity, and packets that links have marked; None of TCP.
+    parity, marked: of datagrams, packets of parity, and packets that links have marked; None of TCP. went_back: of
+    RDMA, how often cards of `from` began to send again, to whomever; out_of_sequence: packets that cards of `to`
+    refused.
     """
 
     source: str = Field(alias="from")
@@ -100,6 +102,8 @@ class Connections(ResultModel):
     retransmits: int
     parity: int | None = None
     marked: int | None = None
+    went_back: int | None = None
+    out_of_sequence: int | None = None
 
 
 class InvariantRecord(ResultModel):

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from testbed.transport import TransportError
-from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, Completion, QueuePair
+from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, CardCounts, Completion, QueuePair
 
 SLOT_BYTES, SLOTS = 8192 + 64, 64
 
@@ -54,6 +54,7 @@ class MemoryCard:
         # completions of writes, told when all else is looked at once more
         self.late: deque[Completion] = deque()
         self.sending = 0
+        self.told: CardCounts | None = None
 
     def fileno(self) -> int:
         return self.bell
@@ -121,9 +122,8 @@ class MemoryCard:
                     found.append(one)
             return found
 
-    @property
-    def received(self) -> int | None:
-        return None
+    def counts(self) -> CardCounts | None:
+        return self.told
 
     def close(self) -> None:
         with self.fabric.lock:

@@ -314,6 +314,26 @@ def test_a_connection_of_another_part_of_the_run_begins_anew() -> None:
     assert "marked" not in row
 
 
+def test_what_cards_sent_again_counts_once_for_all_their_connections() -> None:
+    steps = [StepResult(0, "ring", 0, 1.0, 2.0, 0.0, {}, 0, 0)]
+    told = [
+        # rank, peer: the card's figures are the same whichever connection tells
+        (0.9, 0, 1, 2, 0),
+        (1.5, 0, 2, 5, 0),
+        (1.9, 0, 1, 6, 0),
+        (1.9, 2, 0, 1, 0),
+        (0.9, 1, 0, 0, 10),
+        (1.8, 1, 0, 0, 310),
+    ]
+    readings = [
+        {**reading(time_s, 0.01, 0, rank=rank, peer=peer), "went_back": back, "out_of_sequence": refused}
+        for time_s, rank, peer, back, refused in told
+    ]
+    away, home = socket_use(readings, steps, ["east", "west", "east"], Scale())
+    assert (away["went_back"], away["out_of_sequence"]) == (4 + 1, 300)
+    assert (home["went_back"], home["out_of_sequence"]) == (0, 0)
+
+
 def test_pacing_and_small_windows_are_part_of_the_model() -> None:
     def seconds_a_byte(*entries: dict[str, Any]) -> float:
         of = topology()

@@ -15,6 +15,7 @@ from testbed.transport.rdma.immediates import Immediate, pack, unpack
 from testbed.transport.rdma.ports import flow_label, udp_port
 from testbed.transport.rdma.regions import Regions
 from testbed.transport.rdma.transport import RdmaTransport
+from testbed.transport.rdma.verbs import CardCounts
 from tests.unit.ranks import TOKEN, Places, Program
 from tests.unit.rdma_card import MemoryCard, MemoryFabric
 
@@ -62,6 +63,27 @@ def test_large_messages_are_written_in_place_and_arrays_registered_once() -> Non
         return transport.counters[peer].bytes_copied, transport.registered
 
     assert over_rdma(2, program) == [(0, 2)] * 2
+
+
+def test_a_card_s_counts_are_told_with_each_connection() -> None:
+    def program(transport: RdmaTransport) -> tuple[dict[str, float], Any]:
+        card = transport._card
+        assert isinstance(card, MemoryCard)
+        card.told = CardCounts(received=90, went_back=3, out_of_sequence=40, duplicates=1)
+        peer, own = 1 - transport.rank, np.zeros(2000, np.uint8)
+
+        def exchange() -> None:
+            finish(transport, transport.irecv(peer, 1, own.data), transport.isend(peer, 1, own.data))
+
+        exchange()
+        ((_, _, glance),) = transport.glances()
+        (entry,) = transport.socket_info()
+        exchange()  # the other one has looked, too
+        return glance, entry["card"]
+
+    for glance, card in over_rdma(2, program):
+        assert (glance["went_back"], glance["out_of_sequence"], glance["bytes_acked"]) == (3, 40, 2000)
+        assert card == {"received": 90, "went_back": 3, "out_of_sequence": 40, "duplicates": 1}
 
 
 def test_segments_of_several_queue_pairs_come_in_any_order() -> None:

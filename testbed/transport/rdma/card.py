@@ -17,7 +17,7 @@ from testbed.transport.base import TransportError
 from testbed.transport.rdma.devices import DEVICES
 from testbed.transport.rdma.immediates import Immediate, pack
 from testbed.transport.rdma.ports import flow_label
-from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, Completion, QueuePair
+from testbed.transport.rdma.verbs import RECEIVED, SENT, WRITTEN, Address, CardCounts, Completion, QueuePair
 from testbed.transport.views import address_of
 from testbed.virtual.memory import private_memory
 from testbed.virtual.verbs_library import pyverbs
@@ -45,6 +45,9 @@ _LEAST_RNR_TIMER = 1  # 10 us
 _COMPLETIONS = 1 << 14
 _AT_ONCE = 64
 _WRITES = 1 << 32  # numbers of work from here on are writes, below slots
+
+# of CardCounts, by soft-RoCE's names (rxe_hw_counters.c)
+_COUNTERS = ("rcvd_pkts", "completer_retry_err", "out_of_seq_request", "duplicate_request")
 
 _making = threading.Lock()  # descriptors of completion channels are told by what is new
 
@@ -208,11 +211,11 @@ class VerbsCard:
             del self._sending[slot]
             self._unsent.append(slot)
 
-    @property
-    def received(self) -> int | None:
+    def counts(self) -> CardCounts | None:
         """See Card."""
+        folder = DEVICES / self.settings.name / "ports/1/hw_counters"
         try:
-            return int((DEVICES / self.settings.name / "ports/1/hw_counters/rcvd_pkts").read_text())
+            return CardCounts(*(int((folder / name).read_text()) for name in _COUNTERS))
         except OSError:
             return None
 

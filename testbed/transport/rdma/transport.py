@@ -24,6 +24,7 @@ from testbed.transport.wire import ConnectionKey
 from testbed.transport.wire_counts import WireCounts
 
 FAST_DEPTH = 4096
+CARD_COUNTS = ("went_back", "out_of_sequence")  # of CardCounts, while a run goes on
 
 PairKey = tuple[int, TrafficClass]
 
@@ -100,10 +101,25 @@ class RdmaTransport(Mesh):
 
         Bytes of neither are told.
         """
-        found, received = super().wire_counts(), self._card.received
-        if found is None or received is None:
+        found, counts = super().wire_counts(), self._card.counts()
+        if found is None or counts is None:
             return None
-        return found.plus(WireCounts(segments_in=received))
+        return found.plus(WireCounts(segments_in=counts.received))
+
+    def glances(self) -> list[tuple[int, ConnectionKey, dict[str, float]]]:
+        """See Mesh: of the connection beside the queue pairs. Bytes are messages'; a card counts for all its peers."""
+        counts = self._card.counts()
+        own = {} if counts is None else {name: getattr(counts, name) for name in CARD_COUNTS}
+        return [
+            (peer, key, {**figures, "bytes_acked": self._counters[peer].bytes_sent, **own})
+            for peer, key, figures in super().glances()
+        ]
+
+    def socket_info(self) -> list[dict[str, Any]]:
+        """See Mesh; the same of the card in each entry."""
+        counts = self._card.counts()
+        own = {} if counts is None else {"card": counts._asdict()}
+        return [{**entry, **own} for entry in super().socket_info()]
 
     @property
     def registered(self) -> int:

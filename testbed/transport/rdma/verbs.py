@@ -31,6 +31,19 @@ class Address:
     number: int
 
 
+class CardCounts(NamedTuple):
+    """Since the card was made, of all its queue pairs.
+
+    received: packets. went_back: times that it began to send again, told by its peer or by its timer. out_of_sequence:
+    packets that it refused, as one before them had not come; duplicates: that it had already.
+    """
+
+    received: int
+    went_back: int
+    out_of_sequence: int
+    duplicates: int
+
+
 class Region(Protocol):
     """Memory that the card knows. key: for its own work; remote_key: for peers that write into it."""
 
@@ -89,9 +102,8 @@ class Card(Protocol):
     def completions(self) -> list[Completion]:
         """All since the last call; whatever comes after it is an event."""
 
-    @property
-    def received(self) -> int | None:
-        """How many packets it has taken, for whoever uses it; None where it does not tell."""
+    def counts(self) -> CardCounts | None:
+        """For whoever uses it; None where it does not tell."""
 
     def close(self) -> None:
         """Let go of all that belongs to it."""
