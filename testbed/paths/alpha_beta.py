@@ -85,6 +85,18 @@ def bdp_bytes(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
     return [[product(one, other) for other in hosts] for one in hosts]
 
 
+def narrowest_bps(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
+    """Per host and other host the rate of the narrowest link between them, one of each hop; 0 to itself."""
+
+    def narrowest(one: Host, other: Host) -> float:
+        if one == other:
+            return 0.0
+        hops = [hop.by(nearest_plane) for hop in paths.between(one, other)]
+        return min(link.rate_bps for hop in hops for link in hop.links)
+
+    return [[narrowest(one, other) for other in hosts] for one in hosts]
+
+
 def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
     there, back = ([hop.by(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one)))
     return step_of(paths.topology, there, back)

@@ -119,8 +119,8 @@ class MeshSettings:
     bootstrap_timeout_s: for dialling a peer, which may start later than this rank, until both have said hello.
     close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
     that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
-    port_bps: of this rank's card. bdp_bytes: per rank what is under way when the empty path to it is full; None: not
-    known.
+    port_bps: of this rank's card. bdp_bytes: per rank what is under way when the empty path to it is full; path_bps:
+    per rank its narrowest link; None: not known.
     """
 
     token: str
@@ -136,6 +136,7 @@ class MeshSettings:
     socket_of: Callable[[int, int, ConnectionKey, SocketSettings], SocketSettings] | None = None
     port_bps: float = math.inf
     bdp_bytes: Sequence[int] | None = None
+    path_bps: Sequence[float] | None = None
 
     @property
     def sockets(self) -> SocketSettings:

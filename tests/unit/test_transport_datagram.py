@@ -29,7 +29,7 @@ from testbed.transport.datagram.packets import DATA, DATA_KIND, PARITY, PARITY_K
 from testbed.transport.datagram.recoveries import RECOVERIES
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.datagram.transport import DatagramTransport
-from testbed.transport.datagram.udp import HEADER_ROOM, Outbox
+from testbed.transport.datagram.udp import HEADER_STRIDE, Figures, Outbox, Trains
 from tests.unit.ranks import Places
 
 PAYLOAD_BYTES = 9000 - 28 - DATA.size - PARITY.size
@@ -44,15 +44,24 @@ class LossyOutbox(Outbox):
         super().__init__()
         self._loses = loses
 
-    def send(self, sock: Any, headers: list[int], payloads: list[int], sizes: list[int]) -> int:
-        for position in range(len(headers)):
-            at = position * HEADER_ROOM
+    def send(self, sock: Any, headers: Figures, payloads: Figures, sizes: Figures) -> int:
+        self._spoil(len(headers))
+        return super().send(sock, headers, payloads, sizes)
+
+    def send_trains(self, sock: Any, trains: Trains, *told: Figures) -> int:
+        count = len(told[0])
+        if trains.packets > 1 and count > 1:  # else it is `send` that is called
+            self._spoil(count)
+        return super().send_trains(sock, trains, *told)
+
+    def _spoil(self, count: int) -> None:
+        for position in range(count):
+            at = position * HEADER_STRIDE
             header = Data._make(DATA.unpack_from(self.headers, at))
             parity = header.kind == PARITY_KIND
             number = PARITY.unpack_from(self.headers, at + DATA.size)[2] if parity else -1
             if header.kind in {DATA_KIND, PARITY_KIND} and self._loses(header, number):
                 self.headers[at + 4] ^= 0xFF
-        return super().send(sock, headers, payloads, sizes)
 
 
 def over_datagrams(

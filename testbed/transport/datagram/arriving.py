@@ -6,10 +6,11 @@ import numpy as np
 
 from testbed.transport.assembling import Assembly, Incoming
 from testbed.transport.base import PeerCounters
-from testbed.transport.datagram.codes import code_of
+from testbed.transport.datagram.codes import Bytes, code_of
 from testbed.transport.datagram.outgoing import rows_of
 from testbed.transport.datagram.packets import ASKS, DATA, PARITY, Data
 from testbed.transport.datagram.receiver import Receiver
+from testbed.transport.datagram.runs import Run
 from testbed.transport.onesided import Exposed
 
 
@@ -32,29 +33,43 @@ class Arriving(Assembly):
         self.receiver = Receiver(in_order, code or "mds")
         self._code = code
 
-    def on_data(self, header: Data, payload: memoryview, marked: bool) -> None:
-        """A packet of data has come."""
-        receiver, number = self.receiver, header.number
+    def on_run(self, run: Run, payloads: Bytes) -> None:
+        """Packets of data have come; payloads: (of each, bytes)."""
+        receiver, header, count = self.receiver, run.header, run.packets
         if header.path >= self.paths:
             self.fail(f"it sent on path {header.path} of {self.paths}")
             return
-        receiver.came(header.path, header.serial, marked, bool(header.flags & ASKS))
-        if not receiver.wants(number):
-            receiver.refuse(number, header.path)
+        receiver.came(header.path, run.serial, run.marked, run.asks, count)
+        if receiver.wants(header.number, count):
+            self._take(header, payloads)
             return
-        into = self._place(header, header.offset, payload)
+        size = payloads.shape[1]
+        for step in range(count):
+            number, offset = header.number + step, header.offset + step * size
+            if not receiver.wants(number):
+                receiver.refuse(number, header.path)
+            elif not self._take(header._replace(number=number, offset=offset), payloads[step : step + 1]):
+                return
+
+    def _take(self, header: Data, payloads: Bytes) -> bool:
+        """Packets that are wanted, the first with this header; whether there is room for them, and they make sense."""
+        receiver, number, count = self.receiver, header.number, len(payloads)
+        into = self._place(header, header.offset, payloads)
         if into is None:
-            return
-        receiver.take(number, header.path)
-        self.counters.header_bytes_received += DATA.size
+            return False
+        receiver.take(number, header.path, count)
+        self.counters.header_bytes_received += DATA.size * count
         if into.received == into.total:
             self.end(into)
-        if receiver.groups and (first := receiver.group_of(number)) is not None:
-            self._mend(first, header.path)
+        if receiver.groups:
+            for first in {receiver.group_of(number + step): None for step in range(count)}:
+                if first is not None:
+                    self._mend(first, header.path)
+        return True
 
-    def _place(self, header: Data, offset: int, payload: memoryview) -> Incoming | None:
+    def _place(self, header: Data, offset: int, payloads: Bytes) -> Incoming | None:
         """Put a part of a message where it belongs; None where there is no room for it, or it makes no sense."""
-        length, total = len(payload), header.total
+        length, total = payloads.size, header.total
         if offset + length > total or (length == 0) != (total == 0):
             self.fail(f"it sent {length} bytes at {offset} of a message of {total}")
             return None
@@ -65,7 +80,8 @@ class Arriving(Assembly):
             self.fail(f"it sent more than the {total} bytes of message {header.message}")
             return None
         if length:  # nothing may go into memory that cannot be written to
-            into.view[offset : offset + length] = payload
+            there = np.frombuffer(into.view, np.uint8, length, offset)
+            there.reshape(payloads.shape)[:] = payloads
         into.received += length
         if into.staged:
             into.segments.append((offset, length))
@@ -103,7 +119,7 @@ class Arriving(Assembly):
         for number in lost:
             offset = header.offset + number * size
             length = min(size, header.total - offset)
-            if self._place(header, offset, data[number, :length].data) is None:
+            if self._place(header, offset, data[number : number + 1, :length]) is None:
                 return
         receiver.mend(first, lost, path)
         if into.received == into.total:

@@ -9,10 +9,15 @@ import numpy as np
 
 from testbed.transport.assembling import MESSAGE_MASK
 from testbed.transport.base import PeerCounters, Request
-from testbed.transport.datagram.codes import Bytes, code_of
+from testbed.transport.datagram.codes import Bytes, Words, code_of
 from testbed.transport.datagram.packets import ASKS, DATA, DATA_KIND, PARITY, PARITY_KIND
 from testbed.transport.datagram.recoveries import Item, Parity, Recovery
+from testbed.transport.datagram.udp import BATCH, Figures
 from testbed.transport.views import address_of
+
+_STEPS = np.arange(BATCH)
+_ASKS = np.uint64(ASKS << 8)
+_DATA_SIZES = np.full(BATCH, DATA.size)
 
 
 class _Outgoing:
@@ -40,6 +45,7 @@ class OutgoingMessages:
     def __init__(self, payload_bytes: int, secret: int, code: str | None, counters: PeerCounters) -> None:
         self._payload_bytes, self._secret, self._code = payload_bytes, secret, code
         self._counters = counters
+        self._sizes = np.full(BATCH, payload_bytes)
         self._messages: list[_Outgoing] = []  # by first packet
         self._next = 0  # the number of the next message
         self._left = 0  # of `_messages`, those before have left
@@ -63,7 +69,7 @@ class OutgoingMessages:
         """Write a packet's header to `room` at `at`; its size, and address and size of the payload."""
         parity = isinstance(item, Parity)
         number = item.first if isinstance(item, Parity) else item
-        own = self._messages[bisect_right(self._messages, number, key=lambda one: one.first) - 1]
+        own = self._message_of(number)
         size = self._payload_bytes
         offset = (number - own.first) * size
         header = PARITY_KIND if parity else DATA_KIND, ASKS if asks else 0, path, self._secret, serial
@@ -73,6 +79,38 @@ class OutgoingMessages:
         PARITY.pack_into(room, at + DATA.size, item.data, item.parity, item.number)
         rows = self._parity_of(own, item, offset)
         return DATA.size + PARITY.size, rows.ctypes.data + item.number * rows.shape[1], rows.shape[1]
+
+    def write_run(
+        self, words: Words, numbers: range, path: int, serial: int, asking: slice
+    ) -> tuple[Figures, Figures, Figures]:
+        """Write headers of packets of data in a row to `words`, of an outbox, as far as they are of one message.
+
+        Of each the size of its header, the payload's address and size, as `Outbox.send` wants them. asking: which of
+        them ask for an acknowledgement, beside the last.
+        """
+        first, size = numbers.start, self._payload_bytes
+        own = self._message_of(first)
+        count = min(len(numbers), own.first + own.packets - first)
+        steps, offset = _STEPS[:count], (first - own.first) * size
+        offsets = steps * size + offset
+        words = words[:count]
+        # as DATA has them: kind, flags, path, secret; serial, message; number; tag; offset; size of the message
+        words[:, 0] = DATA_KIND | path << 16 | self._secret << 32
+        words[asking, 0] |= _ASKS
+        words[-1, 0] |= _ASKS
+        words[:, 1] = steps + (serial | own.number << 32)
+        words[:, 2] = steps + first
+        words[:, 3] = own.tag
+        words[:, 4] = offsets
+        words[:, 5] = own.total
+        sizes = self._sizes[:count]
+        if offset + count * size > own.total:
+            sizes = sizes.copy()
+            sizes[-1] = own.total - offset - (count - 1) * size
+        return _DATA_SIZES[:count], offsets + own.address, sizes
+
+    def _message_of(self, number: int) -> _Outgoing:
+        return self._messages[bisect_right(self._messages, number, key=lambda one: one.first) - 1]
 
     def _parity_of(self, own: _Outgoing, item: Parity, offset: int) -> Bytes:
         """(parity, length): of a group, encoded when its first packet is wanted."""

@@ -12,8 +12,10 @@ from typing import NamedTuple
 
 # kind, flags, path, secret, serial, message, first or only number, tag, offset in the message, size of the message
 DATA = struct.Struct("<BBHIIIQQQQ")
+WORDS = DATA.size // 8  # of eight bytes each, for many packets at once
 # after DATA of a packet of parity: data packets in the group, parity packets, which of them
 PARITY = struct.Struct("<BBBx")
+HEADER_ROOM = DATA.size + PARITY.size
 # kind, flags, path, secret, serial heard last, packets come, packets marked, number below which all have come
 ACK = struct.Struct("<BBHIIIIQ")
 # kind, flags, path, secret, packets: wanted in all by a sender, or granted in all to one

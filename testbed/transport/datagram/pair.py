@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import numpy as np
 
 from testbed.transport.base import PeerCounters, PeerLost, Request, TransportError
 from testbed.transport.datagram import telling, udp
 from testbed.transport.datagram.arriving import Arriving
-from testbed.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Credits, Granter, Limits
+from testbed.transport.datagram.controls import Credits, Granter
+from testbed.transport.datagram.making import sender_for
 from testbed.transport.datagram.outgoing import OutgoingMessages
 from testbed.transport.datagram.packets import (
-    ACK,
-    ACK_KIND,
     CREDIT,
     DATA,
-    DATA_KIND,
     ETHERNET_HEADER_BYTES,
     GRANTED_KIND,
+    HEADER_ROOM,
     PARITY,
     PARITY_KIND,
     UDP_HEADERS_BYTES,
@@ -30,17 +31,15 @@ from testbed.transport.datagram.packets import (
     read_ack,
 )
 from testbed.transport.datagram.recoveries import RECOVERIES, Item
-from testbed.transport.datagram.round_trips import LATE_PEER_RTO_S, LEAST_RTO_S, RoundTrips
+from testbed.transport.datagram.runs import put_together
 from testbed.transport.datagram.sender import Sender
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.datagram.spraying import Spray
 from testbed.transport.onesided import Exposed
 from testbed.virtual import clock_here
 
-NO_ROOM_S = 0.0005  # until a card whose queue was full is tried again
-# of its window what covers for that, for all its peers together; the shortest queues hold 64 packets
-LATE_HOST_PACKETS = 48
-LATE_HOST_S = 0.005  # what ranks that wait for a processor add to a round trip, by the real clock
+# until a card whose queue was full is tried again: by the real clock when a third of the shortest has gone
+NO_ROOM_S, NO_ROOM_PACKETS = 0.0005, 20
 
 
 class DatagramPair(Arriving):
@@ -73,13 +72,12 @@ class DatagramPair(Arriving):
         self._out: OutgoingMessages | None = None
         self._full: set[int] = set()  # sockets that take nothing now, by path
         self._again_s = math.inf  # when to try a card whose queue was full
+        self._no_room_s = NO_ROOM_S
         self._sender: Sender | None = None
         self.secret = 0
         self._payload_bytes = 0
         self._spray = Spray(settings.paths) if settings.paths > 1 else None
         self.datagrams_out = self.datagrams_in = self.bytes_out = self.bytes_in = 0
-        # by path: serials, packets, marks that have been told of
-        self._heard: dict[int, tuple[int, int, int]] = {}
 
     # ---- beginning and end
 
@@ -104,30 +102,24 @@ class DatagramPair(Arriving):
         for path, sock in enumerate(sockets):
             self._watch(sock, udp.READ, partial(self._on_event, path))
 
-    def stand(self, round_trip_s: float, window_bytes: int, line_bps: float, peers: int) -> None:
+    def stand(
+        self, round_trip_s: float, window_bytes: int, rates_bps: tuple[float, float], peers: int
+    ) -> None:
         """Both ends have their sockets: packets may go.
 
-        round_trip_s: a first guess. window_bytes: of control `window`. line_bps: of this rank's card. peers: how many
-        it has.
+        round_trip_s, window_bytes, rates_bps, peers: see `sender_for`.
         """
         if self.stands or self.lost is not None:
             return
         settings = self.settings
         self._payload_bytes = udp.payload_bytes(self.sockets[0])
-        frame_bytes = self._payload_bytes + udp.HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
-        exact = clock_here() == "free"
-        host_s = 0.0 if exact else LATE_HOST_S
-        least = 1.0
-        if settings.window_bytes is None:
-            least = LEAST_PACKETS if exact else max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
+        frame_bytes = self._payload_bytes + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
         self._granter.packet_bytes = frame_bytes
-        limits = Limits(frame_bytes, window_bytes, line_bps, settings.rate_scale, host_s, least)
-        least_rto_s = LEAST_RTO_S if exact else LATE_PEER_RTO_S
-        round_trips = RoundTrips(round_trip_s, least_rto_s)
+        self._trains = udp.Trains(DATA.size + self._payload_bytes, rates_bps[0])
+        if clock_here() != "free":
+            self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / rates_bps[0])
+        self._sender = sender_for(settings, frame_bytes, round_trip_s, window_bytes, rates_bps, peers)
         kind = RECOVERIES[settings.recovery]
-        groups = {} if kind.code is None else {"data": settings.data, "parity": settings.parity}
-        control = CONTROLS[settings.control](limits, round_trips)
-        self._sender = Sender(kind(round_trips, **groups), control)
         self._out = OutgoingMessages(self._payload_bytes, self.secret, kind.code, self.counters)
         waiting, self._waiting = self._waiting, []
         for request in waiting:
@@ -180,6 +172,10 @@ class DatagramPair(Arriving):
             return
         now_s = self._clock()
         while self._again_s == math.inf and self.lost is None:
+            if self._spray is None and (numbers := sender.fresh(udp.BATCH, now_s)):
+                if 0 in self._full or not self._transmit_run(numbers, now_s):
+                    break
+                continue
             items = sender.items(udp.BATCH, now_s)
             if not items or not self._transmit(items, now_s):
                 break
@@ -217,31 +213,59 @@ class DatagramPair(Arriving):
         sizes: list[tuple[int, int, int]] = []
         for position, item in enumerate(items):
             asks = sender.asks(position >= asks_from)
-            at = position * udp.HEADER_ROOM
+            at = position * udp.HEADER_STRIDE
             sizes.append(out.write(self._outbox.headers, at, item, path, serial + position, asks))
+        told = list(map(list, zip(*sizes, strict=True)))
+
+        def note(took: int) -> None:
+            for item in items[:took]:
+                sender.sent(item, path, now_s)
+
+        return self._hand_over(path, partial(self._outbox.send, self.sockets[path], *told), told, note)
+
+    def _transmit_run(self, numbers: range, now_s: float) -> bool:
+        """As `_transmit`, of packets of data in a row on the only path."""
+        sender, out = self._sender, self._out
+        assert sender is not None
+        assert out is not None
+        serial, asking = sender.recovery.next_serial(0), sender.asking(len(numbers))
+        told = out.write_run(self._outbox.words, numbers, 0, serial, asking)
+        send = partial(self._outbox.send_trains, self.sockets[0], self._trains, *told)
+        return self._hand_over(0, send, told, lambda took: sender.sent_run(numbers[:took], 0, now_s))
+
+    def _hand_over(
+        self,
+        path: int,
+        send: Callable[[], int],
+        told: Sequence[udp.Figures],
+        note: Callable[[int], object],
+    ) -> bool:
+        """Have the kernel send, and note how many packets it took; whether it was all.
+
+        told: of each the size of its header, address and size of its payload.
+        """
         try:
-            took = self._outbox.send(self.sockets[path], *map(list, zip(*sizes, strict=True)))
-        except BlockingIOError:
-            self._wait_for(path)
-            return False
+            took = send()
+        except (BlockingIOError, ConnectionRefusedError):
+            took = 0  # refused was an earlier packet; the lifeline tells what it means
         except udp.CardFull:
-            self._again_s = now_s + NO_ROOM_S
+            self._again_s = self._clock() + self._no_room_s
             return False
         except OSError as error:
-            if isinstance(error, ConnectionRefusedError):
-                return True  # of an earlier packet; the lifeline tells what it means
             self.fail(f"datagrams: {error.strerror}")
             return False
-        for item, (header_bytes, _, size_bytes) in zip(items[:took], sizes, strict=False):
-            sender.sent(item, path, now_s)
+        if took:
+            header_bytes, payload_bytes = (int(np.sum(figures[:took])) for figures in told[::2])
             self.counters.header_bytes_sent += header_bytes
-            self.bytes_out += header_bytes + size_bytes
-        self.datagrams_out += took
-        out.complete(sender.recovery)
-        if took < len(items):
+            self.bytes_out += header_bytes + payload_bytes
+            self.datagrams_out += took
+            note(took)
+            assert self._out is not None
+            assert self._sender is not None
+            self._out.complete(self._sender.recovery)
+        if took < len(told[0]):
             self._wait_for(path)
-            return False
-        return True
+        return took == len(told[0])
 
     def _wait_for(self, path: int) -> None:
         """Until the kernel takes more."""
@@ -249,11 +273,8 @@ class DatagramPair(Arriving):
             self._full.add(path)
             self._watch(self.sockets[path], udp.READ | udp.WRITE, partial(self._on_event, path))
 
-    def _tell(self, packet: bytes) -> None:
+    def _tell(self, packet: bytes, path: int = 0) -> None:
         """Send something small that may be lost."""
-        self._send_small(0, packet)
-
-    def _send_small(self, path: int, packet: bytes) -> None:
         with contextlib.suppress(OSError):  # it is lost here, then
             self.bytes_out += self.sockets[path].send(packet)
             self.datagrams_out += 1
@@ -276,8 +297,10 @@ class DatagramPair(Arriving):
                 self._read(path)  # word of it may be there, when it is this rank that is late
             if self.lost is None and now_s >= self._sender.recovery.due_s:
                 news = self._sender.on_timer(now_s)
-                for path, lost in news.late_on.items():
-                    self._judge(path, 0, lost, 0, now_s)
+                if self._spray is not None:
+                    for path, lost in news.late_on.items():
+                        round_trip_s = self._sender.recovery.round_trips.smoothed_s
+                        self._spray.heard(path, 0, lost, 0, now_s, round_trip_s)
         self.pump()
 
     def _on_event(self, path: int, mask: int) -> None:
@@ -297,39 +320,41 @@ class DatagramPair(Arriving):
         """Take some of what has come, and say so."""
         if self.lost is not None:
             return
+        inbox = self._inbox
         try:
-            packets = self._inbox.receive(self.sockets[path])
+            count = inbox.receive(self.sockets[path])
         except OSError as error:
             self.fail(f"datagrams: {error.strerror}")
             return
-        self.datagrams_in += len(packets)
-        for packet, marked in packets:
-            self.bytes_in += len(packet)
-            self._on_packet(packet, marked)
+        self.datagrams_in += count
+        self.bytes_in += sum(inbox.sizes)
+        runs, others, acks = put_together(inbox, self.secret)
+        for run in runs:
+            rows = inbox.rows[run.at : run.at + run.packets]
+            self.on_run(run, rows[:, DATA.size : inbox.sizes[run.at]])
             if self.lost is not None:
                 return
-        if packets:
-            self._acknowledge()
-            if self._out is not None and self._sender is not None:
+        for position in others:
+            self._on_other(inbox.packet(position), inbox.marked[position])
+            if self.lost is not None:
+                return
+        if acks and self._sender is not None:
+            for packet in acks:
+                self._on_ack(packet)
+                if self.lost is not None:
+                    return
+            if self._out is not None:
                 self._out.forget(self._sender.recovery.low)
-
-    def _acknowledge(self) -> None:
         for ack in self.receiver.acks():
-            self._send_small(ack.path, ack.pack(self.secret))
+            self._tell(ack.pack(self.secret), ack.path)
 
     # ---- receiving
 
-    def _on_packet(self, packet: memoryview, marked: bool) -> None:
-        size = len(packet)
-        kind = packet[0] if size else 0
-        if size < CREDIT.size or int.from_bytes(packet[4:8], "little") != self.secret:
-            return
-        if kind == DATA_KIND and size >= DATA.size:
-            self.on_data(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
-        elif kind == PARITY_KIND and size > DATA.size + PARITY.size:
+    def _on_other(self, packet: memoryview, marked: bool) -> None:
+        """Neither data nor an acknowledgement."""
+        kind = packet[0]
+        if kind == PARITY_KIND and len(packet) > DATA.size + PARITY.size:
             self.on_parity(Data._make(DATA.unpack_from(packet)), packet[DATA.size :], marked)
-        elif kind == ACK_KIND and size >= ACK.size and self._sender is not None:
-            self._on_ack(packet)
         elif kind == WANTED_KIND:
             self._on_wanted(CREDIT.unpack_from(packet)[-1])
         elif kind == GRANTED_KIND and self._sender and isinstance(self._sender.control, Credits):
@@ -344,17 +369,7 @@ class DatagramPair(Arriving):
             self.fail(f"it sent {error}")
             return
         if self._spray is not None:
-            serials, came, marked = self._heard.get(ack.path, (-1, 0, 0))
-            if ack.heard > serials:
-                self._heard[ack.path] = ack.heard, ack.came, ack.marked
-                new = ack.came - came
-                self._judge(ack.path, new, ack.heard - serials - new, ack.marked - marked, now_s)
-
-    def _judge(self, path: int, came: int, lost: int, marked: int, now_s: float) -> None:
-        """How a path has done since the last time."""
-        if self._spray is not None and self._sender is not None:
-            round_trip_s = self._sender.recovery.round_trips.smoothed_s
-            self._spray.heard(path, came, max(0, lost), marked, now_s, round_trip_s)
+            self._spray.told(ack, now_s, self._sender.recovery.round_trips.smoothed_s)
 
     def _on_wanted(self, total: int) -> None:
         granted = self._granter.granted(self)

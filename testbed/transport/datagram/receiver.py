@@ -52,29 +52,31 @@ class Receiver:
         """Whether it has come."""
         return number < self.low or bool(self.bits >> (number - self.low) & 1)
 
-    def wants(self, number: int) -> bool:
-        """Whether it would be taken now."""
-        if self._in_order:
-            return number == self.low
-        return not self.has(number) and number < self.low + MOST_AHEAD
+    def wants(self, number: int, count: int = 1) -> bool:
+        """Whether it, and those after it, would be taken now."""
+        low = self.low
+        if self._in_order or number == low:
+            return number == low and not self.bits & ((1 << count) - 1)
+        ahead = number - low
+        return 0 < ahead <= MOST_AHEAD - count and not self.bits >> ahead & ((1 << count) - 1)
 
-    def came(self, path: int, serial: int, marked: bool, asks: bool) -> None:
-        """Something came on a path, whatever becomes of it."""
+    def came(self, path: int, serial: int, marked: bool, asks: bool, count: int = 1) -> None:
+        """Something came on a path, whatever becomes of it. serial: of the last of so many packets."""
         seen = self._paths.get(path)
         if seen is None:
             seen = self._paths[path] = Seen()
         seen.heard = max(seen.heard, serial)
-        seen.came += 1
-        seen.since += 1
+        seen.came += count
+        seen.since += count
         if marked:
-            seen.marked += 1
+            seen.marked += count
         if asks or marked or seen.since >= ACK_EVERY:
             self._due[path] = None
 
-    def take(self, number: int, path: int) -> None:
-        """A packet that is wanted has come."""
+    def take(self, number: int, path: int, count: int = 1) -> None:
+        """A packet that is wanted has come, and so many in all with those after it."""
         gap = not self.bits and number > self.low
-        self.bits |= 1 << (number - self.low)
+        self.bits |= ((1 << count) - 1) << (number - self.low)
         self._advance()
         if gap:
             self._due[path] = None

@@ -38,6 +38,10 @@ class Sender:
         """There is a message more, of so many packets."""
         self.recovery.extend(packets)
 
+    def fresh(self, most: int, now_s: float) -> range:
+        """Packets of data in a row that may be sent now; empty where `items` is to be asked."""
+        return self.recovery.fresh(max(0, min(most, self._room(now_s))))
+
     def items(self, most: int, now_s: float) -> list[Item]:
         """What may be sent now, at most so many; nothing changes until `sent` says so."""
         room = self._room(now_s)
@@ -61,21 +65,39 @@ class Sender:
     def asks(self, last: bool) -> bool:
         """Whether the packet that is sent next asks for an acknowledgement. last: nothing can be sent after it now."""
         self._unasked += 1
-        window = self.control.window_packets
-        every = ASK_EVERY if window == math.inf else min(ASK_EVERY, max(1, int(window) // ASKS_PER_WINDOW))
-        if last or self._unasked >= every:
+        if last or self._unasked >= self._ask_every:
             self._unasked = 0
             return True
         return False
 
+    def asking(self, count: int) -> slice:
+        """Which of so many packets that are sent next ask for an acknowledgement, beside the last of them."""
+        every = self._ask_every
+        first = max(0, every - 1 - self._unasked)
+        self._unasked = 0
+        return slice(first, count, every)
+
+    @property
+    def _ask_every(self) -> int:
+        window = self.control.window_packets
+        return ASK_EVERY if window == math.inf else min(ASK_EVERY, max(1, int(window) // ASKS_PER_WINDOW))
+
     def sent(self, item: Item, path: int, now_s: float) -> int:
         """It was sent; its serial."""
+        self._count(1, now_s)
+        return self.recovery.sent(item, path, now_s)
+
+    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
+        """These were sent, one after the other; the serial of the first."""
+        self._count(len(numbers), now_s)
+        return self.recovery.sent_run(numbers, path, now_s)
+
+    def _count(self, packets: int, now_s: float) -> None:
         control = self.control
         if control.rate_bps < math.inf:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
-            self._free_s = max(self._free_s, now_s - BURST_S) + packet_s
-        control.sent(1, now_s)
-        return self.recovery.sent(item, path, now_s)
+            self._free_s = max(self._free_s, now_s - BURST_S) + packets * packet_s
+        control.sent(packets, now_s)
 
     def heard(self, ack: Ack, now_s: float) -> News:
         """An acknowledgement has come. ValueError for what no receiver can have said."""

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from testbed.transport.datagram.packets import Ack
+
 DENY_AFTER = 2  # losses within `WINDOW_S` of each other
 WINDOW_ROUND_TRIPS = 4.0
 FIRST_PROBE_ROUND_TRIPS = 8.0
@@ -40,6 +42,8 @@ class Spray:
         self._paths = [_Path() for _ in range(paths)]
         self._turn = 0
         self.denied = 0  # times that a path was denied
+        # by path: the latest serial, packets, marks that were told of
+        self._told: dict[int, tuple[int, int, int]] = {}
 
     @property
     def states(self) -> list[State]:
@@ -62,6 +66,15 @@ class Spray:
                 path.probe_s = math.inf  # one packet; what becomes of it decides
             return number
         return self._turn
+
+    def told(self, ack: Ack, now_s: float, round_trip_s: float) -> None:
+        """A receiver has said how many packets of a path have come, and which was the last."""
+        heard, came, marked = self._told.get(ack.path, (-1, 0, 0))
+        if ack.heard > heard:
+            self._told[ack.path] = ack.heard, ack.came, ack.marked
+            new = ack.came - came
+            lost = max(0, ack.heard - heard - new)
+            self.heard(ack.path, new, lost, ack.marked - marked, now_s, round_trip_s)
 
     def heard(
         self, number: int, came: int, lost: int, marked: int, now_s: float, round_trip_s: float

@@ -184,8 +184,10 @@ class DatagramTransport(Mesh):
             return
         with contextlib.suppress(OSError):  # whatever ends the lifeline ends the pair
             round_trip_s = glance(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
-            window_bytes = self._window_bytes(pair, lifeline.peer)
-            pair.stand(round_trip_s, window_bytes, self.settings.port_bps, self.size - 1)
+            settings, peer = self.settings, lifeline.peer
+            path_bps = settings.path_bps[peer] if settings.path_bps is not None else 0.0
+            rates_bps = settings.port_bps, path_bps
+            pair.stand(round_trip_s, self._window_bytes(pair, peer), rates_bps, self.size - 1)
 
     def _open(
         self,

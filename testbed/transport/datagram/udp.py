@@ -1,8 +1,9 @@
 """UDP sockets that send and receive many packets in one system call each (sendmmsg, recvmmsg).
 
-Segmentation by the kernel (UDP_SEGMENT) would save more, but hands a card's shaper 64 kB at a time as one packet, which
-a testbed of packets must not: TCP here has one segment in each, too. At 1 Gbit/s and with packets of 9 kB calls are not
-what limits. Addresses in memory are kept as numbers: packets go out from where messages lie.
+By the real clock packets in a row go as trains, which the kernel takes as one and cuts where they leave the card's
+queue (UDP_SEGMENT): all behind it, links, captures and receivers, has single packets. A train is no longer than what
+the card's shaper lets go at once anyway, and is taken as a whole or not at all. Addresses in memory are kept as
+numbers: packets go out from where messages lie.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ import errno
 import os
 import select
 import socket
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from testbed.transport.base import TrafficClass, TransportError
-from testbed.transport.datagram.packets import DATA, MOST_AHEAD, PARITY, UDP_HEADERS_BYTES
+from testbed.transport.datagram.packets import HEADER_ROOM, MOST_AHEAD, UDP_HEADERS_BYTES
 from testbed.transport.sockets import FORCED, SocketSettings
 from testbed.transport.views import address_of
 from testbed.virtual import clock_here
 
-BATCH = 32  # packets of one call
-MOST_MTU_BYTES = 9216
+BATCH = 64  # packets of one call
+MOST_MTU_BYTES = 9216  # and whole words of eight bytes
 LOOPBACK_MTU_BYTES = 9000  # in place of the 64 kB that the loopback interface allows
 RECEIVE_BUFFER_BYTES = 8 * 1024**2
 # what waits in the card's queue, as the kernel counts it: by the real clock a rank may be late to fill it up again
 SEND_BUFFER_BYTES, EXACT_SEND_BUFFER_BYTES = 512 * 1024, 128 * 1024
-HEADER_ROOM = DATA.size + PARITY.size
+
+# of trains: what shapers let go at once by the real clock (testbed.links.shaping), what one IPv4 packet holds
+TRAIN_S, MOST_TRAIN_BYTES = 0.002, 65507
+HEADER_STRIDE = 64  # from one packet's room for its header to the next in an outbox
 
 # of linux/in.h
 _IP_MTU, _IP_MTU_DISCOVER, _IP_PMTUDISC_DO, _IP_RECVERR, _IP_RECVTOS = 14, 10, 2, 11, 13
@@ -44,36 +50,91 @@ _MESSAGE = np.dtype(
     }
 )
 _PART = np.dtype([("base", "u8"), ("bytes", "u8")])
+# struct cmsghdr with what UDP_SEGMENT takes, and what rounds it up
+_SEGMENT = np.dtype([("bytes", "u8"), ("level", "i4"), ("kind", "i4"), ("segment", "u2"), ("rest", "u2", 3)])
+_UDP_SEGMENT, _SEGMENT_BYTES = 103, 18
+# of kernels that cannot, or not for cards that do not sum up (before Linux 6.11)
+_NO_TRAINS = {errno.EIO, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 _libc = ctypes.CDLL(None, use_errno=True)
+
+Figures = Sequence[int] | NDArray[np.int64]
+"""One of each of a call's packets."""
 
 
 class CardFull(TransportError):
     """The card's queue is full: to be tried again a little later, no event tells when."""
 
 
+class Trains:
+    """Packets of one size that the kernel takes as one, at most `packets` in each; 1: none are made.
+
+    packet_bytes: of one, with its header. card_bps: of the card that they leave by.
+    """
+
+    def __init__(self, packet_bytes: int, card_bps: float) -> None:
+        self.packets = 1
+        if clock_here() != "free":
+            at_once = min(TRAIN_S * card_bps / 8, MOST_TRAIN_BYTES) / packet_bytes
+            self.packets = max(1, min(BATCH, int(at_once)))
+        self.control = np.zeros(1, _SEGMENT)
+        self.control["bytes"], self.control["level"] = _SEGMENT_BYTES, socket.IPPROTO_UDP
+        self.control["kind"], self.control["segment"] = _UDP_SEGMENT, packet_bytes
+
+
 class Outbox:
     """Room for the headers of a call's packets, and where their payloads lie; one for all sockets of a thread."""
 
     def __init__(self) -> None:
-        self.headers = bytearray(BATCH * HEADER_ROOM)
+        self.headers = bytearray(BATCH * HEADER_STRIDE)
+        self.words = np.frombuffer(self.headers, "<u8").reshape(BATCH, -1)
         self._parts = np.zeros((BATCH, 2), _PART)
         self._messages = np.zeros(BATCH, _MESSAGE)
         base = address_of(memoryview(self.headers))
-        self._parts["base"][:, 0] = base + np.arange(BATCH) * HEADER_ROOM
+        self._parts["base"][:, 0] = base + np.arange(BATCH) * HEADER_STRIDE
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
         self._messages["count"] = 2
-        self._address = self._messages.ctypes.data
+        self._address = ctypes.c_void_p(self._messages.ctypes.data)
+        self._trains = np.zeros(BATCH, _MESSAGE)
+        self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
 
-    def send(self, sock: socket.socket, headers: list[int], payloads: list[int], sizes: list[int]) -> int:
+    def send_trains(
+        self, sock: socket.socket, trains: Trains, headers: Figures, payloads: Figures, sizes: Figures
+    ) -> int:
+        """As `send`, of packets in a row that are all of one size but for the last."""
+        count, each = len(headers), trains.packets
+        if each == 1 or count == 1:
+            return self.send(sock, headers, payloads, sizes)
+        self._lay(headers, payloads, sizes)
+        number = -(-count // each)
+        messages = self._trains[:number]
+        messages["iov"] = self._messages["iov"][:count:each]
+        messages["count"] = 2 * each
+        messages["count"][-1] = 2 * (count - (number - 1) * each)
+        messages["control"] = trains.control.ctypes.data
+        messages["control_bytes"] = trains.control.itemsize
+        took: int = _libc.sendmmsg(sock.fileno(), self._trains_address, number, 0)
+        if took < 0 and ctypes.get_errno() in _NO_TRAINS:
+            trains.packets = 1
+            return self.send(sock, headers, payloads, sizes)
+        return min(count, self._taken(took) * each)
+
+    def send(self, sock: socket.socket, headers: Figures, payloads: Figures, sizes: Figures) -> int:
         """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.
 
         BlockingIOError where it takes none until the socket is writable, CardFull where the card's queue is full.
         """
+        self._lay(headers, payloads, sizes)
+        return self._taken(_libc.sendmmsg(sock.fileno(), self._address, len(headers), 0))
+
+    def _lay(self, headers: Figures, payloads: Figures, sizes: Figures) -> None:
         count = len(headers)
         self._parts["bytes"][:count, 0] = headers
         self._parts["base"][:count, 1] = payloads
         self._parts["bytes"][:count, 1] = sizes
-        took: int = _libc.sendmmsg(sock.fileno(), ctypes.c_void_p(self._address), count, 0)
+
+    @staticmethod
+    def _taken(took: int) -> int:
+        """What a call says, or the error that it means."""
         if took >= 0:
             return took
         number = ctypes.get_errno()
@@ -90,7 +151,11 @@ class Inbox:
     def __init__(self, marks: bool) -> None:
         room = MOST_MTU_BYTES
         self._memory = np.zeros(BATCH * room, np.uint8)
-        self._views = [memoryview(self._memory.data)[i * room : (i + 1) * room] for i in range(BATCH)]
+        self.rows = self._memory.reshape(BATCH, room)  # where packets lie, of so many `sizes`
+        self.words = self._memory.view("<u8").reshape(BATCH, -1)
+        self.sizes: list[int] = []
+        self.marked: list[bool] = []
+        self._views = [memoryview(row.data) for row in self.rows]
         self._controls = np.zeros((BATCH, _CONTROL_BYTES), np.uint8)
         self._parts = np.zeros(BATCH, _PART)
         self._messages = np.zeros(BATCH, _MESSAGE)
@@ -101,29 +166,31 @@ class Inbox:
         self._marks = marks
         if marks:
             self._messages["control"] = self._controls.ctypes.data + np.arange(BATCH) * _CONTROL_BYTES
-        self._address = self._messages.ctypes.data
+        self._address = ctypes.c_void_p(self._messages.ctypes.data)
 
-    def receive(self, sock: socket.socket) -> list[tuple[memoryview, bool]]:
-        """What is there, BATCH packets at most: each, valid until the next call, and whether it was marked. OSError."""
+    def packet(self, position: int) -> memoryview:
+        """One of what was received last; valid until the next call."""
+        return self._views[position][: self.sizes[position]]
+
+    def receive(self, sock: socket.socket) -> int:
+        """Receive what is there, BATCH packets at most; how many. Keeps their `sizes` and who is `marked`. OSError."""
         if self._marks:
             self._messages["control_bytes"] = _CONTROL_BYTES
-        count: int = _libc.recvmmsg(
-            sock.fileno(), ctypes.c_void_p(self._address), BATCH, socket.MSG_DONTWAIT, None
-        )
+        count: int = _libc.recvmmsg(sock.fileno(), self._address, BATCH, socket.MSG_DONTWAIT, None)
         if count < 0:
             number = ctypes.get_errno()
             if number in {errno.EAGAIN, errno.EINTR, errno.ECONNREFUSED}:
-                return []
-            raise OSError(number, os.strerror(number))
-        sizes = self._messages["bytes"][:count].tolist()
-        if not self._marks:
-            return [(view[:size], False) for view, size in zip(self._views, sizes, strict=False)]
-        tos = (self._controls[:count, _TOS_OFFSET] & _ECN_BITS).tolist()
-        told = self._messages["control_bytes"][:count].tolist()
-        return [
-            (view[:size], bool(has) and mark == _CONGESTION_EXPERIENCED)
-            for view, size, has, mark in zip(self._views, sizes, told, tos, strict=False)
-        ]
+                count = 0
+            else:
+                raise OSError(number, os.strerror(number))
+        self.sizes = self._messages["bytes"][:count].tolist()
+        if self._marks:
+            bits = self._controls[:count, _TOS_OFFSET] & _ECN_BITS
+            told = self._messages["control_bytes"][:count] > 0
+            self.marked = (told & (bits == _CONGESTION_EXPERIENCED)).tolist()
+        else:
+            self.marked = [False] * count
+        return count
 
 
 def make_socket(

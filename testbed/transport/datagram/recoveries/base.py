@@ -32,22 +32,29 @@ Item = int | Parity
 
 
 class Sending(NamedTuple):
-    """What was sent, when."""
+    """What was sent, when: so many packets of data in a row, from `item` on, or one of parity. serial: of the first."""
 
+    serial: int
     item: Item
+    packets: int
     sent_s: float
 
 
 @dataclass
 class Path:
-    """What is under way on one path. flight: by serial, of which nothing has been heard yet."""
+    """What is under way on one path. flight: of which nothing has been heard yet, oldest first.
+
+    settled: of all serials below something has been heard, or they have been given up. times: last serials of what was
+    sent at once, and when.
+    """
 
     serial: int = 0  # of the next
+    settled: int = 0
     heard: int = -1
     heard_s: float = -math.inf
     came: int = 0
     marked: int = 0
-    flight: dict[int, Sending] = field(default_factory=dict)
+    flight: deque[Sending] = field(default_factory=deque)
     times: deque[tuple[int, float]] = field(default_factory=deque)
 
 
@@ -55,11 +62,13 @@ class Path:
 class News:
     """What an acknowledgement, or a time-out, has changed.
 
-    acked: packets that are known to have come now and were not before. lost: of which that is known now. marked: that
-    the network has marked. late: packets of which nothing was heard for too long; late_on: how many on each path.
+    acked: packets that are known to have come now and were not before. holes: that have not, though something sent
+    later on their path has. lost: that count as lost now. marked: that the network has
+    marked. late: packets of which nothing was heard for too long; late_on: how many on each path.
     """
 
     acked: int = 0
+    holes: int = 0
     lost: int = 0
     marked: int = 0
     round_trip_s: float | None = None
@@ -86,8 +95,8 @@ class Recovery(ABC):
         self.paths: dict[int, Path] = {}
         self._acked = 0  # bit i: low + i has come
         self._sent_end = 0  # the first that was never sent
-        # path and serial of a packet's latest sending, while in flight
-        self._where: dict[int, tuple[int, int]] = {}
+        # path and serial of the latest sending of packets that were sent more than once and have not come
+        self._again_at: dict[int, tuple[int, int]] = {}
         self._lost: set[int] = set()  # to be sent again
 
     # ---- for those who derive
@@ -108,8 +117,8 @@ class Recovery(ABC):
 
     @property
     def under_way(self) -> int:
-        """Packets of which nothing has been heard since they were sent."""
-        return sum(len(path.flight) for path in self.paths.values())
+        """Packets of which nothing has been heard on their path since they were sent."""
+        return sum(path.serial - path.settled for path in self.paths.values())
 
     @property
     def idle(self) -> bool:
@@ -128,6 +137,10 @@ class Recovery(ABC):
     def sent_below(self, end: int) -> bool:
         """Whether all packets below, and all parity of theirs, were sent once."""
         return end <= self._sent_end
+
+    def fresh(self, most: int) -> range:
+        """Packets of data in a row to send next, where nothing else goes first; as `items` otherwise."""
+        return range(0) if self._lost else range(self.next, min(self.next + most, self._limit))
 
     def items(self, most: int) -> list[Item]:
         """What to send next, at most so many; nothing changes until `sent` says so."""
@@ -152,27 +165,33 @@ class Recovery(ABC):
 
     def sent(self, item: Item, path: int, now_s: float) -> int:
         """It was sent; its serial."""
+        if isinstance(item, int):
+            return self.sent_run(range(item, item + 1), path, now_s)
+        self.parity_sent += 1
+        return self._fly(item, 1, path, now_s)
+
+    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
+        """These packets of data were sent, one after the other; the serial of the first."""
+        first, end = numbers.start, numbers.stop
+        serial = self._fly(first, end - first, path, now_s)
+        if first < self._sent_end:
+            for number in range(first, min(end, self._sent_end)):
+                self.resent += 1
+                self._lost.discard(number)
+                self._again_at[number] = (path, serial + number - first)
+        self._sent_end = max(self._sent_end, end)
+        self.next = max(self.next, end)
+        return serial
+
+    def _fly(self, item: Item, count: int, path: int, now_s: float) -> int:
         own = self.paths.get(path)
         if own is None:
             own = self.paths[path] = Path()
         serial = own.serial
-        own.serial += 1
-        own.flight[serial] = Sending(item, now_s)
-        own.times.append((serial, now_s))
-        if isinstance(item, int):
-            self._data_sent(item, path, serial)
-        else:
-            self.parity_sent += 1
+        own.serial += count
+        own.flight.append(Sending(serial, item, count, now_s))
+        own.times.append((own.serial - 1, now_s))
         return serial
-
-    def _data_sent(self, number: int, path: int, serial: int) -> None:
-        if number < self._sent_end:
-            self.resent += 1
-            self._lost.discard(number)
-        else:
-            self._sent_end = number + 1
-        self._where[number] = (path, serial)
-        self.next = max(self.next, number + 1)
 
     # ---- hearing
 
@@ -190,54 +209,85 @@ class Recovery(ABC):
         if ack.came >= path.came:
             news.marked = max(0, ack.marked - path.marked)
             path.came, path.marked = ack.came, ack.marked
-        for number in self._newly(ack):
-            news.acked += 1
-            self._lost.discard(number)
-            where = self._where.pop(number, None)
-            if where is not None:
-                self.paths[where[0]].flight.pop(where[1], None)
+        news.acked = self._learn(ack)
         if news.acked:
             self.round_trips.doublings = 0
+            if self._lost:
+                self._lost = {number for number in self._lost if not self._has(number)}
+            if self._again_at:
+                self._again_at = {
+                    number: where for number, where in self._again_at.items() if not self._has(number)
+                }
         if ack.heard > path.heard:
             path.heard = ack.heard
             self._measure(path, news, now_s)
-            for serial in list(path.flight):
-                if serial > ack.heard:
-                    break
-                sending = path.flight.pop(serial)
-                if isinstance(sending.item, int) and self._where.get(sending.item) == (ack.path, serial):
-                    del self._where[sending.item]
-                    self._passed(sending.item, sending, news)
+            self._pass(ack.path, path, news)
+        if news.acked and len(self.paths) > 1:
+            self._skip_what_came()
         self._after_ack(ack, news, now_s)
         return news
+
+    def _pass(self, which: int, path: Path, news: News) -> None:
+        """Of all up to what was heard last on a path it is known what has become."""
+        flight, end = path.flight, path.heard + 1
+        while flight and flight[0].serial < end:
+            sending = flight.popleft()
+            serial, item, count, sent_s = sending
+            if isinstance(item, Parity):
+                continue
+            if serial + count > end:  # the rest is still under way
+                passed = end - serial
+                flight.appendleft(Sending(end, item + passed, count - passed, sent_s))
+                count = passed
+            for number in range(max(item, self.low), item + count):
+                here = which, serial + number - item
+                if not self._has(number) and self._again_at.get(number, here) == here:
+                    news.holes += 1
+                    self._passed(number, sending, news)
+        path.settled = max(path.settled, end)
+
+    def _skip_what_came(self) -> None:
+        """What is known to have come by word of other paths is not waited for."""
+        for path in self.paths.values():
+            flight = path.flight
+            while flight and self._came(flight[0]):
+                serial, _, count, _ = flight.popleft()
+                path.settled = serial + count
+
+    def _came(self, sending: Sending) -> bool:
+        first = sending.item
+        if isinstance(first, Parity):
+            return False
+        return all(self._has(number) for number in range(max(first, self.low), first + sending.packets))
 
     def _measure(self, path: Path, news: News, now_s: float) -> None:
         """The round trip of the packet that was heard last."""
         times = path.times
-        while times and times[0][0] <= path.heard:
-            serial, sent_s = times.popleft()
-            if serial == path.heard:
-                news.round_trip_s = now_s - sent_s
-                self.round_trips.add(news.round_trip_s)
+        while times[0][0] < path.heard:
+            times.popleft()
+        last, sent_s = times[0]
+        if last == path.heard:
+            times.popleft()
+        news.round_trip_s = now_s - sent_s
+        self.round_trips.add(news.round_trip_s)
 
-    def _newly(self, ack: Ack) -> list[int]:
-        """The packets that are known to have come only now."""
-        low = self.low
-        found = []
+    def _learn(self, ack: Ack) -> int:
+        """Take in which packets have come; how many of them were not known to have."""
+        low, had, news = self.low, self._acked, 0
         if ack.low > low:
-            had = self._acked
-            found = [low + i for i in range(ack.low - low) if not had >> i & 1]
-            self._acked = had >> (ack.low - low)
+            step = ack.low - low
+            news = step - (had & ((1 << step) - 1)).bit_count()
+            self._acked = had = had >> step
             self.low = ack.low
-        bits = ack.bits << (ack.low - self.low) if ack.low >= self.low else ack.bits >> (self.low - ack.low)
-        new = bits & ~self._acked
-        self._acked |= new
-        while new:
-            lowest = new & -new
-            found.append(self.low + lowest.bit_length() - 1)
-            new ^= lowest
+        if ack.bits:
+            bits = (
+                ack.bits << (ack.low - self.low) if ack.low >= self.low else ack.bits >> (self.low - ack.low)
+            )
+            new = bits & ~had
+            self._acked |= new
+            news += new.bit_count()
         self.next = max(self.next, self.low)
-        return found
+        return news
 
     def _has(self, number: int) -> bool:
         """Whether it is known to have come."""
@@ -254,30 +304,37 @@ class Recovery(ABC):
     @property
     def due_s(self) -> float:
         """When `on_timer` has something to do; infinite where only acknowledgements are waited for, or nothing."""
-        oldest_s = min(
-            (self._late_from_s(path) for path in self.paths.values() if path.flight), default=math.inf
-        )
+        oldest_s = math.inf
+        for path in self.paths.values():
+            if path.flight:
+                oldest_s = min(oldest_s, self._late_from_s(path))
         return oldest_s + self.round_trips.rto_s
 
     @staticmethod
     def _late_from_s(path: Path) -> float:
         """When waiting for word of a path began: what is in its queues may take long, as long as something comes."""
-        return max(next(iter(path.flight.values())).sent_s, path.heard_s)
+        return max(path.flight[0].sent_s, path.heard_s)
 
     def on_timer(self, now_s: float) -> News:
         """Time has passed: what nothing is heard of is lost."""
         news = News()
         rto_s = self.round_trips.rto_s
-        for number, path in self.paths.items():
+        for which, path in self.paths.items():
+            late = 0
             while path.flight and self._late_from_s(path) + rto_s <= now_s:
-                serial = next(iter(path.flight))
-                item = path.flight.pop(serial).item
-                news.late_on[number] = news.late_on.get(number, 0) + 1
+                serial, item, count, _ = path.flight.popleft()
+                path.settled = serial + count
                 if isinstance(item, Parity):
+                    late += 1
                     self._parity_late(item, news)
-                elif self._where.get(item) == (number, serial):
-                    del self._where[item]
-                    self._lose(item, news)
+                    continue
+                for number in range(max(item, self.low), item + count):
+                    here = which, serial + number - item
+                    if not self._has(number) and self._again_at.get(number, here) == here:
+                        late += 1
+                        self._lose(number, news)
+            if late:
+                news.late_on[which] = late
         if news.lost:
             news.late = news.lost
             self.round_trips.doublings += 1

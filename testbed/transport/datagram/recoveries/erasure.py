@@ -68,21 +68,40 @@ class Erasure(Recovery):
             found += range(self.next, end)
         return found
 
+    def fresh(self, most: int) -> range:
+        """See Recovery: of one group."""
+        if self._parities or not self._open:
+            return range(0)
+        own = self._open[0]
+        found = super().fresh(most)
+        return range(found.start, min(found.stop, own.first + own.data))
+
     def sent(self, item: Item, path: int, now_s: float) -> int:
         """See Recovery."""
-        first_time = isinstance(item, Parity) or item >= self._sent_end
         serial = super().sent(item, path, now_s)
+        if isinstance(item, Parity):
+            self._parities.remove(item)
+            self._first_sent(1, path, serial)
+        return serial
+
+    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
+        """See Recovery: packets of one group, all sent before or none."""
+        first_time = numbers.start >= self._sent_end
+        serial = super().sent_run(numbers, path, now_s)
         if first_time:
             own = self._open[0]
-            own.last[path] = serial
-            own.unsent -= 1
-            if isinstance(item, Parity):
-                self._parities.remove(item)
-            elif item == own.first + own.data - 1:
+            if numbers.stop == own.first + own.data:
                 self._parities += [Parity(own.first, own.data, i, own.parity) for i in range(own.parity)]
-            if not own.unsent:
-                self._closed.append(self._open.popleft())
+            self._first_sent(len(numbers), path, serial + len(numbers) - 1)
         return serial
+
+    def _first_sent(self, count: int, path: int, last: int) -> None:
+        """So many packets of the group that is being sent have left, the last with this serial."""
+        own = self._open[0]
+        own.last[path] = last
+        own.unsent -= count
+        if not own.unsent:
+            self._closed.append(self._open.popleft())
 
     def _passed(self, number: int, sending: Sending, news: News) -> None:
         if number < self._under_code_from:
@@ -105,17 +124,23 @@ class Erasure(Recovery):
 
     def _give_up_ended(self, news: News) -> None:
         """Groups of which nothing is under way any more; of a path that is left alone nothing later is heard."""
-        while self._closed and not any(
-            next(iter(self.paths[path].flight), serial + 1) <= serial
-            for path, serial in self._closed[0].last.items()
+        while self._closed and all(
+            self.paths[path].settled > serial for path, serial in self._closed[0].last.items()
         ):
             self._give_up(self._closed.popleft(), news)
 
     def _give_up(self, group: _Group, news: News) -> None:
         """All of a group is through, or lost: its parity was not enough for what is missing."""
         for number in range(max(group.first, self.low), group.first + group.data):
-            if number not in self._where:
+            if not self._has(number) and not self._under_way_still(number):
                 self._lose(number, news)
+
+    def _under_way_still(self, number: int) -> bool:
+        return any(
+            isinstance(sending.item, int) and sending.item <= number < sending.item + sending.packets
+            for path in self.paths.values()
+            for sending in path.flight
+        )
 
     def _parity_late(self, parity: Parity, news: News) -> None:
         while self._closed and self._closed[0].first <= parity.first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from testbed.transport.datagram.packets import Ack
-from testbed.transport.datagram.recoveries.base import Item, News, Recovery, Sending
+from testbed.transport.datagram.recoveries.base import News, Recovery, Sending
 from testbed.transport.datagram.round_trips import RoundTrips
 
 
@@ -19,11 +19,11 @@ class GoBackN(Recovery):
         self._progress_s = -math.inf
         self._went_back_to = -1
 
-    def sent(self, item: Item, path: int, now_s: float) -> int:
+    def sent_run(self, numbers: range, path: int, now_s: float) -> int:
         """See Recovery."""
         if self.low == self._sent_end:
             self._progress_s = now_s
-        return super().sent(item, path, now_s)
+        return super().sent_run(numbers, path, now_s)
 
     def _passed(self, number: int, sending: Sending, news: News) -> None:
         pass  # it is dropped, or the receiver tells of a hole
@@ -52,7 +52,7 @@ class GoBackN(Recovery):
             news.lost = 1
             for path in self.paths.values():
                 path.flight.clear()
-            self._where.clear()
+                path.settled = path.serial
             self.round_trips.doublings += 1
             self._go_back(news, now_s)
         return news

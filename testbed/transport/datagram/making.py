@@ -1,0 +1,57 @@
+"""The sending half of a pair, made for a path, a card and a clock."""
+
+from __future__ import annotations
+
+from testbed.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Limits
+from testbed.transport.datagram.packets import MOST_AHEAD
+from testbed.transport.datagram.recoveries import RECOVERIES
+from testbed.transport.datagram.round_trips import LATE_PEER_RTO_S, LEAST_RTO_S, RoundTrips
+from testbed.transport.datagram.sender import Sender
+from testbed.transport.datagram.settings import DatagramSettings
+from testbed.virtual import clock_here
+
+# By the real clock ranks wait for a processor, longer than packets are under way. Of a window of one size what covers
+# for that, for all peers together: the shortest queues hold 64 packets.
+LATE_HOST_PACKETS = 48
+LATE_HOST_S = 0.005  # what they add to a round trip
+LATE_PEER_S = (
+    0.030  # and now and then: windows grow by what a card sends meanwhile, as long as nothing is lost
+)
+
+
+def sender_for(
+    settings: DatagramSettings,
+    packet_bytes: int,
+    round_trip_s: float,
+    window_bytes: int,
+    rates_bps: tuple[float, float],
+    peers: int,
+) -> Sender:
+    """A sender of packets of so many bytes, as links count them.
+
+    round_trip_s: a first guess. window_bytes: of control `window`. rates_bps: of this rank's card; of
+    the narrowest link of the path, 0 where that is not known. peers: how many ranks there are beside this one.
+    """
+    line_bps, path_bps = rates_bps
+    exact = clock_here() == "free"
+    host_s, least_rto_s, least_packets, late_packets = 0.0, LEAST_RTO_S, LEAST_PACKETS, 0.0
+    if not exact:
+        host_s, least_rto_s = LATE_HOST_S, LATE_PEER_RTO_S
+        least_packets = max(LEAST_PACKETS, LATE_HOST_PACKETS / peers)
+        late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MOST_AHEAD / 8)
+    if settings.window_bytes is not None:
+        least_packets, late_packets, path_bps = 1.0, 0.0, 0.0
+    limits = Limits(
+        packet_bytes,
+        window_bytes,
+        line_bps,
+        settings.rate_scale,
+        host_s,
+        least_packets,
+        late_packets,
+        path_bps,
+    )
+    round_trips = RoundTrips(round_trip_s, least_rto_s)
+    kind = RECOVERIES[settings.recovery]
+    groups = {} if kind.code is None else {"data": settings.data, "parity": settings.parity}
+    return Sender(kind(round_trips, **groups), CONTROLS[settings.control](limits, round_trips))
