@@ -95,16 +95,19 @@ class Paths:
         """Those within buildings: up from the one, and down to the other."""
         up, down = self.nodes(one, other)
         stays = one.building == other.building
-        inside = f"inside, {one.name} to {other.name},"
         rising = [
             self._hop(
-                f"{inside} up {n}" if n else f"{one.name} sending", up[n], up[n + 1], up=True, stays=stays
+                f"{up[n]} to {up[n + 1]}" if n else f"{one.name} sending",
+                up[n],
+                up[n + 1],
+                up=True,
+                stays=stays,
             )
             for n in range(len(up) - 1)
         ]
         falling = [
             self._hop(
-                f"{inside} down {n}" if n else f"{other.name} receiving",
+                f"{down[n + 1]} to {down[n]}" if n else f"{other.name} receiving",
                 down[n],
                 down[n + 1],
                 up=False,

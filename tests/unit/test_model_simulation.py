@@ -65,6 +65,23 @@ def test_connections_share_evenly_and_what_one_cannot_use_goes_to_the_others() -
     assert timeline.spans[3][0][1] == pytest.approx(2.0)  # 300 at 150
 
 
+def test_hosts_of_a_leaf_share_its_uplinks() -> None:
+    clos = {"leaves": 2, "spines": 1, "leaf": {"oversubscription": "1:2"}}
+    building = {"hosts": 4, "nic": {"rate": "10 Gbit/s"}, "clos": clos}
+    topology = load_topology({"name": "one", "buildings": {"east": building}}).resolve()
+    network = network_of(topology, topology.hosts)  # the leaf's one uplink takes as much as a card
+
+    def took_s(*pairs: tuple[int, int]) -> float:
+        plans: list[tuple[Message, ...]] = [(), (), (), ()]
+        for here, there in pairs:
+            plans[here], plans[there] = (send(there, 10_000_000),), (recv(here, 10_000_000),)
+        return simulate(JobPlan(tuple(plans)), network, BYTES).step_time_s
+
+    alone_s = took_s((0, 2))
+    assert took_s((0, 2), (1, 3)) == pytest.approx(2 * alone_s, rel=1e-3)
+    assert took_s((0, 2), (3, 1)) == pytest.approx(alone_s)
+
+
 def test_who_waits_for_several_messages_waits_for_the_latest_of_them() -> None:
     lossy = Lossy("bbr", 0.5, 1.0, 1e9, 100.0, LossResponse(recovery=2.0))  # every other message is 2 s late
     sends = [(send(0, 25),) for _ in range(4)]
