@@ -8,7 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from testbed.config.forms import ACCELERATOR, DelayOrZero, Name, Queue, Rate, Ratio, whole
+from testbed.config.cards import NicSpec
+from testbed.config.forms import DelayOrZero, Name, Ratio, whole
+from testbed.config.hardware import THE_WORKLOADS, Hardware, HardwareSpec, UnlikeHostsSpec
 from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict
 from testbed.config.nodes import NodesSpec
@@ -27,7 +29,10 @@ AUTO_QUEUE_S = 1e-3
 
 @dataclass(frozen=True)
 class Host:
-    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions."""
+    """A machine with one NIC. `index` counts hosts of the whole topology from 0; `nic` holds for both directions.
+
+    hardware: what computes in it, where that is not the workload's.
+    """
 
     name: str
     building: str
@@ -35,6 +40,7 @@ class Host:
     ip: str
     mac: str
     nic: Direction
+    hardware: Hardware = THE_WORKLOADS
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,8 @@ class Building:
     """A data-center building and its hosts, behind one switch or a Clos network. `index` counts from 0.
 
     region: a name that buildings near each other share. cut_through: those of its switches that send a frame on while
-    it still comes in; the others have all of it first. accelerator: what computes in its hosts, where it is not the
-    workload's. cards: of each node, where leaves are nodes' PCIe switches: a leaf's first host is the node's, the
-    others are its cards.
+    it still comes in; the others have all of it first. cards: of each node, where leaves are nodes' PCIe switches: a
+    leaf's first host is the node's, the others are its cards.
     """
 
     name: str
@@ -68,7 +73,6 @@ class Building:
     clos: Clos | None = None
     region: str = ""
     cut_through: tuple[str, ...] = ()
-    accelerator: str | None = None
     cards: int = 0
 
     @property
@@ -110,26 +114,6 @@ class Building:
         return tuple(dict.fromkeys((*self.leaves, *self.spines, self.core, f"{self.name}-edge")))
 
 
-class NicSpec(Strict):
-    """Network card of a host."""
-
-    rate_bps: Rate = Field(
-        alias="rate", description="Rate of the card, and of the switch port it is plugged into."
-    )
-    delay_s: DelayOrZero = Field(
-        default=0.0, alias="delay", description="Between the host and its switch, one way."
-    )
-    queue_bytes: Queue = Field(
-        default="auto",
-        alias="queue",
-        description="Buffer of the switch port that the card is plugged into; auto: 1 ms at `rate`, at least 64 "
-        "packets. What the host itself cannot send yet waits in its memory.",
-    )
-    pause: PauseSpec | None = Field(
-        default=None, description="The switch pauses the host before it overflows; never, if left out."
-    )
-
-
 class UplinkSpec(Strict):
     """Links from a switch to the tier above."""
 
@@ -166,7 +150,7 @@ class ClosSpec(Strict):
     )
 
 
-class BuildingSpec(Strict):
+class BuildingSpec(HardwareSpec):
     """A building."""
 
     computed = frozenset({"hosts", "nic"})
@@ -193,10 +177,8 @@ class BuildingSpec(Strict):
     region: Name | None = Field(
         default=None, description="Buildings near each other share one; all those without one do, too."
     )
-    accelerator: Annotated[str | None, ACCELERATOR] = Field(
-        default=None,
-        description="What computes in its hosts, in place of `workload.accelerator`. A `workload.flops_utilisation` of "
-        "one's own holds here in the same proportion.",
+    unlike: tuple[UnlikeHostsSpec, ...] = Field(
+        default=(), description="Hosts that differ from the others in their card or in what computes in them."
     )
 
     @classmethod
@@ -231,23 +213,36 @@ class BuildingSpec(Strict):
         if self.clos is not None and self.hosts % (self.clos.zones * self.clos.leaves):
             leaves = self.clos.zones * self.clos.leaves
             yield Finding(("hosts",), str(self.hosts), f"a multiple of {leaves}, the number of leaves")
+        if self.nodes is not None and self.unlike:
+            yield Finding(("unlike",), "unlike hosts beside nodes", "one of both")
+        seen: set[int] = set()
+        for position, entry in enumerate(self.unlike):
+            location = ("unlike", position, "hosts")
+            if (most := max(entry.hosts)) > self.hosts:
+                yield Finding(location, str(most), f"numbers from 1 to {self.hosts}")
+            if twice := sorted(seen & set(entry.hosts)):
+                yield Finding(location, f"{twice[0]} again", "each host in one entry")
+            seen |= set(entry.hosts)
+
+    def hardware_of(self, number: int) -> Hardware:
+        """What computes in its host of this number, from 0."""
+        entry = self._unlike(number)
+        return self.hardware if entry is None else entry.hardware.over(self.hardware)
 
     def nic_direction(self, mtu: int, scale: Scale, number: int = 0) -> Direction:
         """Each direction between a host, of this number in the building from 0, and its switch."""
-        real_bps = self.nic.rate_bps if self.nodes is None else self.nodes.rate_bps(number)
-        rate_bps = scale.emulated_bps(real_bps)
-        auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
-        queue_bytes = queue_size(self.nic.queue_bytes, auto_bytes, mtu, scale)
-        direction = Direction(rate_bps, scale.emulated_s(self.nic.delay_s), 0.0, 0.0, queue_bytes)
-        return _pausing(direction, self.nic.pause, mtu, scale)
+        return _card(self._nic(number), self._rate_bps(number), mtu, scale)
 
     def pause_findings(self, mtu: int) -> Iterator[Finding]:
         """Whether pauses of its links come in time."""
         clos = self.resolve_clos(mtu, UNSCALED)
         frame_bytes = mtu + ETHERNET_HEADER_BYTES
         places: list[tuple[Location, PauseSpec | None, Direction]] = [
-            (("nic",), self.nic.pause, self.nic_direction(mtu, UNSCALED))
+            (("nic",), self.nic.pause, _card(self.nic, self.nic.rate_bps, mtu, UNSCALED))
         ]
+        for index, entry in enumerate(self.unlike):
+            if (nic := entry.nic) is not None:
+                places.append((("unlike", index, "nic"), nic.pause, _card(nic, nic.rate_bps, mtu, UNSCALED)))
         if clos is not None and self.clos is not None:
             places.append((("clos", "leaf"), self.clos.leaf.pause, clos.leaf_uplink))
             places.append((("clos", "spine"), self.clos.spine.pause, clos.spine_uplink))
@@ -257,6 +252,16 @@ class BuildingSpec(Strict):
                 for finding in pause.findings(rate_bps, rate_bps, 2 * link.delay_s, frame_bytes):
                     yield replace(finding, location=(*location, "pause", *finding.location))
 
+    def _unlike(self, number: int) -> UnlikeHostsSpec | None:
+        return next((entry for entry in self.unlike if number + 1 in entry.hosts), None)
+
+    def _nic(self, number: int) -> NicSpec:
+        entry = self._unlike(number)
+        return self.nic if entry is None or entry.nic is None else entry.nic
+
+    def _rate_bps(self, number: int) -> float:
+        return self._nic(number).rate_bps if self.nodes is None else self.nodes.rate_bps(number)
+
     def resolve_clos(self, mtu: int, scale: Scale) -> Clos | None:
         """The switches between host and edge, None for the single one; a node's PCIe switch is a leaf."""
         if (nodes := self.nodes) is not None:
@@ -265,7 +270,10 @@ class BuildingSpec(Strict):
             return Clos(1, nodes.count, 1, network, _link(nodes.count * network_bps, 0.0, mtu, scale))
         if (clos := self.clos) is None:
             return None
-        below_bps = self.hosts // (clos.zones * clos.leaves) * scale.emulated_bps(self.nic.rate_bps)
+        each = self.hosts // (clos.zones * clos.leaves)
+        # links of a tier are alike, as many as the leaf with the quickest cards asks for
+        leaves = [range(first, first + each) for first in range(0, self.hosts, each)]
+        below_bps = scale.emulated_bps(max(sum(map(self._rate_bps, leaf)) for leaf in leaves))
         leaf = _uplink(clos.leaf, below_bps, clos.spines, mtu, scale)
         spine = _uplink(clos.spine, clos.leaves * leaf.rate_bps, 1, mtu, scale)
         return Clos(clos.zones, clos.leaves, clos.spines, leaf, spine)
@@ -278,6 +286,15 @@ class BuildingSpec(Strict):
             tiers.append((building.spines, clos.spine_switching or self.switching))
             tiers.append(((building.core,), clos.core_switching or self.switching))
         return tuple(name for names, how in tiers for name in names if how == "cut_through")
+
+
+def _card(nic: NicSpec, real_bps: float, mtu: int, scale: Scale) -> Direction:
+    """Each direction of a host's cable."""
+    rate_bps = scale.emulated_bps(real_bps)
+    auto_bytes = rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8
+    queue_bytes = queue_size(nic.queue_bytes, auto_bytes, mtu, scale)
+    direction = Direction(rate_bps, scale.emulated_s(nic.delay_s), 0.0, 0.0, queue_bytes)
+    return _pausing(direction, nic.pause, mtu, scale)
 
 
 def _lanes(nodes: NodesSpec) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def choice(kind: str, known: Sequence[str]) -> Form:
 
 ACCELERATORS = tuple(accelerators())
 ACCELERATOR = choice("an accelerator", ACCELERATORS)
+COMPUTE_DTYPES = ("bf16", "fp8")
 
 
 def named(kind: str) -> Form:

@@ -44,6 +44,7 @@ CONSECUTIVE = "consecutive"
 MAPPINGS = (CONSECUTIVE, "scattered", TOPOLOGY_AWARE, BY_DISTANCE, BY_SPEED)
 WAYS_TO_SHARE = (EVEN, BY_SPEED)
 RECEIVES = ("early", "in_order")
+HIERARCHIES = (BUILDINGS, LEAVES) = ("buildings", "leaves")
 TENSOR_WAYS = ("all_reduce", "sequence_parallel", "tree", "overlapped_ring", "overlapped_tree")
 BLOCK_WISE = TENSOR_WAYS[2:]
 
@@ -215,6 +216,11 @@ class ParallelismSpec(Strict):
         description="Algorithms of dimensions' collectives, such as {data_parallel_shard: far_first, tensor_parallel: "
         "ring}. Of those not named: the replicas' is that of `algorithms`, experts' direct, or late_counts with "
         "routing_skew (padded: each gets as much as the one that gets most), all others' ring.",
+    )
+    hierarchy: Annotated[str, choice("a tier", HIERARCHIES)] = Field(
+        default=BUILDINGS,
+        description="Whose ranks hierarchical algorithms, and auto, take to be near each other: those of a building, "
+        "or those on one leaf switch, which is a node where each of its accelerators is a rank.",
     )
     dscp: Annotated[Mapping[str, int], _CLASSES] = Field(
         default={},

@@ -132,6 +132,11 @@ class TopologySpec(Strict):
             (("buildings", name, "nic", "queue"), building.nic.queue_bytes)
             for name, building in self.buildings.items()
         ]
+        for name, building in self.buildings.items():
+            for position, entry in enumerate(building.unlike):
+                if entry.nic is not None:
+                    location = ("buildings", name, "unlike", position, "nic", "queue")
+                    queues.append((location, entry.nic.queue_bytes))
         for number, link in enumerate(self.wan):
             queues.append((("wan", number, "queue"), link.queue_bytes))
             for direction, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):
@@ -164,14 +169,22 @@ class TopologySpec(Strict):
             nics = [spec.nic_direction(self.mtu, scale, number) for number in range(spec.hosts)]
             addresses = [host_address(index, number) for number in range(spec.hosts)]
             hosts = tuple(
-                Host(f"{name}{number + 1}", name, first + number, ip, mac_address(ip), nics[number])
+                Host(
+                    f"{name}{number + 1}",
+                    name,
+                    first + number,
+                    ip,
+                    mac_address(ip),
+                    nics[number],
+                    spec.hardware_of(number),
+                )
                 for number, ip in enumerate(addresses)
             )
             clos = spec.resolve_clos(self.mtu, scale)
             cards = spec.nodes.cards if spec.nodes else 0
             building = Building(name, index, hosts, clos, spec.region or "", cards=cards)
             cut_through = spec.cut_through(building)
-            buildings.append(replace(building, cut_through=cut_through, accelerator=spec.accelerator))
+            buildings.append(replace(building, cut_through=cut_through))
             first += spec.hosts
         planes: Counter[frozenset[str]] = Counter()
         links: list[WanLink] = []

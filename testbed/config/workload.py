@@ -13,6 +13,7 @@ from testbed.config.architecture import MODEL, ModelSpec
 from testbed.config.forms import (
     ACCELERATOR,
     ACCELERATORS,
+    COMPUTE_DTYPES,
     OPTIONS,
     Count,
     CountOrNone,
@@ -26,6 +27,7 @@ from testbed.config.forms import (
     named,
     pattern,
 )
+from testbed.config.hardware import Hardware
 from testbed.config.inference import InferenceSpec
 from testbed.config.loading import show
 from testbed.config.model import Finding, Strict
@@ -34,7 +36,6 @@ from testbed.config.parallelism import ParallelismSpec, ScheduleSpec, StageSpec
 from testbed.config.recorded import KIND_ALGORITHMS, MAPPING, OF_RECORDED, PLACEMENT
 from testbed.plugins import OWN_FILE
 
-COMPUTE_DTYPES = ("bf16", "fp8")
 UTILISATION = 0.4
 ATTENTION_SCORES = ("left_out", "causal", "full", "recomputed")
 ITEMSIZES = {"float32": 4, "float64": 8}
@@ -346,15 +347,16 @@ class WorkloadSpec(Strict):
         assert self.flops_utilisation is not None
         return peak * self.flops_utilisation
 
-    def flops_of(self, accelerator: str | None) -> float:
-        """`flops` of a rank with that accelerator in place of its own; likewise."""
+    def flops_of(self, hardware: Hardware) -> float:
+        """`flops` of a rank with that in place of its own; likewise. A type of its own needs an accelerator."""
+        accelerator = hardware.accelerator or self.accelerator
         if accelerator is None:
             return self.flops
         assert self.flops_utilisation is not None
         entry, own = accelerators()[accelerator], accelerators().get(self.accelerator or "")
         usual = float(own["utilisation"]) if own else UTILISATION
         reached = float(entry["utilisation"]) * self.flops_utilisation / usual
-        return float(entry["peak"][self.compute_dtype]) * reached
+        return float(entry["peak"][hardware.compute_dtype or self.compute_dtype]) * reached
 
     @property
     def gemm_half_rows(self) -> float:

@@ -96,9 +96,9 @@ def dimensions_of(topology: Topology, buildings: Sequence[int]) -> tuple[list[Di
 
 
 def _inside(buildings: Sequence[Building], each: int, notes: list[str]) -> Dimension:
-    nics = [building.hosts[0].nic for building in buildings]
+    nics = [host.nic for building in buildings for host in building.hosts]
     if len({(nic.rate_bps, nic.delay_s) for nic in nics}) > 1:
-        notes.append("cards of buildings differ: the slowest rate and the longest delay stand for all")
+        notes.append("cards of hosts differ: the slowest rate and the longest delay stand for all")
     if any(building.clos is not None for building in buildings):
         notes.append("tiers of switches inside buildings: one switch stands for them")
     rate = min(nic.rate_bps for nic in nics) / 8
@@ -127,8 +127,9 @@ def _between(topology: Topology, buildings: Sequence[Building], each: int, notes
     if any(way.mean_loss or way.jitter_s for link in topology.wan for _, _, way in link.ways):
         notes.append("loss and jitter of links")
     notes.append("links that ranks of a building share: each rank has its part, though others be silent")
-    nic_s = max(building.hosts[0].nic.delay_s for building in buildings)
-    rate = min(min(found) / each, *(building.hosts[0].nic.rate_bps for building in buildings)) / 8
+    nics = [host.nic for building in buildings for host in building.hosts]
+    nic_s = max(nic.delay_s for nic in nics)
+    rate = min(min(found) / each, *(nic.rate_bps for nic in nics)) / 8
     return Dimension("Ring" if is_ring else "FullyConnected", len(names), rate, max(delays) + 2 * nic_s)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.config import Topology, TopologySpec
+from testbed.config.hardware import THE_WORKLOADS
 from testbed.directions import Direction
 from testbed.exchange.routes import next_links
 from testbed.scale import Scale
@@ -133,8 +134,8 @@ def lost(spec: TopologySpec) -> Iterator[str]:
         yield "inference nodes: hosts and cards are alike, on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
-    if any(building.accelerator for building in spec.buildings.values()):
-        yield "what computes in a building's hosts"
+    if any(host.hardware != THE_WORKLOADS for host in spec.resolve().hosts):
+        yield "what computes in hosts"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "switches that cut through: routers have all of a frame first"
     ways = [way for link in spec.resolve().wan for _, _, way in link.ways]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Problem, Scenario
 from testbed.config.explore import ExploreSpec
+from testbed.config.hardware import Hardware
 from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.usual import filled
 from testbed.job.job import Job, job_of, unmodelled
@@ -177,9 +178,15 @@ def _memory_limits_bytes(scenario: Scenario, job: Job) -> list[float | None]:
     """Of each rank's accelerators, by the scenario's search or by what these have; None where neither says."""
     if scenario.explore is not None and scenario.explore.memory_bytes is not None:
         return [scenario.explore.memory_bytes] * len(job.hosts)
-    named = [job.topology.building(host.building).accelerator for host in job.hosts]
-    own = [name or scenario.workload.accelerator for name in named]
-    return [None if name is None else float(accelerators()[name]["memory"]) for name in own]
+    return [_memory_bytes_of(host.hardware, scenario.workload.accelerator) for host in job.hosts]
+
+
+def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
+    """Of a host's accelerators; usual: the workload's."""
+    if hardware.memory_bytes is not None:
+        return hardware.memory_bytes
+    name = hardware.accelerator or usual
+    return None if name is None else float(accelerators()[name]["memory"])
 
 
 def _memory_bytes(job: Job, timeline: Timeline) -> list[float]:

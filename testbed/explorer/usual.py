@@ -19,6 +19,7 @@ from testbed.config.parallelism import (
 )
 from testbed.config.recorded import AS_RECORDED
 from testbed.config.units import format_size
+from testbed.job.hardware import slowdowns_of
 from testbed.job.recorded import collectives_of, recorded_trace
 from testbed.traces.placing import placements_of
 from testbed.workload.models import dimensions
@@ -72,7 +73,8 @@ def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
     if schedule.file is None:
         found[f"{S}name"] = _with(schedule.name, SCHEDULES)
         found[f"{S}chunks"] = _with(schedule.chunks, (1, 2, 4))
-    if any(building.accelerator for building in scenario.topology.resolve().buildings):
+    hosts = scenario.rank_hosts(scenario.topology.resolve())
+    if own.stragglers or slowdowns_of(workload, hosts):
         found[f"{P}mapping"] = [*found[f"{P}mapping"], BY_SPEED]
         found[f"{S}layers_per_stage"] = _with(schedule.layers_per_stage, WAYS_TO_SHARE)
         if schedule.file is None:

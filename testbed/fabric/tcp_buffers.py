@@ -52,4 +52,4 @@ def _wanted_bytes(topology: Topology) -> int:
 def _delay_inside_s(building: Building) -> float:
     """From a host up to its building's edge."""
     tiers = (building.clos.leaf_uplink, building.clos.spine_uplink) if building.clos else ()
-    return building.hosts[0].nic.delay_s + sum(link.delay_s for link in tiers)
+    return max(host.nic.delay_s for host in building.hosts) + sum(link.delay_s for link in tiers)

@@ -1,12 +1,14 @@
-"""What computes in each rank: its building's accelerator or the workload's, and how much slower than others it is."""
+"""What computes in each rank: its host's accelerator or the workload's, and how much slower than others it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from testbed.catalogue import accelerators
-from testbed.config import Host, Topology
+from testbed.config import Host
+from testbed.config.hardware import Hardware
 from testbed.config.parallelism import EVEN, StragglerSpec
+from testbed.config.within import WithinRankSpec
 from testbed.config.workload import WorkloadSpec
 from testbed.job.errors import wrong_workload
 from testbed.scale import Scale
@@ -15,22 +17,24 @@ from testbed.workload.stages import Stage
 from testbed.workload.within import Tiers, WithinRank, within_rank
 
 
-def slowdowns_of(workload: WorkloadSpec, topology: Topology, hosts: Sequence[Host]) -> Mapping[int, float]:
+def slowdowns_of(workload: WorkloadSpec, hosts: Sequence[Host]) -> Mapping[int, float]:
     """By rank, by which factor computing takes longer than on what the workload names; those that differ from it.
 
-    hosts: of all ranks. A factor is below 1 for what is quicker.
+    hosts: of all ranks. A factor is below 1 for what is quicker. ConfigError where only a peak is named, and a host
+    multiplies in a type of its own.
     """
     if workload.accelerator is None and workload.peak_flops is None:
         return {}
-    named = {building.name: building.accelerator for building in topology.buildings}
-    factors = {
-        name: workload.flops / workload.flops_of(own) for name, own in named.items() if own is not None
-    }
-    return {
-        rank: factors[host.building]
-        for rank, host in enumerate(hosts)
-        if factors.get(host.building, 1.0) != 1.0
-    }
+    factors: dict[Hardware, float] = {}
+    for host in hosts:
+        own = host.hardware
+        if own in factors:
+            continue
+        if own.compute_dtype is not None and not (own.accelerator or workload.accelerator):
+            expected = f"one, as {host.name} has a compute_dtype, {own.compute_dtype}"
+            raise wrong_workload("accelerator", "nothing", expected)
+        factors[own] = workload.flops / workload.flops_of(own)
+    return {rank: factors[host.hardware] for rank, host in enumerate(hosts) if factors[host.hardware] != 1.0}
 
 
 def with_stragglers(
@@ -102,28 +106,40 @@ def microbatch_counts(
     return tuple(counts)
 
 
-def within_of(workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh) -> WithinRank | None:
-    """What ranks' accelerators take to send each other; None where nothing is asked for. ConfigError.
+def within_of(
+    workload: WorkloadSpec, hosts: Sequence[Host], scale: Scale, mesh: Mesh
+) -> tuple[WithinRank, ...]:
+    """By rank, what its accelerators take to send each other; none where nothing is asked for. ConfigError.
 
-    Of what the workload names, by the slowest card of all hosts, which a rank's accelerators share.
+    Each rank's are those of its host, and share its card.
     """
     assert workload.parallelism is not None
     asked = workload.parallelism.within_rank
     if asked is None:
-        return None
-    entry = accelerators().get(workload.accelerator or "", {})
+        return ()
+    known: dict[tuple[str | None, float], WithinRank] = {}
+    for host in hosts:
+        key = host.hardware.accelerator or workload.accelerator, host.nic.rate_bps
+        if key not in known:
+            known[key] = within_rank(mesh, _tiers(asked, *key, scale, mesh))
+    return tuple(
+        known[host.hardware.accelerator or workload.accelerator, host.nic.rate_bps] for host in hosts
+    )
+
+
+def _tiers(asked: WithinRankSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
+    """Of a rank with these accelerators and an emulated card. ConfigError where nothing says their links."""
+    entry = accelerators().get(accelerator or "", {})
     scale_up, rate_bps = asked.scale_up, asked.scale_up_rate_bps
     if not entry and (scale_up is None or rate_bps is None):
         missing = "scale_up" if scale_up is None else "scale_up_rate"
         expected = "it, or an accelerator that has it"
         raise wrong_workload(f"parallelism.within_rank.{missing}", "nothing", expected)
-    nic_bps = min(scale.real_bps(host.nic.rate_bps) for host in hosts)
-    tiers = Tiers(
+    return Tiers(
         scale_up or int(entry["scale_up"]),
         float(entry["scale_up_bandwidth"]) if rate_bps is None else rate_bps / 8,
-        nic_bps / 8 / mesh.per_rank,
+        scale.real_bps(nic_bps) / 8 / mesh.per_rank,
         asked.scale_up_latency_s,
         asked.scale_out_latency_s,
         asked.launch_s,
     )
-    return within_rank(mesh, tiers)

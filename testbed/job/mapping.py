@@ -1,11 +1,11 @@
-"""On which of a job's hosts a rank is, as a scenario's `mapping` says it."""
+"""On which of a job's hosts a rank is, as a scenario's `mapping` says it, and who is near whom there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import permutations
 
-from testbed.config import Host
+from testbed.config import Host, Topology
 from testbed.config.parallelism import BY_DISTANCE, BY_SPEED
 from testbed.paths import Network
 from testbed.workload.placing import shortest_way
@@ -37,3 +37,14 @@ def mapped(
     if asked == BY_SPEED:
         return sorted(range(len(hosts)), key=lambda rank: slowdowns.get(rank, 1.0))
     return () if isinstance(asked, str) else asked
+
+
+def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
+    """The leaf switch of each host, numbered from 0 in their order: a node, where hosts are accelerators."""
+    leaves: dict[tuple[str, int], int] = {}
+    found = []
+    for host in hosts:
+        building = topology.building(host.building)
+        leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
+        found.append(leaves.setdefault((host.building, leaf), len(leaves)))
+    return tuple(found)

@@ -13,6 +13,7 @@ from testbed.config.outer import OuterSpec
 from testbed.config.parallelism import (
     BY_SPEED,
     EVEN,
+    LEAVES,
     TOPOLOGY_AWARE,
     ParallelismSpec,
     ScheduleSpec,
@@ -26,7 +27,7 @@ from testbed.job.hardware import (
     with_stragglers,
     within_of,
 )
-from testbed.job.mapping import mapped
+from testbed.job.mapping import leaves_of, mapped
 from testbed.job.resolving import modelled_software
 from testbed.job.scheduling import owners_of, schedule_by_name, schedule_from_file
 from testbed.job.tuning import tuning_of
@@ -95,7 +96,7 @@ def training_of(
     assert workload.parallelism is not None
     asked = workload.schedule or ScheduleSpec()
     network = network_of(topology, hosts, link_engine)
-    hardware = slowdowns_of(workload, topology, hosts)
+    hardware = slowdowns_of(workload, hosts)
     slowdowns = with_stragglers(hardware, workload.parallelism.stragglers, hosts)
     planner = _Planner(scenario, network, hosts, scale, itemsize, slowdowns)
     mapping = mapped(workload.parallelism.mapping, hosts, network, hardware)
@@ -186,7 +187,8 @@ class _Planner:
             outer=_outer(workload.outer, mesh),
         )
         plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
-        whole = replace(plan, buildings=self.buildings, tuning=self.tuning)
+        near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
+        whole = replace(plan, buildings=self.buildings, tuning=self.tuning, near=near)
         return _Planned(mesh, schedule, stages, layers, counts, whole)
 
     def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:
@@ -251,13 +253,7 @@ def _block_wise(scenario: Scenario, hosts: Sequence[Host]) -> BlockWise | None:
     _, overlaps, way = spec.tensor_communication.rpartition("overlapped_")
     if way not in (RING, TREE):
         return None
-    topology = scenario.topology.resolve()
-    leaves: dict[tuple[str, int], int] = {}
-    nodes = []
-    for host in hosts:
-        building = topology.building(host.building)
-        leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
-        nodes.append(leaves.setdefault((host.building, leaf), len(leaves)))
+    nodes = leaves_of(scenario.topology.resolve(), hosts)
     return BlockWise(way, bool(overlaps), nodes, scenario.workload.gemm_half_rows)
 
 

@@ -11,7 +11,7 @@ are all alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 from testbed.catalogue import placements
 from testbed.collectives import AUTO, collective_of
 from testbed.config import Scenario
-from testbed.config.parallelism import BY_SPEED, DEGREES, EVEN, ParallelismSpec, ScheduleSpec
+from testbed.config.parallelism import BY_SPEED, DEGREES, EVEN, LEAVES, ParallelismSpec, ScheduleSpec
 from testbed.job.hardware import slowdowns_of, slowest_ranks, within_of
+from testbed.job.mapping import leaves_of
 from testbed.model.paces import Pace, pace_of, pace_of_pairs
 from testbed.paths import Members, Network, network_of
 from testbed.scale import Scale
@@ -28,6 +29,7 @@ from testbed.workload.layers import FSDP
 from testbed.workload.parallelism import (
     CONTEXT,
     EXPERT,
+    EXPERT_SHARD,
     PIPELINE,
     REPLICATE,
     SHARD,
@@ -123,7 +125,7 @@ class Screener:
         }
         topology = scenario.topology.resolve()
         self._hosts = scenario.rank_hosts(topology)
-        self._slowdowns = slowdowns_of(workload, topology, self._hosts)
+        self._slowdowns = slowdowns_of(workload, self._hosts)
         self._networks: dict[str, Network] = {}
         self._shapes: dict[object, _Shape | None] = {}
         self._works: dict[object, _Work | None] = {}
@@ -199,11 +201,14 @@ class Screener:
         groups: dict[str, list[Members]] = {}
         for name, members in groups_of(mesh):
             groups.setdefault(name, []).append(members)
-        hosts = self._scenario.rank_hosts(self._scenario.topology.resolve())
-        buildings = [host.building for host in hosts]
+        topology = self._scenario.topology.resolve()
+        hosts = self._scenario.rank_hosts(topology)
+        near: Sequence[object] = [host.building for host in hosts]
+        if value("hierarchy") == LEAVES:
+            near = leaves_of(topology, hosts)
         algorithms = self._algorithms(changes)
         paces = {
-            kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], buildings)
+            kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], near)
             for kind, (collective, *_) in _COLLECTIVES.items()
         }
         rings = [pair for ring in mesh.groups(CONTEXT) for pair in pairwise((*ring, ring[0]))]
@@ -249,10 +254,11 @@ class Screener:
             stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None
-        within = within_of(workload, self._hosts, Scale(), mesh)
-        works = [
-            _stage_work(stage, shape, factor, within) for stage, factor in zip(stages, slower, strict=True)
-        ]
+        within, first = within_of(workload, self._hosts, Scale(), mesh), dict.fromkeys(mesh.order, 0)
+        works = []
+        for number, (stage, factor) in enumerate(zip(stages, slower, strict=True)):
+            rank = mesh.rank({**first, PIPELINE: number % mesh.outside[PIPELINE]})
+            works.append(_stage_work(stage, shape, factor, within[rank] if within else None))
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
@@ -285,9 +291,12 @@ def _stage_work(stage: Stage, shape: _Shape, slower: float, within: WithinRank |
         if within is not None:
             inner = part.inner
             within_s += within.blocking_s(inner.tensor, inner.expert)
+            replicated = within.own_bytes(inner.reduced, inner.expert_reduced)
             inner_gather_s = within.around(SHARD, "all_gather", inner.gathered).alone_s
+            inner_gather_s += within.around(EXPERT_SHARD, "all_gather", inner.expert_gathered).alone_s
             inner_reduce_s = within.around(SHARD, "reduce_scatter", inner.reduced).alone_s
-            inner_reduce_s += within.around(REPLICATE, "all_reduce", inner.reduced / within.shards).alone_s
+            inner_reduce_s += within.around(EXPERT_SHARD, "reduce_scatter", inner.expert_reduced).alone_s
+            inner_reduce_s += within.around(REPLICATE, "all_reduce", replicated).alone_s
         turns = max(0, shape.mesh.outside[CONTEXT] - 1)
         ring_s = turns * paces[CONTEXT].seconds(part.context)
         gather_s = paces[FSDP].seconds(part.gathered + part.expert_gathered) + inner_gather_s

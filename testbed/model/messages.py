@@ -14,7 +14,7 @@ def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsiz
     _, members = plan.groups[operation.group]
     size, collective, algorithm = len(members), collective_of(operation.collective), operation.algorithm
     numel = collective.part(operation.numel, size)
-    groups = plan.buildings_of(operation.group)
+    groups = plan.near_of(operation.group)
     size_bytes = numel * itemsize
     if algorithm == AUTO:
         algorithm = plan.tuning.choose(operation.collective, size_bytes, groups)

@@ -37,13 +37,13 @@ class Pace:
 
 
 def pace_of(
-    network: Network, groups: Sequence[Members], collective: str, algorithm: str, buildings: Sequence[str]
+    network: Network, groups: Sequence[Members], collective: str, algorithm: str, near: Sequence[object]
 ) -> Pace:
-    """Of a kind of collective; buildings: of all ranks. Bytes share what they meet, blocks wait on their way."""
+    """Of a kind of collective; near: of all ranks. Bytes share what they meet, blocks wait on their way."""
     loads: dict[tuple[int, int], float] = {}
     latency_s, way = 0.0, (0.0, 0.0)
     for members in groups:
-        of_members = tuple(buildings[member] for member in members)
+        of_members = tuple(near[member] for member in members)
         pattern = _pattern(collective, algorithm, tuple(of_members.index(name) for name in of_members))
         loads |= {(members[here], members[there]): size for (here, there), size in pattern.loads.items()}
         # a block does not cross between buildings in every round

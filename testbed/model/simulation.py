@@ -271,7 +271,7 @@ class _Simulation(Messaging):
             for end in together:
                 end()
 
-        buildings = self.plan.buildings_of(operation.group)
+        buildings = self.plan.near_of(operation.group)
         flow = folder.flow(operation, members, buildings, self.plan.dscp(operation))
         if flow is None:
             done()
@@ -286,10 +286,8 @@ class _Simulation(Messaging):
         """What a collective takes, message by message, with nothing else on the network."""
         alone = replace(operation, group=0, after=(), stream="")
         ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
-        dscps, buildings = {operation.kind: dscp}, self.plan.buildings
-        plan = JobPlan(
-            ranks, (("alone", members),), dscps=dscps, buildings=buildings, tuning=self.plan.tuning
-        )
+        groups, near = (("alone", members),), self.plan.near or self.plan.buildings
+        plan = JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=self.plan.tuning, near=near)
         software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
         made = _Simulation(plan, self.network, self.itemsize, software, False)
         return Isolated(made.run().step_time_s, made.worked_s, made.burst_bytes)

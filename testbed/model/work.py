@@ -57,8 +57,7 @@ def step_work(scenario: Scenario) -> StepWork | None:
     many *= workload.training_steps_of_step
     tokens = many * workload.sequence_length
     assert workload.flops_utilisation is not None
-    topology = scenario.topology.resolve()
-    slowdowns = slowdowns_of(workload, topology, scenario.rank_hosts(topology))
+    slowdowns = slowdowns_of(workload, scenario.rank_hosts(scenario.topology.resolve()))
     # ranks with the workload's accelerator that would compute as quickly
     ranks = sum(1 / slowdowns.get(rank, 1.0) for rank in range(scenario.ranks))
     computing_s = PASSES * FLOPS * active * tokens / (ranks * each * workload.flops)

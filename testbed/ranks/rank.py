@@ -136,7 +136,7 @@ class Rank:
         wiring = self.job.wiring
         made = Communicator(
             self.transport,
-            wiring.buildings,
+            self.job.plan.near or wiring.buildings,
             timeout_s=wiring.timeout_s,
             tuning=self.job.plan.tuning,
             recorder=self.recorder,

@@ -23,4 +23,4 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
     for collective, named, group in sorted(calls):
         for algorithm in [named] if named else algorithms:
             if algorithm != AUTO:
-                check_if_added(collective, algorithm, plan.buildings_of(group))
+                check_if_added(collective, algorithm, plan.near_of(group))

@@ -21,13 +21,12 @@ from testbed.scale import UNSCALED, Scale
 from testbed.workload.block_plans import BlockPlanner
 from testbed.workload.blocks import BlockWise
 from testbed.workload.outer import WHOLE_BITS, Outer
-from testbed.workload.parallelism import CONTEXT, EXPERT, REPLICATE, SHARD, TENSOR
+from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.stages import Part
 from testbed.workload.within import NOTHING, Around, WithinRank
 
-EXPERT_SHARD = "expert_shard"
 FSDP = "fsdp"
 _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
 
@@ -58,7 +57,7 @@ class Options:
     routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
     send_tokens: pairs of ranks between which replicas send one after the other.
     slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
-    what dimensions send. within: what a rank's accelerators take to send each other; nothing where None.
+    what dimensions send. within: what each rank's accelerators take to send each other; () for nothing.
     training_steps: in a row. outer: of replicas, in place of gradients in every step.
     """
 
@@ -77,7 +76,7 @@ class Options:
     seed: int = 0
     dscps: Mapping[str, int] = field(default_factory=dict)
     scale: Scale = UNSCALED
-    within: WithinRank | None = None
+    within: Sequence[WithinRank] = ()
     training_steps: int = 1
     outer: Outer | None = None
 
@@ -96,6 +95,7 @@ class LayerPlanner:
     ) -> None:
         self.rank, self.groups, self.order, self.options = rank, groups, order, options
         self.pipelined = pipelined
+        self.within = options.within[rank] if options.within else None
         self.plan: list[Operation] = []
         self.gate: list[int] = []  # what the next computing waits for
         self.computed: list[int] = []  # computing so far, in its order
@@ -134,7 +134,7 @@ class LayerPlanner:
 
     def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
         """What the next computing waits for of what the rank's accelerators send each other, of all these layers."""
-        within = self.options.within
+        within = self.within
         if within is None or action.kind is Kind.BACKWARD_WEIGHT:
             return
         seconds = sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
@@ -146,7 +146,7 @@ class LayerPlanner:
 
     def has_inside(self, kind: str) -> bool:
         """Whether ranks have traffic of that kind inside that takes time."""
-        return self.options.within is not None and kind in self.options.within.members
+        return self.within is not None and kind in self.within.members
 
     def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
         """Tokens to their experts, or back. Returns how much this rank's experts have to do, even shares being 1."""
@@ -214,7 +214,7 @@ class LayerPlanner:
         name = f"{action} layer {number} parameters"
         begun = []
         for group, size, _ in self._shares(part):
-            inner = part.inner.gathered if group == FSDP else 0.0
+            inner = self._sharded(group, "all_gather", part.inner.gathered, part.inner.expert_gathered)
             begun.append(self._start(name, group, "all_gather", size, after, inner=inner))
         self._gathering[action.stage, number] = [index for index in begun if index is not None]
 
@@ -224,7 +224,7 @@ class LayerPlanner:
         left, last = 0.0, computed
         for group, _, size in self._shares(part):
             name = f"{action} layer {number} gradients"
-            inner = part.inner.reduced if group == FSDP else 0.0
+            inner = self._sharded(group, "reduce_scatter", part.inner.reduced, part.inner.expert_reduced)
             index = self._start(name, group, "reduce_scatter", size, (computed,), inner=inner)
             left += size / (len(self.groups[group].members) if group in self.groups else 1)
             last = last if index is None else index
@@ -232,7 +232,8 @@ class LayerPlanner:
         replicated = REPLICATE in self.groups or self.has_inside(REPLICATE)
         if replicated and self.options.outer is None:
             self._bucket += left
-            self._inner_bucket += part.inner.reduced
+            if self.within is not None:
+                self._inner_bucket += self.within.own_bytes(part.inner.reduced, part.inner.expert_reduced)
             self._bucket_after = last
             if self._bucket >= self.options.bucket_cap:
                 self.close_bucket()
@@ -248,8 +249,7 @@ class LayerPlanner:
     def close_bucket(self) -> None:
         """Have replicas reduce what gradients there are."""
         if self._bucket:
-            inner = self._inner_bucket / (self.options.within.shards if self.options.within else 1)
-            after = (self._bucket_after,)
+            inner, after = self._around(REPLICATE, "all_reduce", self._inner_bucket), (self._bucket_after,)
             self._start("gradients", REPLICATE, "all_reduce", self._bucket, after, inner=inner)
             self._bucket = self._inner_bucket = 0.0
 
@@ -314,15 +314,13 @@ class LayerPlanner:
         after: tuple[int, ...],
         counts: tuple[int, ...] = (),
         returns: bool = False,
-        inner: float = 0.0,
+        inner: Around = NOTHING,
     ) -> int | None:
-        """None where the rank is in no such group, or there is nothing to send. inner: bytes of an accelerator's array,
-        where the rank's share it, too."""
+        """None where the rank is in no such group, or there is nothing to send. inner: what goes on within ranks."""
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
-        around = self._around(kind, collective, inner)
         if group not in self.groups or not size:
-            return self._inside(name, kind, after, around.alone_s)
-        if (before := self._inside(name, kind, after, around.before_s)) is not None:
+            return self._inside(name, kind, after, inner.alone_s)
+        if (before := self._inside(name, kind, after, inner.before_s)) is not None:
             after = (before,)
         own = self.groups[group]
         parts = collective_of(collective).parts(len(own.members))
@@ -334,12 +332,19 @@ class LayerPlanner:
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
         )
-        within = self._inside(name, kind, (index,), around.after_s)
+        within = self._inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 
     def _around(self, kind: str, collective: str, inner: float) -> Around:
-        within = self.options.within
-        return NOTHING if within is None else within.around(kind, collective, inner)
+        return NOTHING if self.within is None else self.within.around(kind, collective, inner)
+
+    def _sharded(self, group: str, collective: str, dense: float, experts: float) -> Around:
+        """Of a layer's arrays, of one accelerator: where no ranks share its experts these go with all else."""
+        of_experts = self._around(EXPERT_SHARD, collective, experts)
+        if group == EXPERT_SHARD:
+            return of_experts
+        found = self._around(SHARD, collective, dense)
+        return found if EXPERT in self.groups else found + of_experts
 
     def _inside(self, name: str, kind: str, after: tuple[int, ...], seconds: float) -> int | None:
         """Traffic within the rank, on a stream of its kind's own; None of none. seconds: real."""

@@ -149,7 +149,8 @@ class JobPlan:
 
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
-    buildings: of the ranks; () for one. tuning: what collectives go by whose algorithm is "auto".
+    buildings: of the ranks; () for one. near: what algorithms go by in their place, as `parallelism.hierarchy` says it;
+    () for buildings. tuning: what collectives go by whose algorithm is "auto".
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -160,6 +161,7 @@ class JobPlan:
     dscps: Mapping[str, int] = field(default_factory=dict)
     buildings: tuple[int, ...] = ()
     tuning: TuningTable = field(default_factory=TuningTable)
+    near: tuple[int, ...] = ()
 
     def using(self, algorithm: str) -> JobPlan:
         """With this one in the collectives that name none."""
@@ -172,10 +174,10 @@ class JobPlan:
         }
         return replace(self, ranks=tuple(made[id(own)] for own in self.ranks))
 
-    def buildings_of(self, group: int) -> tuple[int, ...]:
-        """Of a group's members, in their order."""
-        members = self.groups[group][1]
-        return tuple(self.buildings[member] for member in members) if self.buildings else (0,) * len(members)
+    def near_of(self, group: int) -> tuple[int, ...]:
+        """Who of a group's members is near whom, for algorithms: those of one number, in the members' order."""
+        members, numbers = self.groups[group][1], self.near or self.buildings
+        return tuple(numbers[member] for member in members) if numbers else (0,) * len(members)
 
     def dscp(self, operation: Operation) -> int:
         """Of the packets of an operation."""
@@ -192,6 +194,7 @@ class JobPlan:
             "dscps": dict(self.dscps),
             "buildings": list(self.buildings),
             "tuning": self.tuning.to_document(),
+            "near": list(self.near),
         }
 
     @classmethod
@@ -200,8 +203,9 @@ class JobPlan:
         ranks = [tuple(operation_of(entry) for entry in plan) for plan in document["ranks"]]
         groups = tuple((name, tuple(members)) for name, members in document["groups"])
         rest = {name: document[name] for name in ("holds_receivers", "jitter", "seed", "dscps")}
-        buildings, tuning = tuple(document["buildings"]), TuningTable.from_document(document["tuning"])
-        return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, **rest)
+        buildings, near = tuple(document["buildings"]), tuple(document["near"])
+        tuning = TuningTable.from_document(document["tuning"])
+        return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, near=near, **rest)
 
 
 def _nameless(operation: Operation) -> bool:

@@ -30,7 +30,7 @@ def plan_load(plan: JobPlan, itemsize: int, size_scale: float = 1.0) -> PlanLoad
         if isinstance(operation, GroupCollective):
             alike = operation.alike
             if alike not in known:
-                buildings = plan.buildings_of(operation.group)
+                buildings = plan.near_of(operation.group)
                 known[alike] = _of_member(alike, buildings, itemsize, plan.tuning, size_scale)
             messages, sent = messages + known[alike].messages, sent + known[alike].sent_bytes
         elif isinstance(operation, Message) and operation.sends:

@@ -26,7 +26,7 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
                     alike[operation.alike] += 1
     for operation, count in alike.items():
         members = plan.groups[operation.group][1]
-        buildings = plan.buildings_of(operation.group)
+        buildings = plan.near_of(operation.group)
         for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
             found[ends] += count * size
     return found

@@ -11,9 +11,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from testbed.workload.layers import EXPERT_SHARD, FSDP, Group, LayerPlanner, Options, computing_s
+from testbed.workload.layers import FSDP, Group, LayerPlanner, Options, computing_s
 from testbed.workload.outer import in_a_row
-from testbed.workload.parallelism import CONTEXT, EXPERT, PIPELINE, REPLICATE, SHARD, TENSOR, Mesh
+from testbed.workload.parallelism import (
+    CONTEXT,
+    EXPERT,
+    EXPERT_SHARD,
+    PIPELINE,
+    REPLICATE,
+    SHARD,
+    TENSOR,
+    Mesh,
+)
 from testbed.workload.plan import Computing, JobPlan, Message, Pause, RankPlan
 from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage

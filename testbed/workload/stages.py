@@ -54,12 +54,15 @@ class Layer:
 class InnerSizes:
     """Bytes of the arrays of one accelerator that those of a rank share, each as large as it is once it is whole.
 
-    tensor: a partial sum; gathered, reduced: sharded parameters, gradients; expert: tokens on their way to all experts.
+    tensor: a partial sum; gathered, reduced: sharded parameters, gradients; expert_gathered, expert_reduced: likewise,
+    of the experts that it has; expert: tokens on their way to all experts.
     """
 
     tensor: float = 0.0
     gathered: float = 0.0
     reduced: float = 0.0
+    expert_gathered: float = 0.0
+    expert_reduced: float = 0.0
     expert: float = 0.0
 
 
@@ -271,11 +274,14 @@ def model_stages(
     expert_ranks = max(1, expert // inside[SHARD])
 
     def inner(layer: Layer) -> InnerSizes:
-        own_parameters = (layer.parameters - layer.experts + layer.experts / expert) / tensor
+        dense, experts = (layer.parameters - layer.experts) / tensor, layer.experts / expert / tensor
+        gathered = VALUE_BYTES if degrees[SHARD] * context > 1 else 0
         return InnerSizes(
             tensor=VALUE_BYTES * tokens * sizes.dim if layer.block else 0.0,
-            gathered=VALUE_BYTES * own_parameters if degrees[SHARD] * context > 1 else 0.0,
-            reduced=sizes.gradient_bytes * own_parameters,
+            gathered=gathered * dense,
+            reduced=sizes.gradient_bytes * dense,
+            expert_gathered=gathered * experts,
+            expert_reduced=sizes.gradient_bytes * experts,
             expert=VALUE_BYTES * tokens * sizes.dim / tensor * sizes.experts_per_token
             if layer.experts
             else 0.0,

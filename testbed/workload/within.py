@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from testbed.workload.parallelism import CONTEXT, EXPERT, SHARD, TENSOR, Mesh
+from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, SHARD, TENSOR, Mesh
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,12 @@ class Around:
     after_s: float = 0.0
     alone_s: float = 0.0
 
+    def __add__(self, other: Around) -> Around:
+        """One after the other."""
+        return Around(
+            self.before_s + other.before_s, self.after_s + other.after_s, self.alone_s + other.alone_s
+        )
+
 
 NOTHING = Around()
 
@@ -57,12 +63,13 @@ class WithinRank:
     """Says what collectives take within a rank.
 
     members: by kind of traffic; none of kinds that no rank has inside. shards: of how many accelerators, in all ranks,
-    each has its part of what is sharded.
+    each has its part of what is sharded; expert_shards: of an expert.
     """
 
     tiers: Tiers
     members: Mapping[str, Members]
     shards: int
+    expert_shards: int
 
     def around(self, kind: str, collective: str, size: float) -> Around:
         """size: bytes of the array of one accelerator, as large as it is where it is whole.
@@ -81,6 +88,11 @@ class WithinRank:
         if collective == "reduce_scatter":
             return Around(before_s=turn_s, alone_s=turn_s)
         return Around(turn_s, turn_s, 2 * turn_s - self.tiers.launch_s)
+
+    def own_bytes(self, dense: float, experts: float) -> float:
+        """What an accelerator keeps of a layer's gradients, and replicas reduce. Of an array of all but experts, and of
+        those that it works on."""
+        return dense / self.shards + experts / self.expert_shards
 
     def blocking_s(self, tensor: float, expert: float) -> float:
         """Of a layer in one direction, what its computing waits for: two partial sums, tokens to experts and back.
@@ -120,7 +132,12 @@ def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
     if (context := found.get(CONTEXT)) is not None:
         shard = found.get(SHARD, Members(1, 1))
         found[SHARD] = Members(context.count * shard.count, context.together * shard.together)
-    return WithinRank(tiers, found, mesh.degrees[SHARD] * mesh.degrees[CONTEXT])
+    shards, experts = mesh.degrees[SHARD] * mesh.degrees[CONTEXT], mesh.degrees[EXPERT]
+    # each next accelerator with the same experts is as many away as share them out
+    apart, sharing = math.gcd(experts, mesh.inside[SHARD]), found.get(SHARD, Members(1, 1))
+    if sharing.count > apart:
+        found[EXPERT_SHARD] = Members(sharing.count // apart, max(1, sharing.together // apart))
+    return WithinRank(tiers, found, shards, max(1, shards // experts))
 
 
 def _members(count: int, stride: int, tiers: Tiers) -> Members:

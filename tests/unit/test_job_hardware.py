@@ -10,6 +10,7 @@ import yaml
 
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
 from testbed.model.closed_form import Screener
@@ -43,18 +44,14 @@ def scenario(
     folder: Path,
     parallelism: dict[str, Any] | None,
     schedule: dict[str, Any] | None = None,
-    west: str | None = "gb200",
+    west: str | dict[str, Any] | None = "gb200",
     **workload: Any,
 ) -> Scenario:
     building: dict[str, Any] = {"hosts": HOSTS, "nic": {"rate": "3.2 Tbit/s"}}
-    other = building if west is None else {**building, "accelerator": west}
+    other = {**building, **(west if isinstance(west, dict) else {"accelerator": west} if west else {})}
     wan = {"a": "east", "b": "west", "rate": "3.2 Tbit/s", "delay": "1 ms"}
-    described: dict[str, Any] = {
-        "model": MODEL,
-        "accelerator": "h100",
-        "sequence_length": 32768,
-        **workload,
-    }
+    described: dict[str, Any] = {"model": MODEL, "accelerator": "h100", "sequence_length": 32768, **workload}
+    described = {key: value for key, value in described.items() if value is not None}
     if parallelism is not None:
         described["parallelism"] = parallelism
         described["schedule"] = {"microbatches": MICROBATCHES, **(schedule or {})}
@@ -200,6 +197,107 @@ def test_what_does_not_fit_is_said_in_one_line(
     with pytest.raises(ConfigError) as caught:
         planned(own)
     assert said in str(caught.value)
+
+
+# ---- hosts of one building that are not alike
+
+
+def unlike(*entries: dict[str, Any], **building: Any) -> dict[str, Any]:
+    return {**building, "unlike": list(entries)}
+
+
+def test_hosts_of_a_building_may_differ(tmp_path: Path) -> None:
+    west = unlike(
+        {"hosts": [2], "accelerator": "h100"},
+        {"hosts": "3-4", "nic": {"rate": "1.6 Tbit/s"}, "compute_dtype": "fp8", "memory": "64 GB"},
+        accelerator="gb200",
+        memory="100 GB",
+    )
+    own = scenario(tmp_path, REPLICAS_ACROSS, west=west)
+    hosts = own.topology.resolve().hosts[HOSTS:]
+    assert [host.hardware.accelerator for host in hosts] == ["gb200", "h100", "gb200", "gb200"]
+    # another accelerator has its own memory
+    assert [host.hardware.memory_bytes for host in hosts] == [100e9, None, 64e9, 64e9]
+    assert [host.nic.rate_bps for host in hosts] == [3.2e12, 3.2e12, 1.6e12, 1.6e12]
+    alike = computing_s(planned(scenario(tmp_path, REPLICAS_ACROSS, west=None)))[0]
+    took = computing_s(planned(own))[HOSTS:]
+    assert took == pytest.approx([alike / FASTER, alike, alike / FASTER / 2, alike / FASTER / 2])
+    assert load_scenario(yaml.safe_load(own.to_yaml())) == own
+
+
+def test_layers_and_microbatches_go_by_hosts(tmp_path: Path) -> None:
+    """A stage, or a replica, is as quick as its slowest rank."""
+    one_slow = unlike({"hosts": [4], "accelerator": "h100"}, accelerator="gb200")
+    all_slow = unlike({"hosts": "1-4", "accelerator": "h100"}, accelerator="gb200")
+    for west in (one_slow, all_slow):
+        by_layers = planned(scenario(tmp_path, PIPELINE_ACROSS, {"layers_per_stage": "by_speed"}, west))
+        by_replica = {"microbatches_per_replica": "by_speed"}
+        by_microbatches = planned(scenario(tmp_path, REPLICAS_ACROSS, by_replica, west))
+        assert by_layers.training is not None
+        assert by_microbatches.training is not None
+        assert by_layers.training.layers == (8, 8)
+        assert by_microbatches.training.microbatches == (MICROBATCHES, MICROBATCHES)
+    # stages of two hosts each: the slow ones may be at the end of one pipeline, and the quick ones of the other wait
+    half = {**PIPELINE_ACROSS, "pipeline_parallel_degree": 4, "data_parallel_shard_degree": 2}
+    west = unlike({"hosts": [3, 4], "accelerator": "h100"}, accelerator="gb200")
+    found = planned(scenario(tmp_path, half, {"layers_per_stage": "by_speed"}, west)).training
+    assert found is not None
+    assert found.layers[2] > 1.9 * max(found.layers[0], found.layers[1], found.layers[3])
+
+
+def test_a_slow_card_makes_its_leafs_uplinks_no_slower(tmp_path: Path) -> None:
+    clos = {"leaves": 2, "spines": 2}
+    own = scenario(
+        tmp_path, REPLICAS_ACROSS, west=unlike({"hosts": [1], "nic": {"rate": "400 Gbit/s"}}, clos=clos)
+    )
+    tiers = own.topology.resolve().building("west").clos
+    assert tiers is not None
+    assert tiers.leaf_uplink.rate_bps == 3.2e12
+
+
+def test_memory_of_hosts_bounds_a_search(tmp_path: Path) -> None:
+    small = unlike({"hosts": [4], "memory": "1 MB"})
+    own = scenario(tmp_path, REPLICAS_ACROSS, west=small)
+    assert isinstance(evaluate(scenario(tmp_path, REPLICAS_ACROSS, west=None), Configuration({})), Evaluation)
+    found = evaluate(own, Configuration({}))
+    assert isinstance(found, Infeasible)
+    assert (found.constraint, found.expected) == ("explore.memory", "at most 0.001 GB")
+
+
+@pytest.mark.parametrize(
+    ("west", "said"),
+    [
+        (
+            unlike({"hosts": [5], "memory": "1 GB"}),
+            "west.unlike.0.hosts: got 5, expected numbers from 1 to 4",
+        ),
+        (unlike({"hosts": [1]}), "got hosts alone, expected nic, accelerator, compute_dtype or memory"),
+        (
+            unlike({"hosts": [1, 2], "memory": "1 GB"}, {"hosts": "2-3", "accelerator": "h100"}),
+            "west.unlike.1.hosts: got 2 again, expected each host in one entry",
+        ),
+        (
+            unlike({"hosts": "3-1", "memory": "1 GB"}),
+            "expected numbers of hosts from 1, such as [1, 2] or 1-4",
+        ),
+        (
+            unlike({"hosts": [1], "compute_dtype": "int4"}),
+            "unlike.0.compute_dtype: got 'int4', expected a type: bf16",
+        ),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(tmp_path: Path, west: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        scenario(tmp_path, REPLICAS_ACROSS, west=west)
+    assert said in str(caught.value)
+
+
+def test_a_type_of_its_own_needs_an_accelerator(tmp_path: Path) -> None:
+    own = scenario(
+        tmp_path, REPLICAS_ACROSS, west={"compute_dtype": "fp8"}, peak_flops="400 Tflop/s", accelerator=None
+    )
+    with pytest.raises(ConfigError, match="expected one, as west1 has a compute_dtype, fp8"):
+        planned(own)
 
 
 def test_words_that_are_none_are_refused(tmp_path: Path) -> None:

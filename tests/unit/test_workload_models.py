@@ -7,7 +7,7 @@ import pytest
 from testbed.catalogue import accelerators, models
 from testbed.config import ModelSpec, WorkloadSpec
 from testbed.config.architecture import MODELS
-from testbed.config.workload import COMPUTE_DTYPES
+from testbed.config.forms import COMPUTE_DTYPES
 from testbed.workload import parameters
 
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config import ConfigError, ModelSpec, Scenario, load_scenario
 from testbed.job.job import job_of
 from testbed.model.dry_run import dry_run
 from testbed.scale import Scale
+from testbed.workload.models import parameters
 from testbed.workload.parallelism import CONTEXT, DIMENSIONS, EXPERT, REPLICATE, SHARD, TENSOR, make_mesh
-from testbed.workload.plan import Inside
+from testbed.workload.plan import Inside, JobPlan
+from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.stages import layers_of
 from testbed.workload.within import Around, Members, Tiers, within_rank
 
 UP, OUT = 450e9, 50e9
+MODEL = {"dim": 1024, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 4096, "vocab_size": 512}
 TIERS = Tiers(8, UP, OUT, 3.4e-6, 9.6e-6, 8.4e-6)
 
 
@@ -135,6 +142,34 @@ def test_shards_within_a_rank_are_gathered_and_scattered_there_and_over_the_netw
     assert found[SHARD] > moved
 
 
+def test_experts_within_a_rank_are_not_gathered_there() -> None:
+    """Each accelerator's experts are shared with one of each other rank: only what is no expert's goes within."""
+    model = {**MODEL, "experts": 8, "experts_per_token": 2}
+    own = {"data_parallel_shard_degree": 32, "expert_parallel_degree": 8, "accelerators_per_rank": 8}
+    blocks, before, after = layers_of(ModelSpec.model_validate(model))
+    layers = [*blocks, before, after]
+    dense = sum(layer.parameters - layer.experts for layer in layers)
+    experts = sum(layer.experts for layer in layers)
+    exact = {"launch": "0.001 us", "scale_up_latency": "0.001 us"}
+    found = inside_s(scenario(own, exact, model=model))
+    assert found[SHARD] == pytest.approx((2 * 4 * 2 + 4) * dense * 7 / 8 / UP, rel=5e-3)
+    # shared out over half as many, each has a neighbour in its rank with the same ones
+    half = inside_s(scenario({**own, "expert_parallel_degree": 4}, exact, model=model))
+    moved = dense * 7 / 8 + experts / 4 * 1 / 2
+    assert half[SHARD] == pytest.approx((2 * 4 * 2 + 4) * moved / UP, rel=5e-3)
+
+
+def test_each_rank_has_the_links_of_what_is_in_its_host() -> None:
+    own = {"data_parallel_shard_degree": 4, "tensor_parallel_degree": 8, "accelerators_per_rank": 8}
+    exact = {"launch": "0.001 us", "scale_up_latency": "0.001 us"}
+    document = scenario(own, exact).to_data()
+    document["topology"]["buildings"]["west"]["accelerator"] = "gb200"
+    plan = job_of(load_scenario(document), Scale()).workload.plan
+    took = [sum(op.duration_s for op in ranks if isinstance(op, Inside)) for ranks in plan.ranks]
+    assert took[0] == took[1]
+    assert took[2:] == pytest.approx([took[0] / 2] * 2, rel=1e-3)
+
+
 def test_replicas_within_a_rank_add_up_before_and_after_the_network() -> None:
     own = {"data_parallel_replicate_degree": 32, "accelerators_per_rank": 8}
     found = inside_s(scenario(own, {}))
@@ -190,4 +225,69 @@ def test_the_formula_and_the_emulated_inside_agree() -> None:
     assert by_formula.training is not None
     assert each.training is not None
     took_s = [dry_run(own.training).step_time_s for own in (by_formula, each)]  # type: ignore[arg-type]
+    assert took_s[0] == pytest.approx(took_s[1], rel=0.05)
+
+
+NODES, EACH = 2, 4
+
+
+def on_nodes(parallelism: dict[str, Any], **workload: Any) -> Scenario:
+    """Each accelerator a rank: a leaf is a node, one spine for each of its accelerators."""
+    document = scenario(parallelism, None, NODES * EACH, **workload).to_data()
+    clos = {"leaves": NODES, "spines": EACH, "leaf": {"oversubscription": "1:9", "delay": "3.1 us"}}
+    building = {"hosts": NODES * EACH, "nic": {"rate": "3.6 Tbit/s"}, "clos": clos}
+    document["topology"]["buildings"] = {"east": building, "west": building}
+    document["topology"]["wan"][0]["rate"] = "6.4 Tbit/s"
+    cost = {"per_message": "1.7 us", "per_gigabyte": "0.001 us"}
+    return load_scenario({**document, "transport": {"software_cost": cost}, "algorithms": ["hierarchical"]})
+
+
+def between(plan: JobPlan, of: Sequence[int]) -> int:
+    return sum(count for (a, b), count in plan_traffic(plan, 4).items() if of[a] != of[b])
+
+
+def test_a_hierarchy_may_be_one_of_leaves() -> None:
+    own = {"data_parallel_replicate_degree": 2 * NODES * EACH}
+    nodes = [rank // EACH for rank in range(2 * NODES * EACH)]
+    found = {}
+    for hierarchy in ("buildings", "leaves"):
+        plan = job_of(on_nodes({**own, "hierarchy": hierarchy}, model=MODEL), Scale()).workload.plan
+        plan = plan.using("hierarchical")
+        assert JobPlan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
+        found[hierarchy] = between(plan, nodes), between(plan, plan.buildings)
+    array_bytes = 4 * sum(parameter.numel for parameter in parameters(ModelSpec.model_validate(MODEL)))
+    # each node has the array once: over a ring of four nodes 2 (4 - 1) arrays go, between two buildings half of them
+    assert found["leaves"][0] == pytest.approx(2 * 3 * array_bytes, rel=1e-3)
+    assert found["leaves"][1] == pytest.approx(3 * array_bytes, rel=1e-3)
+    # between two groups that are buildings: two arrays, the least there is, but rings within go over nodes, too
+    assert found["buildings"][1] == pytest.approx(2 * array_bytes, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("degrees_of", "formula"),
+    [
+        ({"data_parallel_replicate_degree": 16}, {}),
+        ({"data_parallel_shard_degree": 16}, {"data_parallel_shard": "direct"}),
+        ({"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 4}, {}),
+    ],
+)
+def test_nodes_by_formula_and_emulated_agree(degrees_of: dict[str, int], formula: dict[str, str]) -> None:
+    model = {**MODEL, "dim": 2048, "ffn_dim": 8192, "n_layers": 4}
+    emulated = {"hierarchy": "leaves", "collectives": dict.fromkeys(formula, "hierarchical")}
+    each = on_nodes({**degrees_of, **emulated}, model=model)
+    document = scenario(
+        {**degrees_of, "accelerators_per_rank": EACH, "collectives": formula}, {}, model=model
+    ).to_data()
+    document["topology"]["wan"][0]["rate"] = "6.4 Tbit/s"
+    for building in document["topology"]["buildings"].values():
+        building["nic"]["rate"] = "1.6 Tbit/s"
+    software = {"per_message": "4.8 us", "per_gigabyte": "0.001 us"}
+    document["workload"]["bucket_cap"] = f"{25 * degrees_of.get('tensor_parallel_degree', 1)} MiB"
+    document |= {"transport": {"software_cost": software}, "algorithms": ["ring"]}
+    by_formula = load_scenario(document)
+    took_s = []
+    for own in (by_formula, each):
+        made = job_of(own, Scale()).workload.training
+        assert made is not None
+        took_s.append(dry_run(replace(made, plan=made.plan.using(own.algorithms[0]))).step_time_s)
     assert took_s[0] == pytest.approx(took_s[1], rel=0.05)

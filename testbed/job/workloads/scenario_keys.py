@@ -14,7 +14,7 @@ from testbed.workload.plan import JobPlan
 def data_parallel(request: JobRequest) -> JobPlan:
     """Each rank trains a replica of `model`, whose gradients are reduced bucket by bucket."""
     workload = request.scenario.workload
-    slowdowns = slowdowns_of(workload, request.topology, request.hosts)
+    slowdowns = slowdowns_of(workload, request.hosts)
     return plan_data_parallel(workload, request.building_indices, request.scale, slowdowns)
 
 
