@@ -3,7 +3,7 @@
 Writes `load.csv`, `load.svg` and `load.md` into the folder: each setup of scenarios/inference/partitions.yaml at shares
 of its capacity, and the most load within the objective. By the model, where the most is found between two loads by
 halving; with --packets on packets, the model beside: each load a run under the virtual clock in the folder RUNS, where
-what is there is not run again, and two more at the most load by the model and MORE times that.
+what is there is not run again, and one more at the most load by the model.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from testbed.scale import Scale
 
 SCENARIO = "partitions.yaml"
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
-SHARES_ON_PACKETS = (0.2, 0.6, 0.9)
+SHARES_ON_PACKETS = (0.6, 0.9)
 HALVINGS = 4
-MORE = 1.03
 COLUMNS = ["setup", "by", "per_s", "p50", "p99", "p999", "p99_model", "within"]
 COLUMNS += ["batching_s", "queue_s", "transfer_s", "compute_s", "bytes_exact", "verdict"]
 
@@ -117,7 +116,7 @@ def main() -> None:
         shown = tried
         if options.packets:
             packets = partial(on_packets, options.packets, options.requests, setup)
-            near = [round(found), round(MORE * found)] if found else []
+            near = [round(found)] if found else []
             rates = [round(share * capacity) for share in SHARES_ON_PACKETS]
             shown = [packets(rate) for rate in sorted({*rates, *near})]
         for one in shown:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from testbed.report.figures import percent_text, time_text
 from testbed.report.rates import rates_words
+from testbed.report.requests import serving_words
 from testbed.results.result import Bytes, Variant
 
 # A median closer than this is called equal: well below what a handful of trials can tell apart.
 _SAME_WITHIN = 0.005
+_SAME_LOAD_WITHIN = 0.02
 LEAST_PAIRS = 3
 # Student's t at 0.975 for 1, 2, ... 30 degrees of freedom (two-sided 95 %), from any table
 # (not by SciPy: everybody would have to install its 143 MB, and wait a second for scipy.stats, for thirty numbers).
@@ -24,6 +26,9 @@ _T_975 = (
 
 def opening(variants: Sequence[Variant]) -> list[str]:
     """The sentences that a run's page begins with: how variants compare, or what the only one takes."""
+    served = [words for one in variants for words in serving_words(one.name, one.serving)[:1]]
+    if served:
+        return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
     if len(variants) > 1 or variants[0].verdict.status == "untrusted":
         return comparisons(variants)
     only = variants[0]
@@ -34,18 +39,45 @@ def opening(variants: Sequence[Variant]) -> list[str]:
 def comparisons(variants: Sequence[Variant]) -> list[str]:
     """How the variant with the shortest median step compares with each of the others, one sentence each.
 
-    Says so where a verdict forbids the comparison, or where the observed step times of two variants overlap.
+    Says so where a verdict forbids the comparison, or where the observed step times of two variants overlap. A step of
+    requests takes as long as they come: there latencies are compared, of variants that have the same load.
     """
+    if all(variant.serving is not None for variant in variants):
+        return _latencies(variants)
     by_median = sorted(variants, key=lambda variant: variant.step_time_s.median)
     return [_comparison(by_median[0], slower) for slower in by_median[1:]]
 
 
+def _latencies(variants: Sequence[Variant]) -> list[str]:
+    """Of those that serve requests as often as the one with the least 99th percentile; nothing of the others."""
+    known = [(variant, variant.serving) for variant in variants if variant.serving is not None]
+    (best, least), *others = sorted(known, key=lambda one: one[1].latency.p99)
+    found = []
+    for other, own in others:
+        if abs(own.offered_per_s / least.offered_per_s - 1) > _SAME_LOAD_WITHIN:
+            continue
+        if forbidden := _forbidden(best, other):
+            found.append(forbidden)
+            continue
+        late, later = least.latency.p99, own.latency.p99
+        words = f"{best.name} answers 99 % within {time_text(late)}, {other.name} within {time_text(later)}"
+        found.append(f"{words}: {later / late:.2f}x.")
+    return found
+
+
+def _forbidden(one: Variant, other: Variant) -> str:
+    """Why two variants cannot be compared; empty where they can."""
+    untrusted = [variant.name for variant in (one, other) if variant.verdict.status == "untrusted"]
+    if not untrusted:
+        return ""
+    verb = "is" if len(untrusted) == 1 else "are"
+    return f"{one.name} and {other.name} cannot be compared: {' and '.join(untrusted)} {verb} untrusted."
+
+
 def _comparison(faster: Variant, slower: Variant) -> str:
     names = f"{faster.name} and {slower.name}"
-    untrusted = [v.name for v in (faster, slower) if v.verdict.status == "untrusted"]
-    if untrusted:
-        verb = "is" if len(untrusted) == 1 else "are"
-        return f"{names} cannot be compared: {' and '.join(untrusted)} {verb} untrusted."
+    if forbidden := _forbidden(faster, slower):
+        return forbidden
     quick, slow = faster.step_time_s, slower.step_time_s
     if slow.median <= quick.median * (1 + _SAME_WITHIN):
         return f"{names} take the same time, within {percent_text(_SAME_WITHIN)}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import Any
 
+from testbed.report.compare import comparisons, opening
 from testbed.report.requests import (
     curve_of,
     latency_chart,
@@ -13,7 +14,9 @@ from testbed.report.requests import (
     serving_rows,
     serving_words,
 )
+from testbed.results.result import Variant
 from testbed.results.serving import Serving
+from tests.unit.report_run import measured_variant
 
 PARTS = {"batching_s": 1e-4, "queue_s": 4e-4, "transfer_s": 2e-4, "compute_s": 3e-4}
 
@@ -50,6 +53,23 @@ def test_what_is_said_of_requests() -> None:
     tokens = serving(1.0, 1.0, first_token=serving(1, 0.2)["latency"], per_token=serving(1, 0.05)["latency"])
     assert "first token p99 200 ms, 50 ms per token" in serving_words("a", Serving.model_validate(tokens))[0]
     assert serving_words("training", None) == []
+
+
+def test_variants_that_serve_are_compared_by_how_late_answers_are() -> None:
+    def one(name: str, per_s: float, p99: float, status: str = "trusted") -> Variant:
+        found = measured_variant(name, 1.0, status=status)
+        return found.model_copy(update={"serving": Serving.model_validate(serving(per_s, p99))})
+
+    near, far, busy = one("near", 1000, 1e-3), one("far", 1001, 5e-3), one("busy", 2000, 9e-3)
+    assert comparisons([far, near, busy]) == ["near answers 99 % within 1 ms, far within 5 ms: 5.00x."]
+    assert opening([far, near])[:2] == [
+        "far: 1,001 requests/s, latency p50 2.5 ms, p99 5 ms, p99.9 5.5 ms; 100 % within 2 ms.",
+        "near: 1,000 requests/s, latency p50 500 us, p99 1 ms, p99.9 1.1 ms; 100 % within 2 ms.",
+    ]
+    assert opening([near]) == opening([far, near])[1:2]
+    assert comparisons([near, one("far", 1000, 5e-3, "untrusted")]) == [
+        "near and far cannot be compared: far is untrusted."
+    ]
 
 
 def test_variants_with_a_load_in_their_name_make_a_curve() -> None:
