@@ -18,8 +18,8 @@ from testbed.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLO
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")
 PACKET_BYTES = PAYLOADS_BYTES[0]
 ROCE_TIMEOUT_S = 4.096e-6 * 2**14  # the transport's default
-DRAWS = {"roce": 20_000, "short": 400, "long": 2000}  # of TCP connections by their messages
-LONG_PACKETS = 1 << 12
+DRAWS = {"roce": 20_000, "short": 400, "long": 2000, "longest": 100}  # of TCP connections by their messages
+LONG_PACKETS, LONGEST_ROUNDS = 1 << 12, 10_000  # a round sends about the root of 3/2 over the share of losses
 # of a TCP connection: messages before those that count, and how many do; fewer of long ones
 COUNTED, COUNTED_LONG = (10, 30), (2, 1)
 
@@ -58,7 +58,8 @@ def completion(
     long = packets >= LONG_PACKETS
     if transport == "roce":
         return of_draws(roce(path, packets, packet_s, DRAWS["roce"], rng))
-    draws = DRAWS["long" if long else "short"]
+    longest = packets * math.sqrt(path.loss / 1.5) > LONGEST_ROUNDS
+    draws = DRAWS["longest" if longest else "long" if long else "short"]
     rounds = Rounds(transport, path.loss, path.round_trip_s, packet_s, draws, rng)
     earlier, count = counted or (COUNTED_LONG if long else COUNTED)
     took_s = [rounds.message(packets) for _ in range(earlier + count)]

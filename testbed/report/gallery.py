@@ -21,6 +21,7 @@ GROUPS = {
     "explore": "Searches for the quickest configuration",
     "faults": "What breaks, and who did it",
     "inference": "Requests served",
+    "transports": "Transports side by side",
 }
 """Headings, by the folder of a scenario."""
 

@@ -1,0 +1,22 @@
+"""What ranks send each other in the scenarios of this folder: plans that they name as messages.py:FUNCTION."""
+
+from testbed.workload.plan import JobPlan
+from testbed.workload.plans import PlanBuilder, WorkloadRequest
+
+
+def incast(request: WorkloadRequest, size: str = "3 MB") -> JobPlan:
+    """All ranks of the first building send one rank of the last one so much, at once."""
+    builder = PlanBuilder(request)
+    *_, receiver = range(request.ranks)
+    for sender in range(request.ranks - 1):
+        builder.message(sender, receiver, size, name=f"from {sender}", stream=f"from {sender}")
+    return builder.plan()
+
+
+def pairs(request: WorkloadRequest, size: str = "64 MB") -> JobPlan:
+    """Each rank of the first half sends its own of the second half so much."""
+    builder = PlanBuilder(request)
+    half = request.ranks // 2
+    for sender in range(half):
+        builder.message(sender, sender + half, size, name=f"from {sender}")
+    return builder.plan()
