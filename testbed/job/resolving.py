@@ -15,7 +15,7 @@ from testbed.fabric.plan import Multipath
 from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
-from testbed.paths.alpha_beta import bdp_bytes, narrowest_bps
+from testbed.paths.alpha_beta import bdp_bytes, narrowest_bps, round_trips_s
 from testbed.paths.hops import Paths
 from testbed.plugins import blamed
 from testbed.scale import Scale
@@ -97,9 +97,11 @@ def wiring_of(
     hosts = [by_name[endpoint.host] for endpoint in endpoints] if topology else []
     products: tuple[tuple[int, ...], ...] = ()
     narrowest: tuple[tuple[float, ...], ...] = ()
+    empty: tuple[tuple[float, ...], ...] = ()
     if topology is not None and TRANSPORTS.find(spec.kind).asks_network:
         products = tuple(tuple(map(round, row)) for row in bdp_bytes(Paths(topology), hosts))
         narrowest = tuple(map(tuple, narrowest_bps(Paths(topology), hosts)))
+        empty = tuple(map(tuple, round_trips_s(Paths(topology), hosts)))
     return Wiring(
         token=secrets.token_hex(8),
         ranks=tuple(endpoints),
@@ -114,6 +116,7 @@ def wiring_of(
         software=software_of(spec, scale),
         bdp_bytes=products,
         path_bps=narrowest,
+        round_trips_s=empty,
         port_bps=tuple(host.nic.rate_bps for host in hosts) if products else (),
     )
 

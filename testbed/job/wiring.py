@@ -65,8 +65,9 @@ class Wiring:
 
     kind, options: of the transport. distances: per rank, what is between it and each rank.
     software: the protocol, and what software costs by the model; nothing where it costs what it costs.
-    bdp_bytes: per rank and rank what is under way when the empty path is full; path_bps: likewise its narrowest link.
-    port_bps: of each rank's card. Only for transports that ask for it.
+    bdp_bytes: per rank and rank what is under way when the empty path is full; path_bps, round_trips_s: likewise its
+    narrowest link, and what a packet and its acknowledgement take there. port_bps: of each rank's card. Only for
+    transports that ask for it.
     """
 
     token: str
@@ -82,6 +83,7 @@ class Wiring:
     software: Software = field(default_factory=Software)
     bdp_bytes: tuple[tuple[int, ...], ...] = ()
     path_bps: tuple[tuple[float, ...], ...] = ()
+    round_trips_s: tuple[tuple[float, ...], ...] = ()
     port_bps: tuple[float, ...] = ()
 
     @property
@@ -155,6 +157,7 @@ class Wiring:
         document["distances"] = tuple(map(tuple, document["distances"]))
         document["bdp_bytes"] = tuple(map(tuple, document["bdp_bytes"]))
         document["path_bps"] = tuple(map(tuple, document["path_bps"]))
+        document["round_trips_s"] = tuple(map(tuple, document["round_trips_s"]))
         document["port_bps"] = tuple(document["port_bps"])
         document["software"] = Software.from_document(document["software"])
         return cls(**document)
@@ -199,6 +202,7 @@ def join(wiring: Wiring, rank: int, incarnation: int = 0) -> Joined:
         port_bps=wiring.port_bps[rank] if wiring.port_bps else math.inf,
         bdp_bytes=wiring.bdp_bytes[rank] if wiring.bdp_bytes else None,
         path_bps=wiring.path_bps[rank] if wiring.path_bps else None,
+        round_trips_s=wiring.round_trips_s[rank] if wiring.round_trips_s else None,
     )
     wiring.sockets.try_out(settings.sockets)
     transport = wiring.transport.make(rank, addresses, settings, wiring.distances[rank])

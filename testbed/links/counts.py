@@ -45,7 +45,7 @@ class NodeCounts:
     protocols: ProtocolCounts | None = None
 
     def with_packets(self, sent: int) -> NodeCounts:
-        """The same of a host that has sent so many more than its protocols know of: a card with verbs did."""
+        """The same of a host that has sent so many more than its protocols know of: a card with verbs, or in trains."""
         assert self.protocols is not None
         protocols = replace(self.protocols, out_packets=self.protocols.out_packets + sent)
         return replace(self, protocols=protocols)

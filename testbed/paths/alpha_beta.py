@@ -85,6 +85,18 @@ def bdp_bytes(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
     return [[product(one, other) for other in hosts] for one in hosts]
 
 
+def round_trips_s(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
+    """Per host and other host what a full packet and the word that it has come take on the empty path; 0 to itself."""
+
+    def round_trip_s(one: Host, other: Host) -> float:
+        if one == other:
+            return 0.0
+        step = _step(paths, one, other, nearest_plane)
+        return step.round_trip_s(step.serialisation.packet_bytes)
+
+    return [[round_trip_s(one, other) for other in hosts] for one in hosts]
+
+
 def narrowest_bps(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
     """Per host and other host the rate of the narrowest link between them, one of each hop; 0 to itself."""
 

@@ -33,7 +33,8 @@ class HostEvidence:
     before, after: counts of all hosts and switches while nothing was under way; accounts: the link engine's then.
     hosts: by rank. background: hosts with the scenario's background traffic. samples: the ranks' own. again: what
     the lone collective took before the steps, and after them where it was done again; settles: whether the ranks'
-    transport then does all as before.
+    transport then does all as before. sockets: what ranks' connections say in the end, for packets that the kernel has
+    cut below IP.
     """
 
     topology: Topology
@@ -48,10 +49,16 @@ class HostEvidence:
     again: BaselineTimes
     exact: bool
     settles: bool
+    sockets: Sequence[Record] = ()
 
     @cached_property
     def _counted(self) -> dict[str, NodeCounts]:
-        return grown(self.before, self.after)
+        found = grown(self.before, self.after)
+        for pair in self.sockets:
+            if cut := pair.get("packets_cut"):
+                host = self.hosts[pair["rank"]]
+                found[host] = found[host].with_packets(cut)
+        return found
 
     def invariants(self, steps: Sequence[StepResult]) -> list[Invariant]:
         """Those of one variant's measured steps."""

@@ -384,6 +384,7 @@ class ShardRun:
             self.baseline.lone(records.calibrations),
             exact=self.baseline.exact,
             settles=self.job.wiring.transport.settles,
+            sockets=records.sockets,
         )
 
     def _monitor_files(self, tunnels: Sequence[Tunnel]) -> dict[str, Path]:

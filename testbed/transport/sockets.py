@@ -120,7 +120,8 @@ class MeshSettings:
     close_timeout_s: bound of `close`. max_staged_bytes: per peer, for messages that come before their receive; a peer
     that sends more has to wait. send_buffer_bytes, receive_buffer_bytes: of each socket; None: sized by the kernel.
     port_bps: of this rank's card. bdp_bytes: per rank what is under way when the empty path to it is full; path_bps:
-    per rank its narrowest link; None: not known.
+    per rank its narrowest link; round_trips_s: per rank what a full packet and its acknowledgement take there; None:
+    not known.
     """
 
     token: str
@@ -137,6 +138,7 @@ class MeshSettings:
     port_bps: float = math.inf
     bdp_bytes: Sequence[int] | None = None
     path_bps: Sequence[float] | None = None
+    round_trips_s: Sequence[float] | None = None
 
     @property
     def sockets(self) -> SocketSettings:

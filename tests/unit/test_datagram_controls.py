@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
@@ -177,6 +178,36 @@ def test_marks_skip_a_path_once_and_losses_deny_it() -> None:
     assert [spray.choose(0.09) for _ in range(4)].count(2) == 0
     spray.heard(2, came=1, lost=0, marked=0, now_s=0.1, round_trip_s=0.01)
     assert spray.states == [State.GOOD] * 3
+
+
+@pytest.mark.parametrize(("loss", "least", "most"), [(0.0, 0.5, 0.5), (0.005, 0.42, 0.5), (1.0, 0.0, 0.01)])
+def test_a_path_that_loses_little_keeps_its_share(loss: float, least: float, most: float) -> None:
+    chance, spray, sent = random.Random(1), Spray(2), [0, 0]
+    told: list[list[bool]] = [[], []]
+    for turn in range(400):  # of a round trip each; what became of packets is told in quarters of the next
+        for quarter in range(4):
+            for path, came in enumerate(told):
+                part = came[quarter * len(came) // 4 : (quarter + 1) * len(came) // 4]
+                if part:
+                    at_s = (turn + quarter / 4) * 0.01
+                    spray.heard(path, sum(part), len(part) - sum(part), 0, at_s, 0.01)
+        told = [[], []]
+        for _ in range(40):
+            path = spray.choose((turn + 0.9) * 0.01)
+            sent[path] += 1
+            told[path].append(path == 1 or chance.random() >= loss)
+    assert least <= sent[0] / sum(sent) <= most
+
+
+def test_what_was_sent_before_a_path_was_denied_does_not_count_as_its_trial() -> None:
+    spray = Spray(2)
+    spray.heard(0, came=5, lost=2, marked=0, now_s=0.0, round_trip_s=0.01)
+    spray.heard(0, came=5, lost=3, marked=0, now_s=0.005, round_trip_s=0.01)
+    assert [spray.choose(0.079) for _ in range(3)] == [1, 1, 1]
+    assert 0 in [spray.choose(0.081) for _ in range(2)]  # eight round trips after it was denied, not more
+    spray.heard(0, came=0, lost=1, marked=0, now_s=0.1, round_trip_s=0.01)
+    assert [spray.choose(0.25) for _ in range(3)] == [1, 1, 1]
+    assert 0 in [spray.choose(0.261) for _ in range(2)]  # sixteen after the trial failed
 
 
 def test_a_single_loss_denies_nothing() -> None:

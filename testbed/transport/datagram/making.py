@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from testbed.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Limits
 from testbed.transport.datagram.packets import MOST_AHEAD
 from testbed.transport.datagram.recoveries import RECOVERIES
@@ -19,20 +21,23 @@ LATE_PEER_S = (
 )
 
 
-def sender_for(
-    settings: DatagramSettings,
-    packet_bytes: int,
-    round_trip_s: float,
-    window_bytes: int,
-    rates_bps: tuple[float, float],
-    peers: int,
-) -> Sender:
-    """A sender of packets of so many bytes, as links count them.
+class Route(NamedTuple):
+    """What is known of a pair's path. window_bytes: of control `window`. line_bps: of this rank's card.
 
-    round_trip_s: a first guess. window_bytes: of control `window`. rates_bps: of this rank's card; of
-    the narrowest link of the path, 0 where that is not known. peers: how many ranks there are beside this one.
+    path_bps, empty_s: of its narrowest link, and its round trip when nothing else is there; 0, infinite: not known.
+    peers: how many ranks there are beside this one.
     """
-    line_bps, path_bps = rates_bps
+
+    window_bytes: int
+    line_bps: float
+    path_bps: float
+    empty_s: float
+    peers: int
+
+
+def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: float, route: Route) -> Sender:
+    """A sender of packets of so many bytes, as links count them. round_trip_s: a first guess."""
+    window_bytes, line_bps, path_bps, empty_s, peers = route
     exact = clock_here() == "free"
     host_s, least_rto_s, least_packets, late_packets = 0.0, LEAST_RTO_S, LEAST_PACKETS, 0.0
     if not exact:
@@ -50,6 +55,7 @@ def sender_for(
         least_packets,
         late_packets,
         path_bps,
+        empty_s,
     )
     round_trips = RoundTrips(round_trip_s, least_rto_s)
     kind = RECOVERIES[settings.recovery]

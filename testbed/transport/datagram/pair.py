@@ -15,7 +15,7 @@ from testbed.transport.base import PeerCounters, PeerLost, Request, TransportErr
 from testbed.transport.datagram import telling, udp
 from testbed.transport.datagram.arriving import Arriving
 from testbed.transport.datagram.controls import Credits, Granter
-from testbed.transport.datagram.making import sender_for
+from testbed.transport.datagram.making import Route, sender_for
 from testbed.transport.datagram.outgoing import OutgoingMessages
 from testbed.transport.datagram.packets import (
     CREDIT,
@@ -78,6 +78,7 @@ class DatagramPair(Arriving):
         self._payload_bytes = 0
         self._spray = Spray(settings.paths) if settings.paths > 1 else None
         self.datagrams_out = self.datagrams_in = self.bytes_out = self.bytes_in = 0
+        self.datagrams_cut = 0  # from trains: of those that were sent, which IP did not count
 
     # ---- beginning and end
 
@@ -102,23 +103,18 @@ class DatagramPair(Arriving):
         for path, sock in enumerate(sockets):
             self._watch(sock, udp.READ, partial(self._on_event, path))
 
-    def stand(
-        self, round_trip_s: float, window_bytes: int, rates_bps: tuple[float, float], peers: int
-    ) -> None:
-        """Both ends have their sockets: packets may go.
-
-        round_trip_s, window_bytes, rates_bps, peers: see `sender_for`.
-        """
+    def stand(self, round_trip_s: float, route: Route) -> None:
+        """Both ends have their sockets: packets may go. round_trip_s: a first guess."""
         if self.stands or self.lost is not None:
             return
         settings = self.settings
         self._payload_bytes = udp.payload_bytes(self.sockets[0])
         frame_bytes = self._payload_bytes + HEADER_ROOM + UDP_HEADERS_BYTES + ETHERNET_HEADER_BYTES
         self._granter.packet_bytes = frame_bytes
-        self._trains = udp.Trains(DATA.size + self._payload_bytes, rates_bps[0])
+        self._trains = udp.Trains(DATA.size + self._payload_bytes, route.line_bps)
         if clock_here() != "free":
-            self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / rates_bps[0])
-        self._sender = sender_for(settings, frame_bytes, round_trip_s, window_bytes, rates_bps, peers)
+            self._no_room_s = max(NO_ROOM_S, NO_ROOM_PACKETS * frame_bytes * 8 / route.line_bps)
+        self._sender = sender_for(settings, frame_bytes, round_trip_s, route)
         kind = RECOVERIES[settings.recovery]
         self._out = OutgoingMessages(self._payload_bytes, self.secret, kind.code, self.counters)
         waiting, self._waiting = self._waiting, []
@@ -244,6 +240,7 @@ class DatagramPair(Arriving):
 
         told: of each the size of its header, address and size of its payload.
         """
+        cut = self._outbox.cut
         try:
             took = send()
         except (BlockingIOError, ConnectionRefusedError):
@@ -259,6 +256,7 @@ class DatagramPair(Arriving):
             self.counters.header_bytes_sent += header_bytes
             self.bytes_out += header_bytes + payload_bytes
             self.datagrams_out += took
+            self.datagrams_cut += self._outbox.cut - cut
             note(took)
             assert self._out is not None
             assert self._sender is not None
@@ -396,4 +394,5 @@ class DatagramPair(Arriving):
         """What has happened, ready for JSON."""
         if self._sender is None:
             return {}
-        return telling.figures(self.settings, self._sender, self.receiver, self._spray)
+        found = telling.figures(self.settings, self._sender, self.receiver, self._spray)
+        return {**found, "packets_cut": self.datagrams_cut}

@@ -24,6 +24,8 @@ class Sender:
         self.lost = 0  # packets that were found to be lost
         self.late = 0  # of these by a time-out of their path
         self._free_s = -math.inf  # when the rate allows another packet
+        self._packet_s = 0.0  # what a packet takes at the rate by which that was reckoned
+        self._look_s = math.inf  # when the rate may be another one
         self._wanted_s = -math.inf  # when the receiver was last told what is wanted
         self._wanted = 0
         self._paced = False  # whether it is the rate that allows no more now
@@ -55,8 +57,14 @@ class Sender:
         if isinstance(control, Credits):
             room = min(room, control.left)
         self._paced = False
+        self._look_s = control.passed(now_s)
         if control.rate_bps < math.inf and room > 0:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
+            if (
+                self._free_s > now_s and packet_s != self._packet_s
+            ):  # what is left of the wait goes at the new rate
+                self._free_s = now_s + (self._free_s - now_s) * packet_s / self._packet_s
+                self._packet_s = packet_s
             since_s = max(self._free_s, now_s - BURST_S)
             room = min(room, math.floor((now_s + packet_s / 1000 - since_s) / packet_s) + 1)
             self._paced = room <= 0
@@ -97,6 +105,7 @@ class Sender:
         if control.rate_bps < math.inf:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
             self._free_s = max(self._free_s, now_s - BURST_S) + packets * packet_s
+            self._packet_s = packet_s
         control.sent(packets, now_s)
 
     def heard(self, ack: Ack, now_s: float) -> News:
@@ -133,7 +142,7 @@ class Sender:
         due_s = self.recovery.due_s
         control = self.control
         if self._paced and self.recovery.pending:
-            due_s = min(due_s, self._free_s)
+            due_s = min(due_s, self._free_s, self._look_s)
         if isinstance(control, Credits) and control.used + self.recovery.pending > control.granted:
             due_s = min(due_s, self._wanted_s + self.recovery.round_trips.rto_s)
         return due_s

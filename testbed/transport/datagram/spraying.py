@@ -12,8 +12,8 @@ from enum import Enum
 
 from testbed.transport.datagram.packets import Ack
 
-DENY_AFTER = 2  # losses within `WINDOW_S` of each other
-WINDOW_ROUND_TRIPS = 4.0
+DENY_AFTER = 2  # losses within so many packets of the path, and round trips, of each other
+WINDOW_PACKETS, WINDOW_ROUND_TRIPS = 16, 4.0
 FIRST_PROBE_ROUND_TRIPS = 8.0
 MOST_PROBE_ROUND_TRIPS = 1024.0
 
@@ -31,6 +31,8 @@ class _Path:
     state: State = State.GOOD
     losses: int = 0
     lost_s: float = -math.inf
+    seen: int = 0  # packets of which is known what became of them; when one was lost last
+    lost_at: int = 0
     probe_s: float = math.inf  # when a denied path is tried again
     pause: float = FIRST_PROBE_ROUND_TRIPS
 
@@ -81,10 +83,14 @@ class Spray:
     ) -> None:
         """Since the last time so many packets of a path have come, were lost, were marked."""
         path = self._paths[number]
+        path.seen += came + lost
         if lost:
             recent = now_s - path.lost_s <= WINDOW_ROUND_TRIPS * round_trip_s
+            recent = recent and path.seen - path.lost_at <= WINDOW_PACKETS
             path.losses = path.losses + lost if recent else lost
-            path.lost_s = now_s
+            path.lost_s, path.lost_at = now_s, path.seen
+            if path.state is State.DENIED and path.probe_s < math.inf:
+                return  # it was sent before
             if path.state is State.DENIED:
                 path.pause = min(2 * path.pause, MOST_PROBE_ROUND_TRIPS)
                 path.probe_s = now_s + path.pause * round_trip_s

@@ -13,6 +13,7 @@ from testbed.transport.base import BEST_EFFORT, MAX_TAG, TrafficClass, Transport
 from testbed.transport.datagram import udp
 from testbed.transport.datagram.controls import CONTROLS, Granter
 from testbed.transport.datagram.lifeline import Lifeline, new_secret
+from testbed.transport.datagram.making import Route
 from testbed.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.transport.datagram.pair import DatagramPair
 from testbed.transport.datagram.settings import DatagramSettings
@@ -184,10 +185,7 @@ class DatagramTransport(Mesh):
             return
         with contextlib.suppress(OSError):  # whatever ends the lifeline ends the pair
             round_trip_s = glance(lifeline.sock)["rtt_s"] or _FIRST_ROUND_TRIP_S
-            settings, peer = self.settings, lifeline.peer
-            path_bps = settings.path_bps[peer] if settings.path_bps is not None else 0.0
-            rates_bps = settings.port_bps, path_bps
-            pair.stand(round_trip_s, self._window_bytes(pair, peer), rates_bps, self.size - 1)
+            pair.stand(round_trip_s, self._route(pair, lifeline.peer))
 
     def _open(
         self,
@@ -210,6 +208,13 @@ class DatagramTransport(Mesh):
             return
         pair.begin_sockets(sockets, secret)
 
+    def _route(self, pair: DatagramPair, peer: int) -> Route:
+        settings = self.settings
+        path_bps = settings.path_bps[peer] if settings.path_bps is not None else 0.0
+        empty_s = settings.round_trips_s[peer] if settings.round_trips_s is not None else math.inf
+        window_bytes = self._window_bytes(pair, peer)
+        return Route(window_bytes, settings.port_bps, path_bps, empty_s, self.size - 1)
+
     def _window_bytes(self, pair: DatagramPair, peer: int) -> int:
         """What the scenario says, or by the path's product of rate and delay, or what the receive buffer holds."""
         if self.datagrams.window_bytes is not None:
@@ -222,12 +227,12 @@ class DatagramTransport(Mesh):
     # ---- for those who measure
 
     def wire_counts(self) -> WireCounts | None:
-        """See Mesh; datagrams count as segments, with what their headers are shorter taken off their payload."""
+        """See Mesh; datagrams, as IP sees them, count as segments, what their headers are shorter off their payload."""
         found = super().wire_counts()
         if found is None:
             return None
         for pair in self._pairs.values():
-            sent, came = pair.datagrams_out, pair.datagrams_in
+            sent, came = pair.datagrams_out - pair.datagrams_cut, pair.datagrams_in
             own = sent, came, pair.bytes_out - sent * _SHORTER_BYTES, pair.bytes_in - came * _SHORTER_BYTES
             found = found.plus(WireCounts(0, *own))
         return found

@@ -94,6 +94,7 @@ class Outbox:
         self._messages["iov"] = self._parts.ctypes.data + np.arange(BATCH) * 2 * _PART.itemsize
         self._messages["count"] = 2
         self._address = ctypes.c_void_p(self._messages.ctypes.data)
+        self.cut = 0  # packets that were cut from trains, which IP did not count
         self._trains = np.zeros(BATCH, _MESSAGE)
         self._trains_address = ctypes.c_void_p(self._trains.ctypes.data)
 
@@ -116,7 +117,9 @@ class Outbox:
         if took < 0 and ctypes.get_errno() in _NO_TRAINS:
             trains.packets = 1
             return self.send(sock, headers, payloads, sizes)
-        return min(count, self._taken(took) * each)
+        packets = min(count, self._taken(took) * each)
+        self.cut += packets - took
+        return packets
 
     def send(self, sock: socket.socket, headers: Figures, payloads: Figures, sizes: Figures) -> int:
         """Send packets, with these sizes of headers, addresses and sizes of payloads; how many the kernel took.

@@ -24,8 +24,8 @@ class Limits:
 
     window_bytes: of a window that does not change. line_bps: of this rank's card. rate_scale: emulated rates over real
     ones, for steps in bit/s. host_s: what hosts, not the network, may add to a round trip. least_packets: of a window
-    of one size; late_packets: what it may grow by, for hosts that are late, as long as nothing is lost. path_bps:
-    that the narrowest link is known to have; 0: not known.
+    of one size; late_packets: what it may grow by, for hosts that are late, as long as nothing is lost. path_bps,
+    round_trip_s: what the narrowest link and the empty path are known to have; 0, infinite: not known.
     """
 
     packet_bytes: int
@@ -36,6 +36,7 @@ class Limits:
     least_packets: float = LEAST_PACKETS
     late_packets: float = 0.0
     path_bps: float = 0.0
+    round_trip_s: float = math.inf
 
 
 class Control:
@@ -57,6 +58,10 @@ class Control:
 
     def sent(self, packets: int, now_s: float) -> None:
         """So many packets have left."""
+
+    def passed(self, now_s: float) -> float:
+        """Time has passed; when it is to be told again, though nothing happens: infinite for never."""
+        return math.inf
 
 
 class Window(Control):

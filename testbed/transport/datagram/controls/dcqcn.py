@@ -7,6 +7,7 @@ receiver's notifications there. Steps in bit/s and the byte counter scale with t
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from testbed.transport.datagram.controls.base import Control, Limits
@@ -20,7 +21,8 @@ COUNTER_BYTES = 10e6
 FAST_STEPS = 5
 STEP_BPS = 40e6
 HYPER_STEP_BPS = 10 * STEP_BPS
-LEAST_BPS = 1e6
+LEAST_BPS = 100e6
+LOOKS = 4  # at the timers, for each packet that waits for its turn
 
 
 class Dcqcn(Control):
@@ -62,6 +64,14 @@ class Dcqcn(Control):
             self._counted -= unit
             self._counter_steps += 1
             self._increase()
+
+    def passed(self, now_s: float) -> float:
+        """See Control: where packets are rarer than the timer's steps, a few of these for each."""
+        self._pass(now_s)
+        if not self._slow:
+            return math.inf
+        packet_s = self.limits.packet_bytes * 8 / self.rate_bps
+        return max(self._timer_s + TIMER_S, now_s + packet_s / LOOKS)
 
     def _pass(self, now_s: float) -> None:
         """Catch up with the timers."""

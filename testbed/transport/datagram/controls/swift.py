@@ -18,7 +18,7 @@ DECREASE = 0.8
 MOST_DECREASE = 0.5
 LEAST_PACKETS, MOST_PACKETS = 0.1, math.inf
 # of flow scaling: the target is longer by up to `RANGE_SHARE` of the queueing target, between these windows
-RANGE_SHARE = 4.0
+RANGE_SHARE = 5.0
 RANGE_LEAST_PACKETS, RANGE_MOST_PACKETS = 0.1, 100.0
 QUEUE_S = 25e-6  # the paper's base target
 QUEUE_PACKETS = 8.0  # what it is at least, at line rate: emulated rates are lower than the paper's
@@ -45,7 +45,8 @@ class Swift(Control):
         """The round trip aimed for."""
         scaled_s = self._scaling / math.sqrt(max(self.window_packets, LEAST_PACKETS)) + self._offset
         within_s = min(max(scaled_s, 0.0), RANGE_SHARE * self._queue_s)
-        return self.round_trips.least_s + self.limits.host_s + self._queue_s + within_s
+        base_s = min(self.limits.round_trip_s, self.round_trips.least_s)
+        return base_s + self.limits.host_s + self._queue_s + within_s
 
     def heard(self, news: News, now_s: float) -> None:
         """See Control."""
