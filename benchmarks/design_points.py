@@ -67,7 +67,9 @@ def main() -> None:
 
 def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
     """Predicted step times: of each baseline tuned, in brackets as given; what the best gains over them."""
-    bases = list(baselines())
+    found = [json.loads((folder / name / RESULT).read_text())["compared"] for name in names]
+    there = {one["of"] for compared in found for one in compared if one["kind"] == "baseline"}
+    bases = [base for base in baselines() if base in there]
     gains = ("over production", "over production tuned", "over the best baseline, as given", "tuned")
     heads = (*bases, "best", "computing alone", *gains)
     yield f"| design point | {' | '.join(heads)} |"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from testbed.config.explore import BASELINES
+from testbed.config.explore import USUAL
 from testbed.explorer import Configuration
 from testbed.explorer.rivals import AS_GIVEN
 from testbed.model.work import StepWork
@@ -116,7 +116,7 @@ def _indifferent(indifferent: JsonObject) -> Iterator[str]:
 
 def _recorded(recorded: JsonObject | None) -> Iterator[str]:
     if recorded:
-        planners = ", ".join(BASELINES)
+        planners = ", ".join(USUAL)
         yield (
             f"What each rank does is as recorded, so planners of parallelism ({planners}) are not among what it is "
             "held against."

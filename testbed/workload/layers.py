@@ -238,9 +238,14 @@ class LayerPlanner:
             if self._bucket >= self.options.bucket_cap:
                 self.close_bucket()
 
+    @property
+    def _experts_apart(self) -> bool:
+        """Whether parameters of experts are gathered, and their gradients reduced, by themselves."""
+        return EXPERT in self.groups or EXPERT_SHARD in self.groups
+
     def _shares(self, part: Part) -> list[tuple[str, float, float]]:
         """Who shares parameters of a layer, bytes of those and of their gradients; experts may be shared by others."""
-        if EXPERT not in self.groups:
+        if not self._experts_apart:
             gathered, reduced = part.gathered + part.expert_gathered, part.reduced + part.expert_reduced
             return [(FSDP, gathered, reduced)]
         experts = (EXPERT_SHARD, part.expert_gathered, part.expert_reduced)
@@ -344,7 +349,7 @@ class LayerPlanner:
         if group == EXPERT_SHARD:
             return of_experts
         found = self._around(SHARD, collective, dense)
-        return found if EXPERT in self.groups else found + of_experts
+        return found if self._experts_apart else found + of_experts
 
     def _inside(self, name: str, kind: str, after: tuple[int, ...], seconds: float) -> int | None:
         """Traffic within the rank, on a stream of its kind's own; None of none. seconds: real."""

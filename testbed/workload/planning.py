@@ -40,7 +40,7 @@ def plan_job(
     """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ."""
     groups: list[tuple[str, tuple[int, ...]]] = []
     of_rank: list[dict[str, Group]] = [{} for _ in range(mesh.size)]
-    for name, members in groups_of(mesh):
+    for name, members in groups_of(mesh, apart=bool(options.within)):
         for rank in members:
             of_rank[rank][name] = Group(len(groups), members)
         groups.append((name, members))
@@ -64,8 +64,11 @@ def plan_job(
     )
 
 
-def groups_of(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
-    """Ranks that do collectives together, by what those are about."""
+def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+    """Ranks that do collectives together, by what those are about.
+
+    apart: parameters of experts that are spread within ranks go by themselves, as their accelerators have it.
+    """
     found = [(name, members) for name in (REPLICATE, TENSOR, CONTEXT) for members in mesh.groups(name)]
     found += [(FSDP, members) for members in mesh.groups(SHARD, CONTEXT)]
     ranks = mesh.degrees[EXPERT] // mesh.inside[SHARD]
@@ -75,6 +78,8 @@ def groups_of(mesh: Mesh) -> list[tuple[str, tuple[int, ...]]]:
         for members in mesh.groups(SHARD, CONTEXT):
             same = [members[first::ranks] for first in range(ranks)]
             found += [(EXPERT_SHARD, others) for others in same if len(others) > 1]
+    elif apart and mesh.degrees[EXPERT] > 1:
+        found += [(EXPERT_SHARD, members) for members in mesh.groups(SHARD, CONTEXT)]
     return found
 
 

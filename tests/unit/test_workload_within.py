@@ -233,13 +233,14 @@ NODES, EACH = 2, 4
 
 def on_nodes(parallelism: dict[str, Any], **workload: Any) -> Scenario:
     """Each accelerator a rank: a leaf is a node, one spine for each of its accelerators."""
+    algorithms = ["ring" if "tensor_parallel_degree" in parallelism else "hierarchical"]
     document = scenario(parallelism, None, NODES * EACH, **workload).to_data()
     clos = {"leaves": NODES, "spines": EACH, "leaf": {"oversubscription": "1:9", "delay": "3.1 us"}}
     building = {"hosts": NODES * EACH, "nic": {"rate": "3.6 Tbit/s"}, "clos": clos}
     document["topology"]["buildings"] = {"east": building, "west": building}
     document["topology"]["wan"][0]["rate"] = "6.4 Tbit/s"
     cost = {"per_message": "1.7 us", "per_gigabyte": "0.001 us"}
-    return load_scenario({**document, "transport": {"software_cost": cost}, "algorithms": ["hierarchical"]})
+    return load_scenario({**document, "transport": {"software_cost": cost}, "algorithms": algorithms})
 
 
 def between(plan: JobPlan, of: Sequence[int]) -> int:
@@ -267,12 +268,24 @@ def test_a_hierarchy_may_be_one_of_leaves() -> None:
     ("degrees_of", "formula"),
     [
         ({"data_parallel_replicate_degree": 16}, {}),
-        ({"data_parallel_shard_degree": 16}, {"data_parallel_shard": "direct"}),
-        ({"data_parallel_replicate_degree": 4, "tensor_parallel_degree": 4}, {}),
+        (
+            {"data_parallel_shard_degree": 16, "expert_parallel_degree": 4},
+            {"data_parallel_shard": "direct"},
+        ),
+        (
+            {
+                "data_parallel_replicate_degree": 2,
+                "pipeline_parallel_degree": 2,
+                "tensor_parallel_degree": 4,
+            },
+            {},
+        ),
     ],
 )
 def test_nodes_by_formula_and_emulated_agree(degrees_of: dict[str, int], formula: dict[str, str]) -> None:
-    model = {**MODEL, "dim": 2048, "ffn_dim": 8192, "n_layers": 4}
+    model: dict[str, Any] = {**MODEL, "dim": 2048, "ffn_dim": 8192}
+    if "expert_parallel_degree" in degrees_of:
+        model |= {"experts": 4, "experts_per_token": 2}
     emulated = {"hierarchy": "leaves", "collectives": dict.fromkeys(formula, "hierarchical")}
     each = on_nodes({**degrees_of, **emulated}, model=model)
     document = scenario(
