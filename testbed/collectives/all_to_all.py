@@ -89,7 +89,7 @@ class AllToAll(Windowed):
         M rows from each rank, of which the first ones are filled. The Work's `result` is how many came from each.
         Algorithms: "late_counts" sends the rows that there are, "padded" M rows to everybody, "told_counts" the rows
         alone, as `output_split_sizes` says how many come from each: see `late_counts`. The first two go to eight peers
-        at a time, "late_counts_at_once" and "padded_at_once" to all.
+        at a time, "late_counts_at_once" to all.
         """
         exchange = self._rows_exchange(output, input, input_split_sizes, algorithm, output_split_sizes)
         about = About(input, algorithm if isinstance(algorithm, str) else "")

@@ -26,7 +26,6 @@ ALL_TO_ALL_V.add("late_counts", RowsAlgorithm(lambda count, most: count, CONCURR
 ALL_TO_ALL_V.add("padded", RowsAlgorithm(lambda count, most: most, CONCURRENCY, ahead=True))
 # as one launch for all peers has it: nobody's rows wait for another's
 ALL_TO_ALL_V.add("late_counts_at_once", RowsAlgorithm(lambda count, most: count, ALL_PEERS))
-ALL_TO_ALL_V.add("padded_at_once", RowsAlgorithm(lambda count, most: most, ALL_PEERS, ahead=True))
 # as with handles that were exchanged before: buffers and counts are known, only rows travel, to all at once
 ALL_TO_ALL_V.add("told_counts", RowsAlgorithm(lambda count, most: count, ALL_PEERS, ahead=True, told=True))
 

@@ -202,9 +202,7 @@ def test_all_to_all_single_with_split_sizes(algorithm: str, size: int) -> None:
             np.testing.assert_array_equal(output, expected)
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["late_counts", "late_counts_at_once", "padded", "padded_at_once", "told_counts"]
-)
+@pytest.mark.parametrize("algorithm", ["late_counts", "late_counts_at_once", "padded", "told_counts"])
 @pytest.mark.parametrize("size", SIZES)
 def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
     most = 5
@@ -230,7 +228,7 @@ def test_all_to_all_v_dynamic(algorithm: str, size: int) -> None:
                 output[peer, : counts[peer][rank]], share(peer, rank, counts[peer][rank])
             )
         sent = sum(counters.bytes_sent for counters in communicators[rank].transport.counters.values())
-        rows = most * (size - 1) if algorithm.startswith("padded") else sum(counts[rank]) - counts[rank][rank]
+        rows = most * (size - 1) if algorithm == "padded" else sum(counts[rank]) - counts[rank][rank]
         assert sent == (0 if algorithm == "told_counts" else 8 * (size - 1)) + 16 * rows
 
 

@@ -128,11 +128,11 @@ class _Maker:
         self._gathered = metadata == GATHERED
         post_s = request.scenario.transport.software_cost.per_message_s
         self._post_s = 0.0 if chaining else request.scale.emulated_s(post_s)
-        algorithms = {PADDED: "padded_at_once", GATHERED: "told_counts"}
+        algorithms = {PADDED: "padded", GATHERED: "told_counts"}
         counted = "told_counts" if handles == CACHED else "late_counts_at_once"
         self._algorithm = algorithms.get(metadata, counted)
         # rows come back to where they came from: how many has been told
-        self._back = "padded_at_once" if metadata == PADDED else "told_counts"
+        self._back = "padded" if metadata == PADDED else "told_counts"
 
     def layer(self, name: str, rows: Rows, buffers: Rows, experts_per_token: int) -> None:
         """All of one layer, for one token of each sequence."""
