@@ -4,7 +4,7 @@
 
 Of each variant: when its messages were whole at their receivers, from the first to the last; all bytes over the last,
 as a share of the line; Jain's index (R. Jain et al., DEC-TR-301) of the messages' rates; frames that the WAN's queues
-dropped and the longest queue that a reading found, the worst of all; packets sent again; what the model said.
+dropped in a step, and the longest queue that a reading found; how often RoCE's cards went back; what the model said.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADS = (
         "Jain",
         "dropped",
         "longest queue",
-        "sent again",
+        "went back",
         "model",
         "verdict",
     ),
@@ -53,7 +53,8 @@ def received(samples: list[dict[str, Any]], variant: str) -> list[tuple[float, i
     """Of the last step: when each message was whole, and its bytes."""
     own = [one for one in samples if one["variant"] == variant and one["operation"] == "recv"]
     last = max(one["step"] for one in own)
-    return sorted((one["end_s"], one["bytes"]) for one in own if one["step"] == last)
+    begun_s = min(one["start_s"] for one in own if one["step"] == last)
+    return sorted((one["end_s"] - begun_s, one["bytes"]) for one in own if one["step"] == last)
 
 
 def row(variant: dict[str, Any], ends: list[tuple[float, int]], line_bps: float) -> list[str]:
@@ -62,10 +63,7 @@ def row(variant: dict[str, Any], ends: list[tuple[float, int]], line_bps: float)
     jain = sum(rates) ** 2 / len(rates) / sum(rate**2 for rate in rates)
     whole = sum(size_bytes for _, size_bytes in ends) * 8 / ends[-1][0] / line_bps
     links = variant["wan_links"]
-    sent_again = sum(one["retransmits"] for one in variant["connections"])
     went_back = sum(one.get("went_back") or 0 for one in variant["connections"])
-    refused = sum(one.get("out_of_sequence") or 0 for one in variant["connections"])
-    again = f"back {went_back} times, {refused} refused" if went_back or refused else str(sent_again)
     predicted = variant.get("predicted")
     return [
         variant["name"],
@@ -75,7 +73,7 @@ def row(variant: dict[str, Any], ends: list[tuple[float, int]], line_bps: float)
         f"{jain:.3f}",
         str(sum(one["drops"] for one in links)),
         size_text(max(one["queue_peak_bytes"] for one in links)),
-        again,
+        str(went_back or ""),
         time_text(predicted["step_time_s"]) if predicted else "",
         variant["verdict"]["status"],
     ]

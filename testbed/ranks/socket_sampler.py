@@ -8,6 +8,13 @@ from typing import Any
 
 from testbed.transport.observing import Observed
 
+_DONE = (
+    "bytes_acked",
+    "retransmits",
+    "went_back",
+    "out_of_sequence",
+)  # what grows as a connection does something
+
 
 class SocketSampler:
     """Reads all connections every `interval_s`, in a thread of its own, and keeps what changed. A context manager."""
@@ -39,7 +46,7 @@ class SocketSampler:
         time_s = time.monotonic()
         for peer, key, figures in self._sockets.glances():
             connection = peer, key
-            done = figures["bytes_acked"] + figures["retransmits"]
+            done = sum(figures.get(name, 0) for name in _DONE)
             if self._seen.get(connection) != done:
                 self._seen[connection] = int(done)
                 marks = {"dscp": key.traffic.dscp, "channel": key.channel}

@@ -91,8 +91,8 @@ class Connections(ResultModel):
     """Those from one building to another. rtt_s: None where none was read; retransmits: segments, over all steps.
 
     parity, marked: of datagrams, packets of parity, and packets that links have marked; None of TCP. went_back: of
-    RDMA, how often cards of `from` began to send again, to whomever; out_of_sequence: packets that cards of `to`
-    refused.
+    RDMA, how often cards of `from` began to send again, to whomever; out_of_sequence: how often cards of `to` told of
+    a hole.
     """
 
     source: str = Field(alias="from")

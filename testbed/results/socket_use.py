@@ -26,7 +26,8 @@ def socket_use(
     readings: as in `sockets.jsonl`, in the order of their times; buildings: by rank. `rtt_s`: least, median and largest
     smoothed round trip of all readings during steps, real seconds; `retransmits`: segments sent again during all steps;
     of datagrams `parity` and `marked`, too: packets of parity, and packets that links have marked. Of RDMA `went_back`:
-    how often cards of `from` began to send again, to whomever; `out_of_sequence`: packets that cards of `to` refused.
+    how often cards of `from` began to send again, to whomever; `out_of_sequence`: how often cards of `to` told of
+    holes.
     """
     connections: dict[tuple[int, ...], tuple[list[float], list[Mapping[str, Any]]]] = {}
     cards: dict[int, tuple[list[float], list[Mapping[str, Any]]]] = {}

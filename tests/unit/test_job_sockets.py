@@ -326,8 +326,8 @@ def test_what_cards_sent_again_counts_once_for_all_their_connections() -> None:
         (1.8, 1, 0, 0, 310),
     ]
     readings = [
-        {**reading(time_s, 0.01, 0, rank=rank, peer=peer), "went_back": back, "out_of_sequence": refused}
-        for time_s, rank, peer, back, refused in told
+        {**reading(time_s, 0.01, 0, rank=rank, peer=peer), "went_back": back, "out_of_sequence": holes}
+        for time_s, rank, peer, back, holes in told
     ]
     away, home = socket_use(readings, steps, ["east", "west", "east"], Scale())
     assert (away["went_back"], away["out_of_sequence"]) == (4 + 1, 300)

@@ -34,8 +34,8 @@ class Address:
 class CardCounts(NamedTuple):
     """Since the card was made, of all its queue pairs.
 
-    received: packets. went_back: times that it began to send again, told by its peer or by its timer. out_of_sequence:
-    packets that it refused, as one before them had not come; duplicates: that it had already.
+    received: packets; duplicates: that it had already. went_back: times that it began to send again, told by its peer
+    or by its timer. out_of_sequence: times that it told a peer that a packet had not come.
     """
 
     received: int
