@@ -32,7 +32,7 @@ SETTLE_S, MEASURE_S = 0.02, 0.02
 
 
 def dcqcn_residual(rate_bps: float, marked: float) -> float:
-    """Of the fluid model's rate at its fixed point (Zhu et al., "ECN or Delay", CoNEXT 2016, equations 5 to 7).
+    """Of the fluid model's rate at its fixed point (after Zhu et al., "ECN or Delay", CoNEXT 2016).
 
     marked: the share of packets. Below 0 the rate would grow. In packets and seconds.
     """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from testbed.transport.datagram.controls import CONTROLS, LEAST_PACKETS, Limits
 from testbed.transport.datagram.packets import MOST_AHEAD
 from testbed.transport.datagram.recoveries import RECOVERIES
 from testbed.transport.datagram.round_trips import LATE_PEER_RTO_S, LEAST_RTO_S, RoundTrips
-from testbed.transport.datagram.sender import Sender
+from testbed.transport.datagram.sender import ASK_EVERY, Sender
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.virtual import clock_here
 
@@ -46,6 +47,10 @@ def sender_for(settings: DatagramSettings, packet_bytes: int, round_trip_s: floa
         late_packets = min(LATE_PEER_S * line_bps / 8 / packet_bytes, MOST_AHEAD / 8)
     if settings.window_bytes is not None:
         least_packets, late_packets, path_bps = 1.0, 0.0, 0.0
+    # a packet is heard of when all that goes with it has left, and takes as long as the empty path at least
+    least_rto_s = max(least_rto_s, ASK_EVERY * packet_bytes * 8 / line_bps)
+    if empty_s < math.inf:
+        round_trip_s = max(round_trip_s, empty_s)
     limits = Limits(
         packet_bytes,
         window_bytes,

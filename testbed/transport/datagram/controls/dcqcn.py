@@ -1,8 +1,8 @@
 """DCQCN's sender (Zhu et al., SIGCOMM 2015, "Congestion Control for Large-Scale RDMA Deployments").
 
-Constants: g 1/256, timers of 55 us, a byte counter of 10 MB, five steps of fast recovery, 40 Mbit/s a step after it;
-hyper increase, of which the paper gives no step, takes ten times as much. Marks count at most once in 50 us, as the
-receiver's notifications there. Steps in bit/s and the byte counter scale with the emulated rates.
+Constants are the paper's, as htsim (dcqcn.cpp) and the authors' ns-3 (bobzhuyb/ns3-rdma) have them. Ns-3's are the
+lowest rate and hyper increase, of which the paper gives no step: ten times the additive one. Marks count at most once
+in 50 us, as the receiver's notifications there. Steps in bit/s and the byte counter scale with the emulated rates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Swift (Kumar et al., SIGCOMM 2020, "Delay is Simple and Effective for Congestion Control in the Datacenter").
 
 By the round trip alone: below a target the window grows, by `INCREASE` packets a round trip, above it it shrinks, once
-a round trip, by how far above it is, by half at most. The target is the shortest round trip seen, in place of the
-paper's base and hop times, which a WAN's distances make useless, and a queueing delay that is longer for small windows.
+a round trip, by how far above it is, by half at most. The target is the round trip of the empty path, as the topology
+has it, in place of the paper's base and hop times, and a queueing delay that is longer for small windows. Where nobody
+knows the path it is the shortest seen, which is too long for who begins when queues stand, and unfair to the others.
+Constants are those of htsim (swift.cpp), which calls them guesses at the paper's.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ LEAST_PACKETS, MOST_PACKETS = 0.1, math.inf
 # of flow scaling: the target is longer by up to `RANGE_SHARE` of the queueing target, between these windows
 RANGE_SHARE = 5.0
 RANGE_LEAST_PACKETS, RANGE_MOST_PACKETS = 0.1, 100.0
-QUEUE_S = 25e-6  # the paper's base target
+QUEUE_S = 25e-6  # htsim has 20 us, and a share of it for each hop
 QUEUE_PACKETS = 8.0  # what it is at least, at line rate: emulated rates are lower than the paper's
 FIRST_PACKETS = 10.0
 
