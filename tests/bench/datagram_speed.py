@@ -29,8 +29,8 @@ from testbed.links.shaping import Shape, shape_commands
 from testbed.transport import MeshSettings, TcpTransport, wait_all
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.datagram.transport import DatagramTransport
-from tests.net.line import LEFT, MTU, RIGHT, direction, running, two_hosts
-from tests.net.namespaces import Namespace, namespaces
+from tests.net.line import LEFT, MTU, RIGHT, back_to_back, direction, running, two_hosts
+from tests.net.namespaces import Namespace
 
 RATE_BPS, QUEUE_BYTES = 1e9, 64 * 9000
 PORTS = {"tcp": 7001, "datagram": 7002}
@@ -39,19 +39,6 @@ FRAMES = {"tcp": (9014, 8948), "datagram": (9010, 8920)}
 IDLE_PATH_S = 0.0002  # back to back, there and back, processes' waking included
 TIMEOUT_S = 120.0
 _FORK = multiprocessing.get_context("fork")
-
-
-@contextlib.contextmanager
-def back_to_back() -> Iterator[tuple[Namespace, Namespace]]:
-    """Two hosts, one cable."""
-    with namespaces(2) as (left, right):
-        Setup(ip=[f"link add eth0 mtu {MTU} type veth peer name eth0 netns {right.pid}"]).apply(left.pid)
-        for host, address in ((left, LEFT), (right, RIGHT)):
-            setup = Setup(sysctls={"net/ipv6/conf/all/disable_ipv6": "1"})
-            setup.add_interface("eth0", MTU)
-            setup.ip.append(f"address add {address}/24 dev eth0")
-            setup.apply(host.pid)
-        yield left, right
 
 
 @contextlib.contextmanager

@@ -76,6 +76,19 @@ def two_hosts() -> Iterator[Line]:
         yield Line(*spaces)
 
 
+@contextlib.contextmanager
+def back_to_back() -> Iterator[tuple[Namespace, Namespace]]:
+    """Two hosts, one cable, whose cards are set up as a fabric's are."""
+    with namespaces(2) as (left, right):
+        Setup(ip=[f"link add eth0 mtu {MTU} type veth peer name eth0 netns {right.pid}"]).apply(left.pid)
+        for host, address in ((left, LEFT), (right, RIGHT)):
+            setup = Setup(sysctls={"net/ipv6/conf/all/disable_ipv6": "1"})
+            setup.add_interface("eth0", MTU)
+            setup.ip.append(f"address add {address}/24 dev eth0")
+            setup.apply(host.pid)
+        yield left, right
+
+
 def direction(rate_bps: float = 1e9, delay_s: float = 0.0, **more: Any) -> Direction:
     return Direction(rate_bps, delay_s, **({"jitter_s": 0.0, "loss": 0.0, "queue_bytes": 10_000_000} | more))
 
