@@ -48,6 +48,25 @@ def test_a_window_that_is_small_takes_its_round_trips() -> None:
     assert channel.carry(1000) == pytest.approx(50 * 0.0101, rel=0.05)
 
 
+def test_a_window_for_late_hosts_grows_until_something_is_lost() -> None:
+    limits = Limits(1000, window_bytes=50_000, line_bps=80e6, late_packets=100.0)
+    control = Window(limits, round_trips())
+    for turn in range(80):
+        control.heard(News(acked=50), turn * 0.01)
+    assert control.window_packets == 150
+    control.heard(News(acked=50, holes=3), 1.0)
+    assert control.window_packets == 100
+    for turn in range(80):
+        control.heard(News(acked=50), 1 + turn * 0.01)
+    assert control.window_packets == 100
+
+
+def test_a_window_leaves_no_slower_than_its_path_however_late_hosts_are() -> None:
+    limits = Limits(1000, window_bytes=50_000, line_bps=1e9, path_bps=80e6)
+    for round_trip_s, rate_bps in ((0.005, 80e6), (0.05, 80e6), (0.001, 400e6)):
+        assert Window(limits, round_trips(round_trip_s)).rate_bps == pytest.approx(rate_bps)
+
+
 def test_aimd_doubles_then_halves_then_grows_by_one_a_round_trip() -> None:
     control = Aimd(LIMITS, round_trips())
     control.heard(News(acked=10), 0.01)
