@@ -5,18 +5,23 @@
 64 H100 in two buildings of four nodes. By formula: eight ranks of eight accelerators, `within_rank`, a card of
 3.2 Tbit/s for each. Emulated: 64 ranks; a node is a leaf switch, whose ports are as quick as NVLink (3.6 Tbit/s), with
 a card of 400 Gbit/s for each accelerator that leads out of it (eight spines). Software costs what NCCL's model has for
-a hop in a node, longer hops take their delay on leaves' uplinks. By the model; with --run on packets under the virtual
-clock, one run in FOLDER for each that is not there yet. Prints a table of docs/training.md.
+a hop in a node, longer hops take their delay on leaves' uplinks. By the model at real sizes, message by message; with
+--run a job of one block and one microbatch, on packets under the virtual clock, too, one run in FOLDER for each that is
+not there yet. Prints a table of docs/training.md.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import testbed
+from testbed.job.job import job_of
+from testbed.model import simulate
 from testbed.results.result import Result
+from testbed.scale import Scale
 
 HOP_S, FAR_HOP_S, LAUNCH = 3.4e-6, 9.6e-6, "8.4 us"
 NODES, EACH = 4, 8
@@ -37,6 +42,13 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, int], dict[str, Any], tuple[
     "hierarchical over nodes": (DENSE, {"replicate": 64}, OF_NODES, ("ring", "hierarchical")),
     "shards over nodes": (DENSE, {"shard": 64}, SHARDS, ("ring", "ring")),
     "experts in nodes": (EXPERTS, {"shard": 64, "expert": 8}, SHARDS, ("ring", "ring")),
+}
+SMALL = {  # what 64 ranks send in a minute of a core
+    "workload.model.n_layers": 1,
+    "workload.model.vocab_size": 8000,
+    "workload.sequence_length": 4096,
+    "workload.schedule.microbatches": 1,
+    "transport.congestion_control": "reno",
 }
 NAMES = {
     "replicate": "data_parallel_replicate_degree",
@@ -87,13 +99,22 @@ def scenario(name: str, emulated: bool, size_scale: float) -> testbed.Scenario:
                 "parallelism": parallelism,
                 "schedule": {"microbatches": 2},
             },
-            "transport": {"congestion_control": "reno", "software_cost": cost},
+            "transport": {"congestion_control": "bbr", "software_cost": cost},
             "algorithms": [algorithms[emulated]],
             "trials": 1,
             "warmup": 1,
             "scale": {"size_scale": size_scale},
         }
     )
+
+
+def predicted_s(own: testbed.Scenario) -> float:
+    """Of a step at its real size, with every message played: these are more than `testbed predict` plays one by one."""
+    training = job_of(own, Scale()).workload.training
+    assert training is not None
+    plan = training.plan.using(own.algorithms[0])
+    network = replace(training.network, sends_at_once=False)  # bbr paces
+    return simulate(plan, network, training.itemsize, training.software).step_time_s
 
 
 def measured(own: testbed.Scenario, folder: Path) -> tuple[float, str]:
@@ -116,7 +137,9 @@ def main() -> None:
         # partial sums are small messages, for which frames have to be short; parameters are many bytes
         size_scale = options.size_scale or (16 if "tensor" in VARIANTS[name][1] else 64)
         ways = [scenario(name, emulated, size_scale) for emulated in (False, True)]
-        predicted = [next(iter(testbed.predict(own).values())).step_time_s for own in ways]
+        if options.run:
+            ways = [own.changed(SMALL, name) for own in ways]
+        predicted = [predicted_s(own) for own in ways]
         cells = [f"{1e3 * took:.2f} ms" for took in predicted] + [f"{predicted[0] / predicted[1] - 1:+.1%}"]
         if options.run:
             folders = [options.run / f"{name.replace(' ', '-')}-{way}" for way in ("formula", "emulated")]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import testbed
 from testbed.config import ConfigError, ModelSpec, Scenario, load_scenario
 from testbed.job.job import job_of
 from testbed.model.dry_run import dry_run
@@ -304,3 +305,24 @@ def test_nodes_by_formula_and_emulated_agree(degrees_of: dict[str, int], formula
         assert made is not None
         took_s.append(dry_run(replace(made, plan=made.plan.using(own.algorithms[0]))).step_time_s)
     assert took_s[0] == pytest.approx(took_s[1], rel=0.05)
+
+
+def a_hundred_thousand_s(ranks: int) -> float:
+    """A step of the scenario on so many ranks, each with its share of a hall's cards and of its copying."""
+    share = ranks / 20
+    changes: dict[str, Any] = {
+        "workload.parallelism.accelerators_per_rank": 100_000 // ranks,
+        "workload.parallelism.within_rank": {},
+        "transport.software_cost.per_gigabyte": f"{0.44 * share:g} us",
+    }
+    for building in "abcde":
+        changes[f"topology.buildings.{building}.hosts"] = ranks // 5
+        changes[f"topology.buildings.{building}.nic.rate"] = f"{2000 / share:g} Tbit/s"
+    made = job_of(testbed.load("hundred-thousand", changes), Scale()).workload.training
+    assert made is not None
+    return dry_run(made).step_time_s
+
+
+@pytest.mark.parametrize("ranks", [50, pytest.param(250, marks=pytest.mark.thorough)])
+def test_as_many_accelerators_take_as_long_on_more_ranks(ranks: int) -> None:
+    assert a_hundred_thousand_s(ranks) == pytest.approx(a_hundred_thousand_s(20), rel=0.03)
