@@ -32,9 +32,11 @@ from testbed.links.wire import direction_from_json, direction_to_json
 from testbed.virtual import clock_here
 
 PACKET_STATISTICS = 6
-SO_RCVBUFFORCE = 33
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
+# The kernel charges a frame to who sent it for as long as it waits in a queue beyond, however long that is.
+SEND_BUFFER_BYTES = 1 << 29
 LARGEST_FRAME_BYTES = 65_600
 FRAMES_AT_ONCE = 32  # between looks at what is due
 REALTIME_PRIORITY = 10
@@ -47,6 +49,7 @@ class Port:
         self.carrier = carrier
         self.socket = packet_socket(interface)
         self.socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, SEND_BUFFER_BYTES)
 
     def drain(self) -> None:
         """Hand what has arrived to the carrier, a bounded number of frames at a time."""
