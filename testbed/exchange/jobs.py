@@ -80,6 +80,11 @@ def _planned(scenario: Scenario, name: str, source: str) -> ExportedJob:
     algorithm = None if scenario.variants is not None else scenario.named_algorithms[name]
     own = scenario.variant(name)
     workload = workload_of(own, own.topology.resolve(UNSCALED), UNSCALED)
+    if workload.dispatching is not None:
+        expected = "turns without retry: a trace has what is known before a step begins"
+        raise BadInput(
+            where=f"{source}, {name}: workload.inference.dispatch", got="on arrival", expected=expected
+        )
     return ExportedJob(
         name, own, workload, algorithm or own.algorithms[0], _trace(own, workload, f"{source}, {name}")
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from testbed.report.figures import percent_text, time_text
 from testbed.report.rates import rates_words
-from testbed.report.requests import serving_words
+from testbed.report.requests import served_words
 from testbed.results.result import Bytes, Variant
 
 # A median closer than this is called equal: well below what a handful of trials can tell apart.
@@ -26,7 +26,7 @@ _T_975 = (
 
 def opening(variants: Sequence[Variant]) -> list[str]:
     """The sentences that a run's page begins with: how variants compare, or what the only one takes."""
-    served = [words for one in variants for words in serving_words(one.name, one.serving)[:1]]
+    served = [words for one in variants for words in served_words(one.name, one.serving)]
     if served:
         return [*served, *(comparisons(variants) if len(variants) > 1 else ())]
     if len(variants) > 1 or variants[0].verdict.status == "untrusted":

@@ -25,8 +25,8 @@ _LABEL_ROOM, _TOP, _AXIS_ROOM, _HEIGHT = 64, 10, 42, 240
 _CURVE = re.compile(r"(.+)-[0-9][0-9.]*k?")
 
 
-def serving_words(variant: str, found: Serving | None) -> list[str]:
-    """Some sentences of a variant that serves requests; none of others."""
+def served_words(variant: str, found: Serving | None) -> list[str]:
+    """How a variant's requests were answered, and what became of those that were not in time; nothing of others."""
     if found is None:
         return []
     load, late = found.offered_per_s, found.latency
@@ -37,11 +37,18 @@ def serving_words(variant: str, found: Serving | None) -> list[str]:
         words += f"; first token p99 {time_text(found.first_token.p99)}"
     if found.per_token is not None:
         words += f", {time_text(found.per_token.p99)} per token"
+    return [f"{words}.", *(f"{variant}: {own}." for own in failure_words(found))]
+
+
+def serving_words(variant: str, found: Serving | None) -> list[str]:
+    """The same, and where a late request's time went; nothing of variants that serve none."""
+    if found is None:
+        return []
+    first, *failures = served_words(variant, found)
     parts = found.p99_parts.document()
-    more = [f"{variant}: {own}." for own in failure_words(found)]
     where = ", ".join(f"{name} {time_text(parts[key])}" for key, name in PARTS.items() if parts[key] > 0)
     full = f"{found.limited_by} is full at {per_second_text(found.capacity_per_s)} requests/s"
-    return [f"{words}.", f"{variant}: the p99 request's time: {where}; {full}.", *more]
+    return [first, f"{variant}: the p99 request's time: {where}; {full}.", *failures]
 
 
 def failure_words(found: Serving) -> list[str]:
@@ -78,7 +85,6 @@ def serving_rows(variants: Sequence[JsonObject]) -> list[JsonObject]:
                 "parts": parts,
                 "links": links,
                 "met": _met(serving),
-                "failures": failure_words(Serving.model_validate(serving)),
             }
         )
     return found

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from testbed.config import ConfigError
+from testbed.errors import BadInput
+from testbed.exchange.jobs import exported_job
 from testbed.job.declared import total
 from testbed.job.job import Job, job_of
 from testbed.job.spec import JobSpec
@@ -186,6 +188,20 @@ def test_a_spec_with_dispatching_goes_through_json() -> None:
     assert back.dispatching.to_document() == dispatching.to_document()
     assert made.survives_kills
     assert not job(dispatch="random").survives_kills
+
+
+def test_who_was_killed_does_not_come_back() -> None:
+    kill = {"at": "1 ms", "action": "host_kill", "target": "east1", "for": "5 ms"}
+    made = job(retry={"after": "2 ms"}).scenario.changed({"events": [kill]}, "killed")
+    with pytest.raises(ConfigError, match=r"events.0.for: got 5 ms, expected no `for`"):
+        job_of(made, Scale())
+
+
+def test_what_is_decided_on_the_way_has_no_trace_beforehand(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(job(dispatch="random").scenario.to_yaml())
+    with pytest.raises(BadInput, match=r"workload.inference.dispatch: got on arrival, expected turns"):
+        exported_job(file)
 
 
 def test_several_steps_are_refused() -> None:

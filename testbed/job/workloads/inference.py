@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from testbed.config import ConfigError, Problem
+from testbed.config import ConfigError, Problem, Scenario
+from testbed.config.events import KILLS
 from testbed.config.inference import TRACE, InferenceSpec
+from testbed.config.units import format_duration
 from testbed.config.workload import INFERENCE
 from testbed.errors import did_you_mean
 from testbed.job.workloads.base import WORKLOADS, JobRequest
@@ -29,6 +31,7 @@ def inference(request: JobRequest) -> Serving:
     try:
         generation = spec.generation
         scenario = request.scenario
+        _check_kills(scenario)
         if spec.on_arrival and scenario.trials * len(scenario.algorithms) > 1:
             got = "trials or algorithms: several"
             raise ServingProblem("dispatch", got, "one measured step, as each may be decided in its own way")
@@ -47,6 +50,15 @@ def inference(request: JobRequest) -> Serving:
         field = f"workload.inference.{error.where}"
         problem = Problem(request.scenario.name, None, field, error.got, error.expected)
         raise ConfigError([problem]) from None
+
+
+def _check_kills(scenario: Scenario) -> None:
+    """Nobody who was killed comes back."""
+    for index, event in enumerate(scenario.events):
+        if event.action in KILLS and event.for_s is not None:
+            expected = "no `for`: whoever serves requests and was killed does not come back"
+            got = format_duration(event.for_s)
+            raise ConfigError([Problem(scenario.name, None, f"events.{index}.for", got, expected)])
 
 
 def nodes_of(request: JobRequest) -> dict[str, Node]:
