@@ -103,10 +103,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--packets", type=Path, metavar="RUNS")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--setups", nargs="+", help="these alone")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     variants, rows, most = [], [], []
-    for setup in load_scenario(SCENARIOS / SCENARIO).variant_names:
+    for setup in options.setups or load_scenario(SCENARIOS / SCENARIO).variant_names:
         model = partial(by_model, options.requests, setup)
         full = model(1e7)  # batches are full
         capacity = full["capacity_per_s"]
