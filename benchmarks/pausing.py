@@ -1,11 +1,12 @@
 """What pauses cost: a jam and who stands behind it, and the buffers that a long link takes. Under the virtual clock.
 
-    .venv/bin/python benchmarks/pausing.py [jam | buffers]        default: both
+    .venv/bin/python benchmarks/pausing.py [jam | buffers | circle]...        default: all
 
 Packets are UDP's, as many as cards let through, so that nothing reacts but the pauses. `jam`: eight hosts send to one
 in another building, a ninth to its neighbour there, whose port is free, over a link that is quick enough for all.
 `buffers`: one host sends over 10 ms to a card of half the rate, with thresholds of several sizes, beside the closed
-form of a fluid that comes from a resume to a pause, each a way there and back late. Prints tables in Markdown.
+form of a fluid that comes from a resume to a pause, each a way there and back late. `circle`: five buildings in a ring,
+each one's host sends to the building two on. Prints tables in Markdown.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from testbed.config import Topology, TopologySpec
 from testbed.directions import Pause
 from testbed.links import network_namespace
+from testbed.paths.pauses import pausing_circle
 from testbed.virtual import Guest, GuestSettings, clock_here, find_image
 
 FRAME, PAYLOAD = 9014, 8972
@@ -30,6 +32,7 @@ PORT = 5000
 SO_RCVBUFFORCE = 33
 JAM_BPS, JAM_SENDERS = 100e6, 8
 LINE_BPS, OUT_BPS, DELAY_S = 1e9, 500e6, 0.010
+RING, RING_S = 5, 0.6
 SHARES = (0.05, 0.25, 0.5, 0.75, 1.0, 1.5)  # of what keeps the drain busy while a resume is under way
 
 
@@ -74,6 +77,26 @@ def blast(fabric: Any, flows: Sequence[Flow], settle_s: float, measured_s: float
             key.fileobj.close()  # type: ignore[union-attr]
     assert before is not None
     return [(late - early) * 8 / took_s for early, late in zip(before, came, strict=True)]
+
+
+def circle() -> dict[str, Any]:
+    """Inside a guest: what arrives early, and after that."""
+    from testbed.fabric.network import Fabric  # noqa: PLC0415
+
+    names = [f"b{number}x" for number in range(RING)]
+    building = {"hosts": 1, "nic": {"rate": "100 Mbit/s", "pause": {}}}
+    wan = {"rate": "100 Mbit/s", "delay": "0.1 ms", "pause": {}}
+    document = {
+        "name": "ring",
+        "buildings": dict.fromkeys(names, building),
+        "wan": [{"a": here, "b": names[(n + 1) % RING], **wan} for n, here in enumerate(names)],
+    }
+    topology = TopologySpec.model_validate(document).resolve()
+    flows = [Flow(f"{here}1", f"{names[(n + 2) % RING]}1") for n, here in enumerate(names)]
+    with Fabric(topology, link_engine="userspace", datapath="system") as fabric:
+        early = blast(fabric, flows, 0.0, RING_S / 6)
+        late = blast(fabric, flows, 0.0, RING_S)
+        return {"early_bps": sum(early), "late_bps": sum(late), "circle": pausing_circle(topology)}
 
 
 def network(name: str, nics: Mapping[str, Any], wan: Mapping[str, Any]) -> Topology:
@@ -155,10 +178,13 @@ def main() -> None:
     """A guest for each row of the jam, one for all buffers."""
     if clock_here() is not None:
         asked = json.loads(sys.argv[1])
-        for row in buffers() if asked["what"] == "buffers" else [jam(asked["delay"], asked["pauses"])]:
+        rows: Iterable[dict[str, Any]] = buffers()
+        if asked["what"] != "buffers":
+            rows = [circle() if asked["what"] == "circle" else jam(asked["delay"], asked["pauses"])]
+        for row in rows:
             print(json.dumps(row), flush=True)
         return
-    wanted = sys.argv[1:] or ["jam", "buffers"]
+    wanted = sys.argv[1:] or ["jam", "buffers", "circle"]
     if "jam" in wanted:
         print(
             "| delay | pauses | jam | victim | by the formula | dropped | pauses sent | held by the far building |"
@@ -185,6 +211,13 @@ def main() -> None:
                 f"{row['peak'] / 1e6:.2f} MB | {row['dropped']} |",
                 flush=True,
             )
+
+    if "circle" in wanted:
+        (row,) = in_guest({"what": "circle"})
+        print(
+            f"\nA circle of pauses: {' to '.join(row['circle'])}. All five together: {mbps(row['early_bps'])} in the"
+        )
+        print(f"first {RING_S / 6 * 1e3:g} ms, then {mbps(row['late_bps'])} in {RING_S * 1e3:g} ms.")
 
 
 def mbps(rate_bps: float) -> str:
