@@ -131,6 +131,8 @@ def direction_row(direction: dict[str, Any]) -> list[str]:
     more = [f"{kind} {format_fraction(direction[kind])}" for kind in EVENTS if direction[kind]]
     if ecn_bytes := direction["ecn_bytes"]:
         more.append(f"marks from {format_size(ecn_bytes)} on")
+    if pause := direction["pause"]:
+        more.append(f"pauses above {format_size(pause['xoff_bytes'])}")
     if direction["classes"]:
         more.append(f"queues {', '.join(entry['name'] for entry in direction['classes'])}")
     return [

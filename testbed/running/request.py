@@ -119,7 +119,8 @@ def check_clock(clock: str) -> None:
 
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
     scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
-    carries = link_engine_for(None, _pauses(scenario)) or LINK_ENGINE
+    pauses = _pauses(scenario)
+    carries = (link_engine_for(link_engine, pauses) if pauses else None) or LINK_ENGINE
     if link_engine not in (None, carries) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or carries} and {datapath or DATAPATH}"
         offered = f"{carries} and {DATAPATH}"
