@@ -216,6 +216,11 @@ def test_gathering_by_the_host_takes_the_pooled_vectors_over_its_link_twice() ->
     assert over_host[0] - over_host[1] == 2 * pooled > 0
 
 
+def test_how_vectors_are_gathered_makes_no_difference_to_replicas() -> None:
+    by_host, direct = (job(partition="replicate", gather=gather) for gather in ("host", "peer_to_peer"))
+    assert by_host.workload.plan.ranks == direct.workload.plan.ranks
+
+
 def test_a_pipeline_hands_on_all_vectors_so_far() -> None:
     found = sent(job(partition="pipeline"))
     so_far = 0
