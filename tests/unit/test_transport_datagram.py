@@ -19,7 +19,7 @@ from testbed.controller.policies.spreading import QpAware
 from testbed.job.declared import flows_of
 from testbed.job.resolving import endpoints_on, wiring_of
 from testbed.job.wiring import Wiring
-from testbed.paths.alpha_beta import bdp_bytes
+from testbed.paths.alpha_beta import bdp_bytes, frame_per_payload
 from testbed.paths.hops import Paths
 from testbed.scale import Scale
 from testbed.testing.threads import finish, in_threads, raises
@@ -269,6 +269,9 @@ def test_paths_are_declared_by_udp_port_and_get_planes_of_their_own() -> None:
     assert len({route.links for route in routes if route.match.udp_dst is not None}) == 4
     # what a window is made of, and the rate that receivers grant at
     assert wiring.bdp_bytes[0][1] == round(bdp_bytes(Paths(topology), hosts)[0][1])
+    assert wiring.path_bps[0][1] == min(topology.wan[0].a_to_b.rate_bps, hosts[0].nic.rate_bps)
+    product = wiring.round_trips_s[0][1] * wiring.path_bps[0][1] / 8 / frame_per_payload(topology)
+    assert wiring.bdp_bytes[0][1] == pytest.approx(product, abs=1)
     assert wiring.port_bps == tuple(host.nic.rate_bps for host in hosts)
     assert Wiring.from_document(json.loads(json.dumps(asdict(wiring)))) == wiring
 
