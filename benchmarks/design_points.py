@@ -84,9 +84,12 @@ def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
             return {one["of"]: one["step_time_s"] for one in some}
 
         given, tuned = times(False), times(True)
+        explore = load_scenario(SCENARIOS / f"{name}.yaml", []).explore
         cells = [
             f"{time_text(tuned[base]) if base in tuned else 'none fits'}"
             f" ({time_text(given[base]) if base in given else 'does not fit'})"
+            if explore is not None and base in explore.baselines
+            else ""
             for base in bases
         ]
         over = [some.get(bases[0]) for some in (given, tuned)]

@@ -36,8 +36,8 @@ class Members:
 
     @property
     def domains(self) -> int:
-        """Over how many domains they are spread."""
-        return self.count // self.together
+        """Over how many domains they are spread; the last may have more of the group in another rank."""
+        return math.ceil(self.count / self.together)
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
     for name in reversed(mesh.order):
         inside = mesh.inside[name]
         if name == SHARD and (experts := math.gcd(mesh.degrees[EXPERT], inside)) > 1:
-            found[EXPERT] = _members(experts, stride, tiers)
+            found[EXPERT] = _members(experts, stride, tiers, mesh.degrees[EXPERT] > experts)
         if inside > 1:
-            found[name] = _members(inside, stride, tiers)
+            found[name] = _members(inside, stride, tiers, mesh.degrees[name] > inside)
         stride *= inside
     if (context := found.get(CONTEXT)) is not None:
         shard = found.get(SHARD, Members(1, 1))
@@ -140,6 +140,10 @@ def within_rank(mesh: Mesh, tiers: Tiers) -> WithinRank:
     return WithinRank(tiers, found, shards, max(1, shards // experts))
 
 
-def _members(count: int, stride: int, tiers: Tiers) -> Members:
-    """Of neighbours that are `stride` accelerators apart; as many in each domain."""
-    return Members(count, math.gcd(count, max(1, tiers.scale_up // stride)))
+def _members(count: int, stride: int, tiers: Tiers, beyond: bool) -> Members:
+    """Of neighbours that are `stride` accelerators apart; as many in each domain.
+
+    beyond: whether the group goes on in other ranks, which have the rest of a domain that is not whole in this one.
+    """
+    most = max(1, tiers.scale_up // stride)
+    return Members(count, most if beyond and count > most else math.gcd(count, most))

@@ -54,6 +54,15 @@ def test_a_ring_over_domains_goes_out_by_all_cards_of_those_that_are_together() 
     assert apart.members[REPLICATE] == Members(32, 1)
 
 
+def test_domains_may_be_shared_with_the_next_rank() -> None:
+    # 500 accelerators are 62 nodes and a half: the other half is the next rank's, of the same group
+    several = within_rank(make_mesh(degrees(**{REPLICATE: 250, TENSOR: 4}), 2, 500), TIERS)
+    assert several.members[REPLICATE] == Members(125, 2)
+    assert several.members[REPLICATE].domains == 63
+    alone = within_rank(make_mesh(degrees(**{REPLICATE: 125, TENSOR: 4}), 1, 500), TIERS)
+    assert alone.members[REPLICATE] == Members(125, 1)
+
+
 def test_an_exchange_leaves_and_stays_at_the_same_time() -> None:
     own = within_rank(make_mesh(degrees(**{SHARD: 16, EXPERT: 16}), 1, 16), TIERS)
     size = 1e8
