@@ -2,8 +2,8 @@
 
 Writes `load.csv`, `load.svg` and `load.md` into the folder: each setup of scenarios/inference/partitions.yaml at shares
 of its capacity, and the most load within the objective. By the model, where the most is found between two loads by
-halving; with --packets on packets, the model beside: each load a run under the virtual clock in the folder RUNS, where
-what is there is not run again, and one more at the most load by the model.
+halving; with --packets on packets (`load-packets`), the model beside: each load a run under the virtual clock in the
+folder RUNS, where what is there is not run again, and one more at the most load by the model.
 """
 
 from __future__ import annotations
@@ -128,14 +128,15 @@ def main() -> None:
         energy, cost = tried[3]["energy_j"], tried[3]["cost_usd"]
         most.append([setup, capacity, full["limited_by"], found, held, energy, cost])
         print(most[-1], flush=True)
-    with (options.folder / "load.csv").open("w", newline="") as file:
+    stem = "load-packets" if options.packets else "load"
+    with (options.folder / f"{stem}.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         writer.writerows(rows)
     chart = load_chart(variants)
     assert chart is not None
     style = files("testbed.report").joinpath("templates/drawing.css").read_text(encoding="utf-8")
-    (options.folder / "load.svg").write_text(standalone(ElementTree.fromstring(chart), style))
+    (options.folder / f"{stem}.svg").write_text(standalone(ElementTree.fromstring(chart), style))
     lines = [
         "| setup | full at | limited by | most within, by the model | of those tried | J | $ a million |",
         "|---|---|---|---|---|---|---|",
@@ -144,7 +145,7 @@ def main() -> None:
         f"| {s} | {c:,.0f}/s | {b} | {m:,.0f}/s | {h:,.0f}/s | {e:.3f} | {d:.3f} |"
         for s, c, b, m, h, e, d in most
     ]
-    (options.folder / "load.md").write_text("\n".join(lines) + "\n")
+    (options.folder / f"{stem}.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
