@@ -112,7 +112,7 @@ def test_all_that_fit_are_tried_and_the_quickest_is_first(tmp_path: Path) -> Non
 
 def test_a_baseline_is_tuned_in_what_it_chooses_and_in_nothing_else(tmp_path: Path) -> None:
     space = {**SCENARIO["explore"]["space"], "policy": ["ecmp", "te"], "workload.schedule.chunks": [1, 2]}
-    scenario = load_scenario(written(tmp_path, space=space))
+    scenario = load_scenario(written(tmp_path, space=space, baselines=list(baselines())))
     found = Search(scenario).run()
     tuned = {result.name: result for result in found.baselines if result.tuned}
     for name, entry in baselines().items():
@@ -172,10 +172,17 @@ def test_a_process_that_was_killed_is_told_in_words(tmp_path: Path) -> None:
         search.run()
 
 
+def test_planners_of_unlike_accelerators_have_to_be_named(tmp_path: Path) -> None:
+    usual = load_scenario(written(tmp_path)).explore
+    assert usual is not None
+    assert usual.baselines == ("production", "atlas", "crosspipe", "arnold")
+    assert load_scenario(written(tmp_path, baselines=["metis"])).explore is not None
+
+
 def test_what_every_baseline_tunes_says_why() -> None:
     for entry in baselines().values():
         for knob in entry["tunes"].values():
-            assert knob["source"].startswith(("ours", "arXiv:"))
+            assert knob["source"].startswith(("ours", "arXiv:", "USENIX ATC "))
 
 
 def test_of_what_makes_no_difference_the_scenarios_own_is_kept_and_told(tmp_path: Path) -> None:
