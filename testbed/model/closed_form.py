@@ -254,11 +254,15 @@ class Screener:
             stages = model_stages(workload.model, len(slower), mesh, sizes, counts)
         except ParallelismError:
             return None
-        within, first = within_of(workload, self._hosts, Scale(), mesh), dict.fromkeys(mesh.order, 0)
-        works = []
-        for number, (stage, factor) in enumerate(zip(stages, slower, strict=True)):
-            rank = mesh.rank({**first, PIPELINE: number % mesh.outside[PIPELINE]})
-            works.append(_stage_work(stage, shape, factor, within[rank] if within else None))
+        within: Sequence[WithinRank | None] = [None] * len(stages)
+        if of_ranks := within_of(workload, self._hosts, Scale(), mesh):
+            first, positions = dict.fromkeys(mesh.order, 0), mesh.outside[PIPELINE]
+            firsts = [mesh.rank({**first, PIPELINE: number % positions}) for number in range(len(stages))]
+            within = [of_ranks[rank] for rank in firsts]
+        works = [
+            _stage_work(stage, shape, factor, own)
+            for stage, factor, own in zip(stages, slower, within, strict=True)
+        ]
         return max(works, key=lambda work: work.forward_s + work.input_s + work.weight_s)
 
 
