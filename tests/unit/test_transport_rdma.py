@@ -9,9 +9,13 @@ import pytest
 
 from testbed.testing import transport_checks
 from testbed.testing.threads import finish, in_threads, linger, raises
-from testbed.transport import MeshSettings, StripeSettings, TransportError
+from testbed.transport import MeshSettings, Request, StripeSettings, TransportError
+from testbed.transport.base import PeerCounters
+from testbed.transport.onesided import Exposed
 from testbed.transport.rdma import frames
+from testbed.transport.rdma.frames import ASK, MESSAGE, Frame
 from testbed.transport.rdma.immediates import Immediate, pack, unpack
+from testbed.transport.rdma.pair import Pair
 from testbed.transport.rdma.ports import flow_label, udp_port
 from testbed.transport.rdma.regions import Regions
 from testbed.transport.rdma.transport import RdmaTransport
@@ -104,6 +108,23 @@ def test_segments_of_several_queue_pairs_come_in_any_order() -> None:
     for seed in range(3):
         assert over_rdma(2, program, seed=seed) == [True, True]
     assert all(fabric.reordered for fabric in fabrics)
+
+
+def test_word_of_a_message_that_is_written_already_takes_no_receive() -> None:
+    """It went by another queue pair, and was asked for before the peer heard where to write."""
+    card = MemoryCard(MemoryFabric(1))
+    pair = Pair(0, 1, STRIPES, 1 << 20, PeerCounters(), Exposed())
+    pair.attach(card, card.queue_pair(True, 8, 50_000, 0), (), Regions(card))
+    large, empty = (Request("recv", 1, 9, memoryview(bytearray(size))) for size in (2000, 0))
+    pair.receive(large)
+    pair.receive(empty)
+    assert pair.on_written(Immediate(notify=True), 2000) == ""
+    assert pair.on_frame(Frame(ASK, announced=0, tag=9, length=2000), memoryview(b"")) == ""
+    assert large.done
+    assert not empty.done
+    assert pair.on_frame(Frame(MESSAGE, announced=1, tag=9), memoryview(b"")) == ""
+    assert empty.done
+    assert empty.error is None
 
 
 def test_more_receives_than_slots_wait_for_one() -> None:

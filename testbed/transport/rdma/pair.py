@@ -63,6 +63,7 @@ class Pair:
         self._open: dict[int, list[Inbound]] = {}  # by tag: large receives that are not done
         self._slots: dict[int, Inbound] = {}
         self._number = 0  # of receives announced
+        self._whole: dict[int, int] = {}  # by tag: the latest of those that a message has come for
         self._one_sided: deque[Inbound] = deque()  # puts and signals, in the order in which they were sent
 
     @property
@@ -201,6 +202,8 @@ class Pair:
 
     def _received(self, into: Inbound) -> None:
         self._close(into)
+        tag = into.request.tag
+        self._whole[tag] = max(into.number, self._whole.get(tag, 0))
         self.counters.messages_received += 1
         self.counters.bytes_received += len(into.request.view)
         into.ended = True
@@ -339,6 +342,10 @@ class Pair:
             self._one_sided.append(into)
             self._announce(into)
             return ""
+        if self._whole.get(tag, 0) > frame.announced:
+            return (
+                ""  # told where to write meanwhile it did so, on queue pairs that are quicker than this one
+            )
         for into in self._open.get(tag, ()):
             if into.unknown_to_sender(frame.announced):
                 into.matched = True  # word of it is under way
