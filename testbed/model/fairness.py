@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,16 +32,58 @@ class Paths(NamedTuple):
         return Paths(self.parts[mine], self.loads[mine], numbers[self.path[mine]], int(some.sum()))
 
 
+class Grown:
+    """An array that is added to: of its places `many` are taken."""
+
+    def __init__(self, kind: type) -> None:
+        self.array: NDArray[Any] = np.zeros(16, dtype=kind)
+        self.many = 0
+
+    def add(self, values: Sequence[float]) -> None:
+        """At its end."""
+        end = self.many + len(values)
+        if end > len(self.array):
+            self.array = np.concatenate([self.array, np.zeros(end, dtype=self.array.dtype)])
+        self.array[self.many : end] = values
+        self.many = end
+
+
+class Laid:
+    """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
+
+    def __init__(self) -> None:
+        self._parts, self._loads = Grown(np.intp), Grown(float)
+        self._steps, self._first_step = Grown(np.intp), Grown(np.intp)  # of each path
+        self._paths, self._first_path = Grown(np.intp), Grown(np.intp)  # of each connection
+
+    def add(self, paths: Sequence[Mapping[int, float]]) -> None:
+        """The next connection's."""
+        self._first_path.add([self._steps.many])
+        self._paths.add([len(paths)])
+        for path in paths:
+            self._first_step.add([self._parts.many])
+            self._steps.add([len(path)])
+            self._parts.add(list(path))
+            self._loads.add(list(path.values()))
+
+    def of(self, numbers: Indices) -> tuple[Paths, Indices]:
+        """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
+        paths = self._paths.array[numbers]
+        taken = _ranges(self._first_path.array[numbers], paths)
+        steps = self._steps.array[taken]
+        which = _ranges(self._first_step.array[taken], steps)
+        path = np.repeat(np.arange(len(taken)), steps)
+        owner = np.repeat(np.arange(len(numbers)), paths)
+        return Paths(self._parts.array[which], self._loads.array[which], path, len(taken)), owner
+
+
 def fair_rates(capacities: Mapping[str, float], paths: Sequence[PartShares]) -> list[float]:
     """Of all of these at once, in bytes per second."""
     part = {name: number for number, name in enumerate(capacities)}
-    laid = Paths(
-        np.array([part[name] for path in paths for name in path], dtype=np.intp),
-        np.array([load for path in paths for load in path.values()], dtype=float),
-        np.repeat(np.arange(len(paths)), [len(path) for path in paths]),
-        len(paths),
-    )
-    found: list[float] = fair(np.array(list(capacities.values()), dtype=float), laid).tolist()
+    laid = Laid()
+    laid.add([{part[name]: load for name, load in path.items()} for path in paths])
+    all_paths, _ = laid.of(np.zeros(1, dtype=np.intp))
+    found: list[float] = fair(np.array(list(capacities.values()), dtype=float), all_paths).tolist()
     return found
 
 
@@ -64,7 +106,7 @@ def fair(capacities: Floats, paths: Paths) -> Floats:
     return rates
 
 
-def ranges(starts: Indices, counts: Indices) -> Indices:
+def _ranges(starts: Indices, counts: Indices) -> Indices:
     """start, start + 1, ... of each, so many."""
     ends = np.cumsum(counts)
     found: Indices = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(

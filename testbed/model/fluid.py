@@ -13,13 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from testbed.directions import QueueClass
-from testbed.model.fairness import ALIKE, Floats, Indices, Paths, fair, ranges
+from testbed.model.fairness import ALIKE, Floats, Grown, Indices, Laid, Paths, fair
 from testbed.paths.network import PartShares
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
@@ -54,51 +53,6 @@ class _Shares(NamedTuple):
     rates: Floats
 
 
-class _Laid:
-    """All connections' paths, end to end in the connections' order: those of some are read without a walk."""
-
-    def __init__(self) -> None:
-        self._parts, self._loads = _Grown(np.intp), _Grown(float)
-        self._steps, self._first_step = _Grown(np.intp), _Grown(np.intp)  # of each path
-        self._paths, self._first_path = _Grown(np.intp), _Grown(np.intp)  # of each connection
-
-    def add(self, paths: Sequence[Mapping[int, float]]) -> None:
-        """The next connection's."""
-        self._first_path.add([self._steps.many])
-        self._paths.add([len(paths)])
-        for path in paths:
-            self._first_step.add([self._parts.many])
-            self._steps.add([len(path)])
-            self._parts.add(list(path))
-            self._loads.add(list(path.values()))
-
-    def of(self, numbers: Indices) -> tuple[Paths, Indices]:
-        """These connections' paths, and for each path the place in `numbers` of the connection that it belongs to."""
-        paths = self._paths.array[numbers]
-        taken = ranges(self._first_path.array[numbers], paths)
-        steps = self._steps.array[taken]
-        which = ranges(self._first_step.array[taken], steps)
-        path = np.repeat(np.arange(len(taken)), steps)
-        owner = np.repeat(np.arange(len(numbers)), paths)
-        return Paths(self._parts.array[which], self._loads.array[which], path, len(taken)), owner
-
-
-class _Grown:
-    """An array that is added to: of its places `many` are taken."""
-
-    def __init__(self, kind: type) -> None:
-        self.array: NDArray[Any] = np.zeros(16, dtype=kind)
-        self.many = 0
-
-    def add(self, values: Sequence[float]) -> None:
-        """At its end."""
-        end = self.many + len(values)
-        if end > len(self.array):
-            self.array = np.concatenate([self.array, np.zeros(end, dtype=self.array.dtype)])
-        self.array[self.many : end] = values
-        self.many = end
-
-
 class Fluid:
     """What flows now. `send` and `advance` are its events; figures of time are the caller's.
 
@@ -124,10 +78,10 @@ class Fluid:
             for name, entries in classes.items()
         }
         self._connections: list[_Connection] = []
-        self._laid = _Laid()
+        self._laid = Laid()
         self._by_key: dict[object, _Connection] = {}
         self._busy: dict[int, _Connection] = {}
-        self._left = np.zeros(0)
+        self._left = Grown(float)  # bytes of what each connection sends now
         # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
         self._who = 0
         self._draw = random.Random(0)
@@ -168,7 +122,7 @@ class Fluid:
 
     def _first(self, connection: _Connection) -> None:
         """Begin with the connection's next message."""
-        self._left[connection.number], turn, _ = connection.messages[0]
+        self._left.array[connection.number], turn, _ = connection.messages[0]
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
@@ -189,8 +143,7 @@ class Fluid:
         self._connections.append(connection)
         self._laid.add([{self._part[name]: load for name, load in path.items()} for path in paths])
         self._by_key[key] = connection
-        if len(self._left) < len(self._connections):
-            self._left = np.concatenate([self._left, np.zeros(len(self._left) + 16)])
+        self._left.add([0.0])
         return connection
 
     def _holds_bytes(self, parts: Iterable[int]) -> float:
@@ -215,7 +168,7 @@ class Fluid:
                 for number, other_load in self._through[part].items():
                     if number != own.number:
                         other = self._connections[number]
-                        waiting += other_load * min(float(self._left[number]), other.burst_bytes)
+                        waiting += other_load * min(float(self._left.array[number]), other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
                 latest_s = max(latest_s, (waiting + load * size_bytes) / float(self._capacities[part]))
@@ -226,15 +179,15 @@ class Fluid:
         if not self._busy:
             return math.inf
         numbers, rates = self._now()
-        return max(0.0, float((self._left[numbers] / rates).min()))
+        return max(0.0, float((self._left.array[numbers] / rates).min()))
 
     def advance(self, seconds: float) -> None:
         """Let time pass, no more than `next_s`; tell of messages that have left."""
         if not self._busy:
             return
         numbers, rates = self._now()
-        left = self._left[numbers] - rates * seconds
-        self._left[numbers] = left
+        left = self._left.array[numbers] - rates * seconds
+        self._left.array[numbers] = left
         over = numbers[left <= rates * INSTANT_S]
         for number in over.tolist():
             connection = self._busy[number]
