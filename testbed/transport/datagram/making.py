@@ -17,9 +17,8 @@ from testbed.virtual import clock_here
 # for that, for all peers together: the shortest queues hold 64 packets.
 LATE_HOST_PACKETS = 48
 LATE_HOST_S = 0.005  # what they add to a round trip
-LATE_PEER_S = (
-    0.030  # and now and then: windows grow by what a card sends meanwhile, as long as nothing is lost
-)
+# and now and then: windows grow by what a card sends meanwhile, as long as nothing is lost
+LATE_PEER_S = 0.030
 
 
 class Route(NamedTuple):

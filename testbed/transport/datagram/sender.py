@@ -60,9 +60,8 @@ class Sender:
         self._look_s = control.passed(now_s)
         if control.rate_bps < math.inf and room > 0:
             packet_s = control.limits.packet_bytes * 8 / control.rate_bps
-            if (
-                self._free_s > now_s and packet_s != self._packet_s
-            ):  # what is left of the wait goes at the new rate
+            # what is left of the wait goes at the new rate
+            if self._free_s > now_s and packet_s != self._packet_s:
                 self._free_s = now_s + (self._free_s - now_s) * packet_s / self._packet_s
                 self._packet_s = packet_s
             since_s = max(self._free_s, now_s - BURST_S)

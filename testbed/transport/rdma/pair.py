@@ -343,9 +343,8 @@ class Pair:
             self._announce(into)
             return ""
         if self._whole.get(tag, 0) > frame.announced:
-            return (
-                ""  # told where to write meanwhile it did so, on queue pairs that are quicker than this one
-            )
+            # told where to write meanwhile it did so, on queue pairs that are quicker than this one
+            return ""
         for into in self._open.get(tag, ()):
             if into.unknown_to_sender(frame.announced):
                 into.matched = True  # word of it is under way
