@@ -15,7 +15,7 @@ from testbed.fabric.plan import Multipath
 from testbed.job.background import BackgroundHost
 from testbed.job.socket_rules import SocketRules
 from testbed.job.wiring import SUBFLOW_PORT, THIS_NAMESPACE, RankEndpoint, Wiring
-from testbed.paths.alpha_beta import bdp_bytes, narrowest_bps, round_trips_s
+from testbed.paths.alpha_beta import empty_paths
 from testbed.paths.hops import Paths
 from testbed.plugins import blamed
 from testbed.scale import Scale
@@ -99,9 +99,10 @@ def wiring_of(
     narrowest: tuple[tuple[float, ...], ...] = ()
     empty: tuple[tuple[float, ...], ...] = ()
     if topology is not None and TRANSPORTS.find(spec.kind).asks_network:
-        products = tuple(tuple(map(round, row)) for row in bdp_bytes(Paths(topology), hosts))
-        narrowest = tuple(map(tuple, narrowest_bps(Paths(topology), hosts)))
-        empty = tuple(map(tuple, round_trips_s(Paths(topology), hosts)))
+        paths = empty_paths(Paths(topology), hosts)
+        products = tuple(tuple(round(path.bdp_bytes) for path in row) for row in paths)
+        narrowest = tuple(tuple(path.rate_bps for path in row) for row in paths)
+        empty = tuple(tuple(path.round_trip_s for path in row) for row in paths)
     return Wiring(
         token=secrets.token_hex(8),
         ranks=tuple(endpoints),

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from testbed.collectives.baseline import baseline_rounds
 from testbed.collectives.carrying import AHEAD
@@ -51,6 +52,18 @@ class Step:
         return self.alpha_s(size_bytes) + size_bytes * self.beta_s + self.returned_s
 
 
+class EmptyPath(NamedTuple):
+    """A path with nothing on it, by the nearest planes.
+
+    rate_bps: of its narrowest link. round_trip_s: of a full packet and the word that it has come. bdp_bytes: payload
+    that is under way when it is full.
+    """
+
+    rate_bps: float
+    round_trip_s: float
+    bdp_bytes: float
+
+
 def nearest_plane(planes: Sequence[Direction]) -> Direction:
     """The one of least delay; of several the quickest."""
     return min(planes, key=lambda plane: (plane.delay_s, -plane.rate_bps))
@@ -73,45 +86,34 @@ def ring_steps(paths: Paths, hosts: Sequence[Host], planes: Planes = nearest_pla
     return [_step(paths, one, other, planes) for one, other in zip(hosts, after, strict=True)]
 
 
+def empty_paths(paths: Paths, hosts: Sequence[Host]) -> list[list[EmptyPath]]:
+    """Per host and other host the path between them; nothing of one to itself."""
+
+    def path(one: Host, other: Host) -> EmptyPath:
+        if one == other:
+            return EmptyPath(0.0, 0.0, 0.0)
+        there, back = _both_ways(paths, one, other, nearest_plane)
+        step = step_of(paths.topology, there, back)
+        round_trip_s = step.round_trip_s(step.serialisation.packet_bytes)
+        rate_bps = min(hop.links[0].rate_bps for hop in there)
+        return EmptyPath(rate_bps, round_trip_s, round_trip_s / step.beta_s)
+
+    return [[path(one, other) for other in hosts] for one in hosts]
+
+
 def bdp_bytes(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
     """Per host and other host the payload that is under way when the empty path between them is full; 0 to itself."""
-
-    def product(one: Host, other: Host) -> float:
-        if one == other:
-            return 0.0
-        step = _step(paths, one, other, nearest_plane)
-        return step.round_trip_s(step.serialisation.packet_bytes) / step.beta_s
-
-    return [[product(one, other) for other in hosts] for one in hosts]
+    return [[path.bdp_bytes for path in row] for row in empty_paths(paths, hosts)]
 
 
-def round_trips_s(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
-    """Per host and other host what a full packet and the word that it has come take on the empty path; 0 to itself."""
-
-    def round_trip_s(one: Host, other: Host) -> float:
-        if one == other:
-            return 0.0
-        step = _step(paths, one, other, nearest_plane)
-        return step.round_trip_s(step.serialisation.packet_bytes)
-
-    return [[round_trip_s(one, other) for other in hosts] for one in hosts]
-
-
-def narrowest_bps(paths: Paths, hosts: Sequence[Host]) -> list[list[float]]:
-    """Per host and other host the rate of the narrowest link between them, one of each hop; 0 to itself."""
-
-    def narrowest(one: Host, other: Host) -> float:
-        if one == other:
-            return 0.0
-        hops = [hop.by(nearest_plane) for hop in paths.between(one, other)]
-        return min(link.rate_bps for hop in hops for link in hop.links)
-
-    return [[narrowest(one, other) for other in hosts] for one in hosts]
+def _both_ways(paths: Paths, one: Host, other: Host, planes: Planes) -> tuple[list[Hop], list[Hop]]:
+    """The hops there and back, of one link each."""
+    there, back = ([hop.by(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one)))
+    return there, back
 
 
 def _step(paths: Paths, one: Host, other: Host, planes: Planes) -> Step:
-    there, back = ([hop.by(planes) for hop in paths.between(*ends)] for ends in ((one, other), (other, one)))
-    return step_of(paths.topology, there, back)
+    return step_of(paths.topology, *_both_ways(paths, one, other, planes))
 
 
 def step_of(topology: Topology, there: Sequence[Hop], back: Sequence[Hop]) -> Step:
