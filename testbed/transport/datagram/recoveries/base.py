@@ -11,6 +11,7 @@ import heapq
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -239,11 +240,9 @@ class Recovery(ABC):
                 passed = end - serial
                 flight.appendleft(Sending(end, item + passed, count - passed, sent_s))
                 count = passed
-            for number in range(max(item, self.low), item + count):
-                here = which, serial + number - item
-                if not self._has(number) and self._again_at.get(number, here) == here:
-                    news.holes += 1
-                    self._passed(number, sending, news)
+            for number in self._not_come(which, serial, item, count):
+                news.holes += 1
+                self._passed(number, sending, news)
         path.settled = max(path.settled, end)
 
     def _skip_what_came(self) -> None:
@@ -293,6 +292,13 @@ class Recovery(ABC):
         """Whether it is known to have come."""
         return number < self.low or bool(self._acked >> (number - self.low) & 1)
 
+    def _not_come(self, which: int, serial: int, first: int, count: int) -> Iterator[int]:
+        """Of so many packets sent in a row on a path those that have not, and were not sent again since."""
+        for number in range(max(first, self.low), first + count):
+            here = which, serial + number - first
+            if not self._has(number) and self._again_at.get(number, here) == here:
+                yield number
+
     def _lose(self, number: int, news: News) -> None:
         """It has to be sent again."""
         if number not in self._lost and not self._has(number):
@@ -328,11 +334,9 @@ class Recovery(ABC):
                     late += 1
                     self._parity_late(item, news)
                     continue
-                for number in range(max(item, self.low), item + count):
-                    here = which, serial + number - item
-                    if not self._has(number) and self._again_at.get(number, here) == here:
-                        late += 1
-                        self._lose(number, news)
+                for number in self._not_come(which, serial, item, count):
+                    late += 1
+                    self._lose(number, news)
             if late:
                 news.late_on[which] = late
         if news.lost:
