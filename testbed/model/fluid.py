@@ -129,11 +129,11 @@ class Fluid:
             self._turns[connection.number] = turn
 
     def _open(self, key: object, paths: Sequence[PartShares]) -> _Connection:
+        numbered = [{self._part[name]: load for name, load in path.items()} for path in paths]
         through: dict[int, float] = {}
-        for path in paths:
+        for path in numbered:
             for part, load in path.items():
-                number = self._part[part]
-                through[number] = through.get(number, 0.0) + load / len(paths)
+                through[part] = through.get(part, 0.0) + load / len(paths)
         connection = _Connection(
             len(self._connections),
             self._draw.getrandbits(128),
@@ -141,7 +141,7 @@ class Fluid:
             self._holds_bytes(through),
         )
         self._connections.append(connection)
-        self._laid.add([{self._part[name]: load for name, load in path.items()} for path in paths])
+        self._laid.add(numbered)
         self._by_key[key] = connection
         self._left.add([0.0])
         return connection
