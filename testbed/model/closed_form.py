@@ -123,8 +123,8 @@ class Screener:
             **{SCHEDULE + name: getattr(schedule, name) for name in _OF_SCHEDULE},
             "workload.local_batch_size": workload.local_batch_size,
         }
-        topology = scenario.topology.resolve()
-        self._hosts = scenario.rank_hosts(topology)
+        self._topology = scenario.topology.resolve()
+        self._hosts = scenario.rank_hosts(self._topology)
         self._slowdowns = slowdowns_of(workload, self._hosts)
         self._networks: dict[str, Network] = {}
         self._shapes: dict[object, _Shape | None] = {}
@@ -201,11 +201,9 @@ class Screener:
         groups: dict[str, list[Members]] = {}
         for name, members in groups_of(mesh):
             groups.setdefault(name, []).append(members)
-        topology = self._scenario.topology.resolve()
-        hosts = self._scenario.rank_hosts(topology)
-        near: Sequence[object] = [host.building for host in hosts]
+        near: Sequence[object] = [host.building for host in self._hosts]
         if value("hierarchy") == LEAVES:
-            near = leaves_of(topology, hosts)
+            near = leaves_of(self._topology, self._hosts)
         algorithms = self._algorithms(changes)
         paces = {
             kind: pace_of(network, groups.get(kind, []), collective, algorithms[kind], near)
