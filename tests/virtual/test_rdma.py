@@ -12,6 +12,7 @@ import pytest
 
 from testbed.model.go_back_n import ReliablePath
 from testbed.virtual import NoKernelError, find_image
+from tests.unit.test_model_predicting import RING
 from tests.virtual.conftest import REPOSITORY, WALL_S, Person
 
 
@@ -99,34 +100,9 @@ def test_somebodys_program_with_verbs_runs_in_the_hosts(person: Person) -> None:
     assert float(line.split("=")[1].split()[0]) == pytest.approx(20_000, abs=10)
 
 
-SCENARIO = """
-name: small
-topology:
-  name: pair
-  mtu: 9000
-  buildings:
-    east: {hosts: 2, nic: {rate: 10 Gbit/s}}
-    west: {hosts: 2, nic: {rate: 10 Gbit/s}}
-  wan:
-    - {a: east, b: west, rate: 10 Gbit/s, delay: 5 ms, planes: 2}
-ranks: 4
-workload:
-  model: {dim: 512, n_layers: 2, n_heads: 2, n_kv_heads: 2, ffn_dim: 1024, vocab_size: 2048}
-  bucket_cap: 8 MiB
-  sequence_length: 64
-  peak_flops: 20 Tflop/s
-algorithms: [ring]
-policy: te
-transport: {kind: rdma, stripes: {other_region: {connections: 4}}}
-trials: 2
-warmup: 1
-scale: {size_scale: 1}
-"""
-
-
 def test_a_step_over_rdma_is_trusted(person: Person) -> None:
     file, folder = person.home / "small.yaml", person.home / "run"
-    file.write_text(SCENARIO)
+    file.write_text(RING + "trials: 2\nwarmup: 1\n")
     done = person.call("run", str(file), "-o", str(folder), "--clock", "virtual")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((folder / "summary.json").read_text())
