@@ -13,11 +13,12 @@ from tcp_rounds import Rounds, bbr
 
 from testbed.paths.recovering import Recovering
 from testbed.transport.datagram.recoveries import RECOVERIES
+from testbed.transport.rdma.card import CardSettings, ack_timeout_s
 from testbed.transport.rdma.packets import HEADERS_BYTES, PACKETS_PER_ACK, PAYLOADS_BYTES
 
 TRANSPORTS = ("reno", "cubic", "bbr", "roce", "go_back_n", "selective_repeat", "nack", "erasure", "xor")
 PACKET_BYTES = PAYLOADS_BYTES[0]
-ROCE_TIMEOUT_S = 4.096e-6 * 2**14  # the transport's default
+ROCE_TIMEOUT_S = ack_timeout_s(CardSettings.ack_timeout_s)
 DRAWS = {"roce": 20_000, "short": 400, "long": 2000, "longest": 100}  # of TCP connections by their messages
 LONG_PACKETS, LONGEST_ROUNDS = 1 << 12, 10_000  # a round sends about the root of 3/2 over the share of losses
 # of a TCP connection: messages before those that count, and how many do; fewer of long ones

@@ -16,11 +16,13 @@ from typing import Any
 import grid
 import numpy as np
 import sdr_rdma
-from forms import TRANSPORTS, Completion, completion
+from forms import PACKET_BYTES, TRANSPORTS, Completion, completion
 from forms import Path as NetworkPath
+from packets import FOUND as ON_PACKETS
 
 from testbed.paths.recovering import Recovering
 from testbed.report.svg import Axis, Drawing, standalone
+from testbed.transport.rdma.packets import HEADERS_BYTES
 
 COLOURS = dict(
     zip(
@@ -45,7 +47,7 @@ Found = dict[grid.Cell, Completion]
 
 def least_s(size_bytes: int, trip_ms: float) -> float:
     """Of a message of so many bytes alone: the line's time, half a round trip."""
-    return size_bytes * 8 * (4096 + 58) / 4096 / grid.RATE_BPS + trip_ms / 2e3
+    return size_bytes * 8 * (PACKET_BYTES + HEADERS_BYTES) / PACKET_BYTES / grid.RATE_BPS + trip_ms / 2e3
 
 
 def picture(found: Found, runs: list[dict[str, Any]]) -> str:
@@ -231,7 +233,7 @@ def main() -> None:
     )
     folder = parser.parse_args().folder
     found = grid.read(folder / grid.FOUND)
-    runs = json.loads((folder / "losses-packets.json").read_text())
+    runs = json.loads((folder / ON_PACKETS).read_text())
     (folder / "losses.svg").write_text(picture(found, runs))
     for title, lines in (
         ("mean", overview(found, "mean_s")),
