@@ -89,11 +89,10 @@ class Spray:
             recent = recent and path.seen - path.lost_at <= WINDOW_PACKETS
             path.losses = path.losses + lost if recent else lost
             path.lost_s, path.lost_at = now_s, path.seen
-            if path.state is State.DENIED and path.probe_s < math.inf:
-                return  # it was sent before
             if path.state is State.DENIED:
-                path.pause = min(2 * path.pause, MOST_PROBE_ROUND_TRIPS)
-                path.probe_s = now_s + path.pause * round_trip_s
+                if path.probe_s == math.inf:  # else it was sent before
+                    path.pause = min(2 * path.pause, MOST_PROBE_ROUND_TRIPS)
+                    path.probe_s = now_s + path.pause * round_trip_s
             elif path.losses >= DENY_AFTER:
                 path.state = State.DENIED
                 path.probe_s = now_s + path.pause * round_trip_s

@@ -64,8 +64,8 @@ class News:
     """What an acknowledgement, or a time-out, has changed.
 
     acked: packets that are known to have come now and were not before. holes: that have not, though something sent
-    later on their path has. lost: that count as lost now. marked: that the network has
-    marked. late: packets of which nothing was heard for too long; late_on: how many on each path.
+    later on their path has. lost: that count as lost now. marked: that the network has marked. late: packets of which
+    nothing was heard for too long; late_on: how many on each path.
     """
 
     acked: int = 0
