@@ -8,12 +8,8 @@ from typing import Any
 
 from testbed.transport.observing import Observed
 
-_DONE = (
-    "bytes_acked",
-    "retransmits",
-    "went_back",
-    "out_of_sequence",
-)  # what grows as a connection does something
+# what grows as a connection does something
+_DONE = ("bytes_acked", "retransmits", "went_back", "out_of_sequence")
 
 
 class SocketSampler:

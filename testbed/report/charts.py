@@ -176,9 +176,8 @@ def timeline_chart(
     axis = Axis(0.0, end_s - origin if span_s is None else span_s, start=room, end=width - 16)
     draw_time_axis(drawing, axis, 0, height - _AXIS_ROOM, about=10 if wide else 4)
     hosts = {host.get("rank"): host["name"] for host in data.manifest["fabric"]["hosts"]}
-    drawn: list[
-        tuple[float, float, list[tuple[Sample, str]]]
-    ] = []  # y, height and samples, with shades, of each row
+    # y, height and samples, with shades, of each row
+    drawn: list[tuple[float, float, list[tuple[Sample, str]]]] = []
     for index, rank in enumerate(ranks):
         top = index * band + 2
         drawing.text(0, top + 12, f"{rank} · {hosts.get(rank, '')}".rstrip(" ·"), "tick", room=room - 10)

@@ -16,9 +16,8 @@ CONTEXT, TENSOR, PIPELINE, EXPERT = (
     "pipeline_parallel",
     "expert_parallel",
 )
-EXPERT_SHARD = (
-    "expert_shard"  # ranks that share an expert's parameters: of `data_parallel_shard`, those with that one
-)
+# ranks that share an expert's parameters: of `data_parallel_shard`, those with that one
+EXPERT_SHARD = "expert_shard"
 DIMENSIONS = (REPLICATE, PIPELINE, SHARD, CONTEXT, TENSOR)
 """Those that ranks are numbered by, outermost first as usual. Experts are spread within `data_parallel_shard`."""
 

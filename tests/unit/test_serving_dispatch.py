@@ -296,9 +296,8 @@ def test_a_node_that_is_gone_costs_what_it_had_and_no_more(tmp_path: Path) -> No
     nodes = [made.workload.dispatching.servers[one.server].node for one in again]  # type: ignore[union-attr]
     assert set(nodes) == {1}
     assert len({one.batch for one in again}) == len(again)
-    assert {serving.dispatched.sendings[first[one.batch]].server % 2 for one in again} == {
-        0
-    }  # nodes alternate
+    # nodes alternate
+    assert {serving.dispatched.sendings[first[one.batch]].server % 2 for one in again} == {0}
     # what the lost rank had done is known, and no more
     assert len(done.workload.plan.ranks[0]) <= 4 * 6
 
