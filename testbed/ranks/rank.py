@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import mmap
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,11 +23,12 @@ from testbed.ranks.executor import Done, Executor
 from testbed.ranks.faults import RankFaults
 from testbed.ranks.host_monitor import HostMonitor, resent_here
 from testbed.ranks.receive_credits import CreditSockets, ReceiveCredits
+from testbed.ranks.samples import operation_sample, shared_streams, step_sample
 from testbed.ranks.socket_sampler import SocketSampler
 from testbed.transport import OperationCosts, TrafficClass, TransportError
 from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
-from testbed.workload.plan import EVERYBODY, Block, Computing, GroupCollective, Message, Operation, Pause
+from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
 CALIBRATIONS = 5
 # Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
@@ -77,7 +77,7 @@ class Rank:
         self.incarnation = incarnation
         self.progress = progress
         self.size = len(job.wiring.ranks)
-        self.streams = Counter(operation.stream for operation in job.plan.ranks[rank])
+        self.shared = shared_streams(job.plan.ranks[rank])
         self.samples: list[dict[str, Any]] = []
         # who returns is a new machine, and well
         self.faults = RankFaults.of(rank, () if incarnation else job.rank_faults)
@@ -265,54 +265,15 @@ class Rank:
             return
         sent = seen.pop("sent_bytes")
         head = {"variant": step.variant, "trial": step.trial, "step": index, "rank": self.rank}
+        itemsize = np.dtype(self.job.dtype).itemsize
         for number, (operation, own) in enumerate(zip(self.executor.operations, done.spans, strict=True)):
-            self.samples.append(
-                {
-                    **head,
-                    "operation": _word(operation),
-                    "index": number,
-                    "name": operation.name,
-                    "start_s": own[0],
-                    "end_s": own[1],
-                    "bytes": getattr(operation, "numel", 0) * np.dtype(self.job.dtype).itemsize,
-                    **self._marks(operation),
-                }
-            )
-        self.samples.append(
-            {
-                **head,
-                "operation": "step",
-                "name": step.variant,
-                "start_s": span[0],
-                "end_s": span[1],
-                "bytes": sum(sent.values()),
-                "sent_bytes": {str(peer): count for peer, count in sent.items() if count},
-                "wrong": done.wrong,
-                "checked": done.checked,
-                **seen,
-            }
-        )
+            self.samples.append(operation_sample(head, operation, number, own, itemsize, self.shared))
+        elements = done.wrong, done.checked
+        self.samples.append(step_sample(head, step.variant, span, sent, elements, seen))
 
     def _sent(self) -> dict[int, int]:
         """Payload bytes sent so far per peer."""
         return {peer: counters.bytes_sent for peer, counters in self.transport.counters.items()}
-
-    def _marks(self, operation: Operation) -> dict[str, str]:
-        """Of an operation's record: its stream, if not its alone, and what is the same at both ends of a message."""
-        if isinstance(operation, Message):
-            here, there = (self.rank, operation.peer) if operation.sends else (operation.peer, self.rank)
-            return {"stream": operation.stream, "message": f"{here}>{there}/{operation.tag}"}
-        return {"stream": operation.stream} if self.streams[operation.stream] > 1 else {}
-
-
-def _word(operation: Operation) -> str:
-    """An operation's kind in records."""
-    if isinstance(operation, Computing | Pause):
-        return operation.kind
-    if isinstance(operation, Message):
-        return "send" if operation.sends else "recv"
-    assert isinstance(operation, GroupCollective)
-    return operation.collective
 
 
 def _zeros(numel: int, dtype: str) -> Array:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.job.job import Job
+from testbed.ranks.samples import operation_sample, step_sample
 from testbed.ranks.serving_executor import DISPATCHED_FILE, done_file
 from testbed.running.records import RankRecords
 from testbed.workload.dispatch import Carried, Dispatched
@@ -81,39 +82,15 @@ def _put_in_killed(
         return
     other = next(iter(steps.values()))
     head = {name: other[name] for name in ("variant", "trial", "step")}
+    seen = {"traffic": None, "looks_s": other["looks_s"]}
     for rank in sorted(set(range(len(ranks))) - set(steps)):
-        sent: Counter[str] = Counter()
+        own, sent = {**head, "rank": rank}, Counter[int]()
         for place, (operation, line) in enumerate(zip(ranks[rank], done[rank], strict=True)):
-            size_bytes = 0
-            word = operation.kind
-            marks = {}
-            if isinstance(operation, Message):
-                size_bytes = operation.numel * itemsize
-                word = "send" if operation.sends else "recv"
-                ends = (rank, operation.peer) if operation.sends else (operation.peer, rank)
-                marks = {"stream": operation.stream, "message": f"{ends[0]}>{ends[1]}/{operation.tag}"}
-                if operation.sends:
-                    sent[str(operation.peer)] += size_bytes
-            times = {"start_s": line["start_s"], "end_s": line["end_s"]}
-            records.samples.append(
-                {**head, "rank": rank, "operation": word, "index": place, "name": operation.name}
-                | {**times, "bytes": size_bytes, **marks}
-            )
+            if isinstance(operation, Message) and operation.sends:
+                sent[operation.peer] += operation.numel * itemsize
+            span = line["start_s"], line["end_s"]
+            records.samples.append(operation_sample(own, operation, place, span, itemsize))
         last_s = max((line["end_s"] for line in done[rank]), default=other["start_s"])
-        records.samples.append(
-            {
-                **head,
-                "rank": rank,
-                "operation": "step",
-                "name": other["name"],
-                "start_s": other["start_s"],
-                "end_s": last_s,
-                "bytes": sum(sent.values()),
-                "sent_bytes": dict(sent),
-                "wrong": 0,
-                "checked": 0,
-                "traffic": None,
-                "looks_s": other["looks_s"],
-            }
-        )
+        span = other["start_s"], last_s
+        records.samples.append(step_sample(own, other["name"], span, sent, (0, 0), seen))
     records.samples.sort(key=lambda sample: (sample["step"], sample["rank"], sample["start_s"]))
