@@ -30,7 +30,6 @@ class Served:
     def __init__(self, simulation: Simulates, dispatching: Dispatching) -> None:
         self.simulation, self.dispatching = simulation, dispatching
         self.dispatcher, self.growing = dispatching.dispatcher(), Growing(dispatching)
-        self._last: dict[int, int] = {}  # of a sending's answer, in the plan of who decides
 
     def ended(self, rank: int, index: int) -> None:
         """An operation is over."""
@@ -39,16 +38,14 @@ class Served:
         now_s = self.simulation.now_s
         if index < len(self.dispatching.sizes):  # a batch is closed
             self._carry(self.dispatcher.send(index, now_s))
-        elif index in self._last:
-            self.dispatcher.answered(self._last[index], now_s)
+        elif index in self.growing.answered:
+            self.dispatcher.answered(self.growing.answered[index], now_s)
 
     def _carry(self, sending: Sending) -> None:
         key, now_s = self.dispatching.key(sending), self.simulation.now_s
         for rank in self.dispatching.ranks(key):
             plan = self.simulation.trackers[rank].plan
             part = self.growing.part(key, sending.number, rank, plan)
-            if rank == self.dispatching.entry:
-                self._last[self.growing.answers[sending.number][-1]] = sending.number
             self.simulation.extend(rank, part)
         if (due_s := self.dispatcher.rules.retry_s) is not None:
             self.simulation.later(due_s, lambda: self._again(now_s + due_s))

@@ -102,7 +102,6 @@ class ServingExecutor:
         self._rooms: dict[int, Array] = {}
         self._came: deque[tuple[int, Request, float]] = deque()
         self._growing = Growing(dispatching)
-        self._last: dict[int, int] = {}  # of a sending's answer, in this rank's plan
         self._dispatcher = dispatching.dispatcher() if self.decides else None
         self._start_s = self._moved_s = start_s
         self._over = False
@@ -205,8 +204,8 @@ class ServingExecutor:
             return
         if index < len(self.dispatching.sizes):  # a batch is closed
             self._send([self._dispatcher.send(index, end_s)])
-        elif index in self._last:
-            self._dispatcher.answered(self._last[index], end_s)
+        elif index in self._growing.answered:
+            self._dispatcher.answered(self._growing.answered[index], end_s)
 
     # ---- what is decided
 
@@ -214,7 +213,6 @@ class ServingExecutor:
         for sending in sendings:
             key = self.dispatching.key(sending)
             self._take_on(key, sending.number, sending.at_s)
-            self._last[self._growing.answers[sending.number][-1]] = sending.number
             node = self.dispatching.nodes[key[1]]
             self._tell(key, sending.number, node if self.rank in node else node[:1])
 

@@ -117,11 +117,15 @@ class Carried:
 
 
 class Growing:
-    """Ranks' plans as they grow by sendings. answers: of each sending, where in the plan of `entry` it is answered."""
+    """Ranks' plans as they grow by sendings. answers: of each sending, where in the plan of `entry` it is answered.
+
+    answered: by its answer's last part, the sending.
+    """
 
     def __init__(self, dispatching: Dispatching) -> None:
         self.dispatching = dispatching
         self.answers: dict[int, tuple[int, ...]] = {}
+        self.answered: dict[int, int] = {}
 
     def part(self, key: PieceKey, number: int, rank: int, plan: Sequence[Operation]) -> list[Operation]:
         """What a rank adds to its plan for a sending."""
@@ -129,4 +133,5 @@ class Growing:
         if rank == self.dispatching.entry:
             answers = self.dispatching.pieces[key].answers
             self.answers[number] = tuple(base + index for index in answers)
+            self.answered[base + answers[-1]] = number
         return self.dispatching.operations(key, number, rank, base)
