@@ -22,8 +22,8 @@ LARGEST_TAG = 2**32 - 1
 # a tag: 1 bit for point-to-point, 16 for the communicator, then either the caller's tag, or a sequence number (30 bits,
 # which may come round) and a strand within a collective
 COMMUNICATORS = 1 << 16
-_POINT_TO_POINT = 1 << 62
-_COMMUNICATOR_BIT = 46
+POINT_TO_POINT = 1 << 62
+COMMUNICATOR_BIT = 46
 _STRAND_BITS = 16
 _SEQUENCE_MASK = (1 << 30) - 1
 EVERYBODY = 0  # the number of the communicator of all ranks
@@ -172,7 +172,7 @@ class Members:
     def _message_tag(self, tag: int) -> int:
         if not 0 <= tag <= LARGEST_TAG:
             raise ValueError(f"tag: got {tag}, expected 0 to 2**32 - 1")
-        return _POINT_TO_POINT | self._number << _COMMUNICATOR_BIT | tag
+        return POINT_TO_POINT | self._number << COMMUNICATOR_BIT | tag
 
     def _plan(
         self, collective: str | Collective, algorithm: str | Algorithm, size_bytes: int, root: int = 0
@@ -208,7 +208,7 @@ class Members:
         result: object = None,
     ) -> Work:
         self._sequence += 1
-        numbers = self._number << _COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
+        numbers = self._number << COMMUNICATOR_BIT | (self._sequence & _SEQUENCE_MASK) << _STRAND_BITS
         position = Position()
         words = f"{name} #{self._sequence}"
         record = self._begin_record(name, self._sequence, about)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from testbed.collectives import Array, fill
+from testbed.collectives.messages import COMMUNICATOR_BIT, COMMUNICATORS, POINT_TO_POINT
 from testbed.ranks.executor import FIRST, Done, check_message
 from testbed.ranks.faults import RankFaults
 from testbed.ranks.timed import Timed
@@ -27,7 +28,8 @@ from testbed.transport.failures import tells_of_peers
 from testbed.workload.dispatch import Dispatching, Growing, PieceKey, Sending
 from testbed.workload.plan import Computing, Message, Operation, Pause, Tracker, operation_document
 
-_TAGS = 1 << 62 | 0xFFFF << 46  # of point-to-point messages of a communicator that there is none of
+# of point-to-point messages of a communicator that there is none of
+_TAGS = POINT_TO_POINT | (COMMUNICATORS - 1) << COMMUNICATOR_BIT
 _SERVE, _OVER = b"serve", b"over"
 _NOTE = struct.Struct("<4I")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from testbed.collectives import Array
 from testbed.collectives.check import count_wrong, fill
 from testbed.collectives.engine import Engine, Event
+from testbed.collectives.messages import COMMUNICATOR_BIT
 from testbed.collectives.operations import finish, operation_named
 from testbed.replicas.checkpoints import Checkpoints
 from testbed.replicas.client import Client
@@ -25,7 +26,6 @@ Waits = Generator[tuple[FirstOf | Event, ...], None, None]
 _LOOK_S = 0.01
 _CATCH_UP_TAG = 1 << 61  # and the attempt's number
 _EPOCH_BIT, _STEP_BIT, _SEQUENCE_BIT = 32, 20, 1
-_COMMUNICATOR_BIT = 46
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Session:
         members = view.members
         position, size = members.index(self.replica), len(members)
         tag = (
-            kept.number << _COMMUNICATOR_BIT
+            kept.number << COMMUNICATOR_BIT
             | (view.epoch & 0x3FFF) << _EPOCH_BIT
             | (view.step & 0xFFF) << _STEP_BIT
             | operation[1] << _SEQUENCE_BIT
