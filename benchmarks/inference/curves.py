@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from measuring import SCENARIOS, measured
+from measuring import SCENARIOS, measured, predicted
 
 from testbed.config import load_scenario
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predictions import predict_all
 from testbed.report.requests import load_chart
 from testbed.report.svg import standalone
-from testbed.scale import Scale
 
 SCENARIO = "partitions.yaml"
 SHARES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
@@ -39,12 +36,8 @@ Served = dict[str, Any]
 
 def by_model(requests: int, setup: str, rate_per_s: float) -> Served:
     """What the model says of a setup at a load."""
-    scenario = load_scenario(SCENARIOS / SCENARIO, [f"workload.inference.requests={requests}"])
-    assert scenario.variants is not None
-    scenario = scenario.changed({**scenario.variants[setup], "workload.inference.rate": rate_per_s}, setup)
-    (found,) = predict_all(scenario, find_calibration(VIRTUAL), Scale()).values()
-    assert found.serving is not None
-    return {**found.serving, "verdict": "model"}
+    changes = {"workload.inference.rate": rate_per_s, "workload.inference.requests": requests}
+    return {**predicted(SCENARIO, setup, changes), "verdict": "model"}
 
 
 def on_packets(runs: Path, requests: int, setup: str, rate_per_s: float) -> Served:

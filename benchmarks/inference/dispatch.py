@@ -11,13 +11,10 @@ import math
 import statistics
 from pathlib import Path
 
-from measuring import SCENARIOS, measured
+from measuring import SCENARIOS, measured, predicted
 
 from testbed.config import load_scenario
-from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predictions import predict_all
 from testbed.results.serving import Serving
-from testbed.scale import Scale
 from testbed.workload.serving.queueing import md1_wait_s, mdc_wait_s
 
 SCENARIO, CARDS, SERVICE_S = "dispatch.yaml", 6, 1e-3
@@ -25,11 +22,8 @@ SCENARIO, CARDS, SERVICE_S = "dispatch.yaml", 6, 1e-3
 
 def by_model(setup: str, requests: int, seed: int) -> Serving:
     """What the model says of a rule."""
-    scenario = load_scenario(SCENARIOS / SCENARIO)
-    changes = {**(scenario.variants or {})[setup], "workload.inference.requests": requests, "seed": seed}
-    (found,) = predict_all(scenario.changed(changes, setup), find_calibration(VIRTUAL), Scale()).values()
-    assert found.serving is not None
-    return Serving.model_validate({**found.serving, "predicted": None})
+    found = predicted(SCENARIO, setup, {"workload.inference.requests": requests, "seed": seed})
+    return Serving.model_validate({**found, "predicted": None})
 
 
 def main() -> None:

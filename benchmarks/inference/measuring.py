@@ -1,4 +1,4 @@
-"""Runs of serving scenarios under the virtual clock, each kept in a folder: what was begun is taken up again."""
+"""What serving scenarios take, by the model, and on packets: runs under the virtual clock, each kept in a folder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from testbed.config import load_scenario
+from testbed.config import Scenario, load_scenario
+from testbed.model.calibration import VIRTUAL, find_calibration
+from testbed.model.predictions import predict_all
 from testbed.results.result import Result, Variant
+from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
+
+
+def predicted(scenario: str, setup: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the model says of a setup of a scenario with these changes, as results' `Serving` has it."""
+    changed = _changed(scenario, setup, changes, setup)
+    (found,) = predict_all(changed, find_calibration(VIRTUAL), Scale()).values()
+    assert found.serving is not None
+    return found.serving
 
 
 def measured(folder: Path, name: str, scenario: str, setup: str, changes: Mapping[str, Any]) -> Variant:
@@ -19,13 +30,16 @@ def measured(folder: Path, name: str, scenario: str, setup: str, changes: Mappin
     folder.mkdir(parents=True, exist_ok=True)
     run = folder / name
     if not (run / "summary.json").exists():
-        loaded = load_scenario(SCENARIOS / scenario)
-        changed = loaded.changed({**(loaded.variants or {})[setup], **changes}, name)
         file = folder / f"{name}.yaml"
-        file.write_text(changed.to_yaml())
+        file.write_text(_changed(scenario, setup, changes, name).to_yaml())
         command = [sys.executable, "-m", "testbed", "run", str(file), "--clock", "virtual", "-o", str(run)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         said = "" if done.returncode == 0 else f"\n{done.stderr[-800:]}"
         print(f"{name}: status {done.returncode}{said}", file=sys.stderr, flush=True)
     (variant,) = Result.open(run).variants
     return variant
+
+
+def _changed(scenario: str, setup: str, changes: Mapping[str, Any], name: str) -> Scenario:
+    loaded = load_scenario(SCENARIOS / scenario)
+    return loaded.changed({**(loaded.variants or {})[setup], **changes}, name)
