@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
 from testbed.report.figures import size_text, time_text
-from testbed.report.svg import Axis, Drawing
+from testbed.report.svg import Axis, Drawing, standalone
 
 ROW, TOP, LABELS, WIDTH, VALUES = 30, 34, 190, 520, 120
 STYLE = """
@@ -40,17 +39,15 @@ def main() -> None:
     panels = 2 if options.queues else 1
     height = TOP + ROW * len(variants) + 12
     drawing = Drawing(LABELS + panels * WIDTH, height, f"Experiment {summary['scenario']}, by variant")
-    ET.SubElement(drawing.root, "style").text = STYLE
     drawing.rect(0, 0, LABELS + panels * WIDTH, height, "page")
     for number, variant in enumerate(variants):
         drawing.text(10, TOP + ROW * number + 19, variant["name"])
     _panel(drawing, 0, "Step time, median and range", [_times(variant) for variant in variants], "bar")
     if options.queues:
         _panel(drawing, 1, "Longest queue in front of a WAN link", [_queue(v) for v in variants], "queue")
-    drawing.root.set("xmlns", "http://www.w3.org/2000/svg")
     drawing.root.set("width", str(LABELS + panels * WIDTH))
     options.picture.parent.mkdir(parents=True, exist_ok=True)
-    options.picture.write_text(ET.tostring(drawing.root, encoding="unicode") + "\n")
+    options.picture.write_text(standalone(drawing.root, STYLE))
 
 
 Bar = tuple[float, float, float, str]
