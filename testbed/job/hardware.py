@@ -117,14 +117,9 @@ def within_of(
     asked = workload.parallelism.within_rank
     if asked is None:
         return ()
-    known: dict[tuple[str | None, float], WithinRank] = {}
-    for host in hosts:
-        key = host.hardware.accelerator or workload.accelerator, host.nic.rate_bps
-        if key not in known:
-            known[key] = within_rank(mesh, _tiers(asked, *key, scale, mesh))
-    return tuple(
-        known[host.hardware.accelerator or workload.accelerator, host.nic.rate_bps] for host in hosts
-    )
+    has = [(host.hardware.accelerator or workload.accelerator, host.nic.rate_bps) for host in hosts]
+    known = {own: within_rank(mesh, _tiers(asked, *own, scale, mesh)) for own in dict.fromkeys(has)}
+    return tuple(known[own] for own in has)
 
 
 def _tiers(asked: WithinRankSpec, accelerator: str | None, nic_bps: float, scale: Scale, mesh: Mesh) -> Tiers:
