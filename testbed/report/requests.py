@@ -163,12 +163,13 @@ def load_chart(variants: Sequence[JsonObject], width: float = CHART_WIDTH) -> Ma
         drawing.text(across(load), _HEIGHT - _AXIS_ROOM + 17, f"{load:,.6g}/s", "tick", anchor="middle")
     for number, (name, points) in enumerate(curves.items()):
         group = drawing.group(series_class(number), name)
-        places = [(across(load), up(math.log10(p99))) for load, p99, *_ in sorted(points, key=lambda p: p[0])]
+        by_load = sorted(points, key=lambda point: point[0])
+        places = [(across(load), up(math.log10(p99))) for load, p99, *_ in by_load]
         for start, end in pairwise(places):
             drawing.line(start, end, "whisker", parent=group)
         model = [
             (across(load), up(math.log10(seconds)))
-            for load, _, _, variant in sorted(points, key=lambda point: point[0])
+            for load, _, _, variant in by_load
             if (seconds := _said(variant)) is not None
         ]
         for start, end in pairwise(model):

@@ -206,8 +206,7 @@ class Dispatcher:
         if len(self._tries[sending.batch]) <= self.rules.most:
             return [self.send(sending.batch, now_s)]
         if all(self._unit(server) in self._out for server in range(len(self.servers))):
-            gone = {self.servers[server].node for server in range(len(self.servers))}
-            words = ", ".join(self.names[node] for node in sorted(gone))
+            words = ", ".join(self.names[node] for node in sorted({server.node for server in self.servers}))
             raise NobodyServes(f"batch {sending.batch} was sent {len(self._tries[sending.batch])} times; {words}: "
                                "none that has the model's tables answers any more")  # fmt: skip
         if sending.batch not in self.found.lost:
