@@ -97,7 +97,7 @@ class Carrier:
         """When the next frame begins to leave; None while none can."""
         return scheduler.next_ns(self._free_ns)
 
-    def _origin(self, frame: bytes, arrival_ns: int) -> Origin | None:
+    def _origin(self, frame: bytes) -> Origin | None:
         """Who keeps account of a frame that has come."""
         return None
 
@@ -161,7 +161,7 @@ class Carrier:
         if scheduler.queue_of(frame).size >= self._ecn_bytes:
             frame, changed = marked(frame)
             self._marked += changed
-        origin = self._origin(frame, arrival_ns)
+        origin = self._origin(frame)
         taken = None
         if origin is None or origin.takes(len(frame)):
             taken = scheduler.put(frame, arrival_ns, origin)

@@ -33,13 +33,12 @@ class PausingCarrier(Carrier):
         self._late_s = late_s
         self._gate = Gate()
         self._ingress: Ingress | None = None
-        self._on_wire: tuple[int, Origin | None] | None = (
-            None  # size, where it came from; until the wire is free
-        )
+        # size, where it came from; until the wire is free
+        self._on_wire: tuple[int, Origin | None] | None = None
         self.reverse: PausingCarrier | None = None
         super().__init__(settings, seed)
         if far is not None and settings.pause is not None:
-            self._ingress = Ingress(settings.pause, self._signal, math.ceil(settings.rate_bps / 8 * late_s))
+            self._ingress = Ingress(settings.pause, self._signal, self._late_bytes(settings))
 
     @property
     def pausing(self) -> bool:
@@ -62,14 +61,17 @@ class PausingCarrier(Carrier):
     def _reschedule(self, value: Direction) -> None:
         super()._reschedule(value)
         if self._ingress is not None and value.pause is not None:
-            self._ingress.limit(value.pause, math.ceil(value.rate_bps / 8 * self._late_s))
+            self._ingress.limit(value.pause, self._late_bytes(value))
+
+    def _late_bytes(self, value: Direction) -> int:
+        return math.ceil(value.rate_bps / 8 * self._late_s)
 
     def _start_ns(self, scheduler: Scheduler) -> float | None:
         self._gate.forget(self._free_ns)
         ready_ns = scheduler.next_ns(self._free_ns)
         return None if ready_ns is None else self._gate.opens_ns(ready_ns)
 
-    def _origin(self, frame: bytes, arrival_ns: int) -> Origin | None:
+    def _origin(self, frame: bytes) -> Origin | None:
         return self._near.follow(frame) if self._near is not None else None
 
     def _leave(self, scheduler: Scheduler, now_ns: int) -> None:
