@@ -24,12 +24,12 @@ from typing import Any
 from testbed.config import Topology, TopologySpec
 from testbed.directions import Pause
 from testbed.links import network_namespace
+from testbed.links.timing import SO_RCVBUFFORCE
 from testbed.paths.pauses import pausing_circle
 from testbed.virtual import Guest, GuestSettings, clock_here, find_image
 
 FRAME, PAYLOAD = 9014, 8972
 PORT = 5000
-SO_RCVBUFFORCE = 33
 JAM_BPS, JAM_SENDERS = 100e6, 8
 LINE_BPS, OUT_BPS, DELAY_S = 1e9, 500e6, 0.010
 RING, RING_S = 5, 0.6

@@ -28,11 +28,11 @@ from testbed.links.carrier import Carrier
 from testbed.links.packets import ANCILLARY_BYTES, SOL_PACKET, TIMESPEC, packet_socket
 from testbed.links.pausing import LATE_S, carriers
 from testbed.links.process import end_with_parent
+from testbed.links.timing import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 from testbed.links.wire import direction_from_json, direction_to_json
 from testbed.virtual import clock_here
 
 PACKET_STATISTICS = 6
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PR_SET_TIMERSLACK = 29
 RECEIVE_BUFFER_BYTES = 32 * 1024 * 1024
 # The kernel charges a frame to who sent it for as long as it waits in a queue beyond, however long that is.

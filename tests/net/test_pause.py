@@ -13,6 +13,7 @@ from testbed.config import TopologySpec
 from testbed.fabric.errors import FabricError
 from testbed.fabric.network import Fabric
 from testbed.links import network_namespace
+from testbed.links.timing import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 from testbed.links.wire import DirectionAccount
 from testbed.virtual import clock_here
 
@@ -20,7 +21,6 @@ pytestmark = [pytest.mark.net, pytest.mark.quiet]
 
 SENDERS, DATAGRAMS, PAYLOAD, FRAME = 3, 300, 8972, 9014
 LINE_BPS = 100e6
-SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PAUSE = {"xoff": "90 kB", "xon": "45 kB"}
 
 
