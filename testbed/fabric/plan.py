@@ -166,9 +166,9 @@ class Plan:
             a, b = ends[index, "a"], ends[index, "b"]
             inner, outer = (a.wan_interface, b.wan_interface), (a.edge_interface, b.edge_interface)
             # a building's core and its edge, which nothing limits in between, are one switch
-            cores = (self.topology.building(end).core for end in (link.a, link.b))
-            switches = dict(zip(("switch_a", "switch_b"), cores, strict=True))
-            wires.append(LinkWire(link.name, *inner, *outer, link.a_to_b, link.b_to_a, **switches))
+            core_a, core_b = (self.topology.building(end).core for end in (link.a, link.b))
+            directions = link.a_to_b, link.b_to_a
+            wires.append(LinkWire(link.name, *inner, *outer, *directions, switch_a=core_a, switch_b=core_b))
         return wires
 
 
