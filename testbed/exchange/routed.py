@@ -128,22 +128,23 @@ def shape_of(way: Direction) -> dict[str, Any]:
 
 def lost(spec: TopologySpec) -> Iterator[str]:
     """What of a topology plain routers do not have, in words."""
+    topology = spec.resolve()
     if any(building.clos for building in spec.buildings.values()):
         yield "tiers of switches inside buildings: one router stands for them"
     if any(building.nodes for building in spec.buildings.values()):
         yield "inference nodes: hosts and cards are alike, on one router"
     if any(building.region for building in spec.buildings.values()):
         yield "regions"
-    if any(host.hardware != THE_WORKLOADS for host in spec.resolve().hosts):
+    if any(host.hardware != THE_WORKLOADS for host in topology.hosts):
         yield "what computes in hosts"
     if any(building.switching == "cut_through" for building in spec.buildings.values()):
         yield "switches that cut through: routers have all of a frame first"
-    ways = [way for link in spec.resolve().wan for _, _, way in link.ways]
+    ways = [way for link in topology.wan for _, _, way in link.ways]
     if any(way.duplicate or way.reorder or way.corrupt for way in ways):
         yield "packets that arrive twice, overtake, or are corrupt"
     if any(way.loss_bursts for way in ways):
         yield "bursts of loss: lost at random, as many"
     if any(way.ecn_bytes for way in ways):
         yield "queues that mark packets (ECN)"
-    if spec.pauses:
+    if topology.pauses:
         yield "switches that pause who sends to them: queues drop what they cannot hold"
