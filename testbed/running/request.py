@@ -12,6 +12,7 @@ from testbed.engines.cluster import Cluster
 from testbed.fidelity.capacity import NetworkBackend
 from testbed.job.resolving import wants_rdma
 from testbed.job.workload import Workload
+from testbed.links.pausing import PAUSING_ENGINE
 from testbed.links.soft_roce import soft_roce_reason
 from testbed.model.dry_run import workloads_of
 from testbed.results.directory import refuse_existing
@@ -118,9 +119,10 @@ def check_clock(clock: str) -> None:
 
 
 def _in_guests(request: Request, workloads: Mapping[str, Workload], together: int | None) -> PreparedRun:
-    scenario, link_engine, datapath = request.scenario, request.link_engine, request.datapath
+    scenario, datapath = request.scenario, request.datapath
     pauses = _pauses(scenario)
-    carries = (link_engine_for(link_engine, pauses) if pauses else None) or LINK_ENGINE
+    link_engine = link_engine_for(request.link_engine, pauses)
+    carries = PAUSING_ENGINE if pauses else LINK_ENGINE
     if link_engine not in (None, carries) or datapath not in (None, DATAPATH):
         asked = f"{link_engine or carries} and {datapath or DATAPATH}"
         offered = f"{carries} and {DATAPATH}"
