@@ -45,7 +45,8 @@ class Client:
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=1.0)
-        self._line.close()
+        if not self._thread.is_alive():  # one that gets no processor now would read what has the number next
+            self._line.close()
 
     def _listen(self) -> None:
         beat_s = time.monotonic() + self._heartbeat_s

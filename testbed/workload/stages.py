@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -116,7 +117,8 @@ class Stage:
         )
 
 
-def layers_of(model: str | ModelSpec) -> tuple[list[Layer], Layer, Layer]:
+@lru_cache(16)  # searches ask for the same model's thousands of times
+def layers_of(model: str | ModelSpec) -> tuple[tuple[Layer, ...], Layer, Layer]:
     """(blocks, embeddings, what comes after the last block)."""
     blocks: dict[int, list[Parameter]] = {}
     before: list[Parameter] = []
@@ -127,7 +129,11 @@ def layers_of(model: str | ModelSpec) -> tuple[list[Layer], Layer, Layer]:
             blocks.setdefault(number, []).append(parameter)
         else:
             (after if blocks else before).append(parameter)
-    return [_layer(blocks[number]) for number in sorted(blocks)], _layer(before, False), _layer(after, False)
+    return (
+        tuple(_layer(blocks[number]) for number in sorted(blocks)),
+        _layer(before, False),
+        _layer(after, False),
+    )
 
 
 def block_of(parameter: Parameter) -> int | None:
@@ -217,7 +223,7 @@ def split_layers(model: str | ModelSpec, stages: int, counts: Sequence[int] = ()
     blocks, before, after = layers_of(model)
     counts = counts or layer_counts(model, stages)
     ends = list(accumulate(counts))
-    parts = [tuple(blocks[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+    parts = [blocks[end - count : end] for count, end in zip(counts, ends, strict=True)]
     parts[0] = (before, *parts[0])
     parts[-1] = (*parts[-1], after)
     return parts
