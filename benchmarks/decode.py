@@ -1,6 +1,6 @@
 """Decoding with experts: twelve cells against two all-gathers and an all-to-all, what a peer costs, where time goes.
 
-    .venv/bin/python benchmarks/decode.py                         # by the model; 128 ranks take a quarter of an hour
+    .venv/bin/python benchmarks/decode.py                         # by the model; 128 ranks take half an hour
     .venv/bin/python benchmarks/decode.py --packets FOLDER        # baseline and cached of the twelve cells
 
 Racks of eight hosts with an accelerator each in one zone, latencies as in topologies/training-region.yaml, nothing
@@ -160,13 +160,21 @@ def _said(found: Decoding) -> str:
     return "" if found.predicted is None else f"{found.predicted.p50 / found.token_s.p50 - 1:+.1%}"
 
 
-def split_at(hosts: int, megabytes: float) -> str:
+def split_at(hosts: int, megabytes: float, skew: float = 0.0) -> str:
     """By the model, of dispatch and combine where a rank sends so much: control, put and wait, exchanged and cached.
+
+    skew: of experts, one on each rank; what a rank gets differs by it, what it sends does not.
 
     put: a rank's rows at its card's rate. control: what is longer than with cached handles. wait: the rest.
     """
     batch = round(megabytes * 1e6 / parse_size(ROW) / 4)
-    options = {"batch": batch, "experts_per_token": 4, "experts": hosts, "compute": "0 s"}
+    options = {
+        "batch": batch,
+        "experts_per_token": 4,
+        "experts": hosts,
+        "compute": "0 s",
+        "routing_skew": skew,
+    }
     exchanged, cached = (
         token_times(hosts, WAYS[way], **options)[0] for way in ("resident, exchange", "resident, cached")
     )
@@ -175,7 +183,7 @@ def split_at(hosts: int, megabytes: float) -> str:
     for name, whole_s in (("exchange", exchanged), ("cached", cached)):
         shares = [(whole_s - cached) / whole_s, put_s / whole_s, (cached - put_s) / whole_s]
         words.append(f"{name}: control {shares[0]:.0%}, put {shares[1]:.0%}, wait {shares[2]:.0%}")
-    return f"{hosts} ranks, {megabytes:g} MB: {'; '.join(words)}"
+    return f"{hosts} ranks, {megabytes:g} MB, routing_skew {skew:g}: {'; '.join(words)}"
 
 
 def main() -> None:
@@ -188,7 +196,8 @@ def main() -> None:
         on_packets(options.packets, options.tokens)
         return
     print(per_peer())
-    print(split_at(128, 8.0))
+    for skew in (0.0, 0.25):
+        print(split_at(128, 8.0, skew), flush=True)
     cells(options.tokens)
 
 

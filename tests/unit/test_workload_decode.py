@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from testbed.config import load_scenario
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
-from testbed.job.workloads.decode import routed
+from testbed.job.workloads.decode import routed, shares_of
 from testbed.model import simulate
 from testbed.paths import network_of
 from testbed.scale import Scale
@@ -60,6 +61,26 @@ def test_a_rank_has_a_token_once_however_many_of_its_experts_are_there() -> None
     assert everywhere == ((BATCH,) * RANKS,) * RANKS
     some = rows_of(4)
     assert all(BATCH < sum(own) <= 4 * BATCH and max(own) <= BATCH for own in some)
+
+
+def test_experts_get_what_their_shares_are_worth_and_each_token_as_many_as_ever() -> None:
+    batch, shares = 20_000, (1.0, 2.0, 3.0, 4.0)
+    rows, _ = routed(random.Random("1"), RANKS, batch, RANKS, 1, shares)
+    got = [sum(own[target] for own in rows) / (RANKS * batch) for target in range(RANKS)]
+    assert got == pytest.approx([share / sum(shares) for share in shares], abs=0.01)
+    rows, _ = routed(random.Random("1"), RANKS, 100, RANKS, 3, shares)
+    assert all(sum(own) == 300 for own in rows)
+    # of a pair without replacement (1 and 2 of weights 1, 1, 2): 1/4 x 1/3 + 1/4 x 1/3 leave the third out
+    rows, _ = routed(random.Random("1"), 3, batch, 3, 2, (1.0, 1.0, 2.0))
+    assert sum(own[2] for own in rows) / (3 * batch) == pytest.approx(5 / 6, abs=0.01)
+
+
+def test_routing_skew_is_the_spread_of_shares_and_leaves_what_is_even_as_it_is() -> None:
+    shares = shares_of("1", 50_000, 0.5)
+    assert statistics.fmean(shares) / statistics.median(shares) == pytest.approx(1.25**0.5, abs=0.01)
+    assert statistics.pstdev(shares) / statistics.fmean(shares) == pytest.approx(0.5, abs=0.01)
+    assert sent(workload(routing_skew=0.0)) == sent(workload())
+    assert sent(workload(routing_skew=2.0)) != sent(workload())
 
 
 @pytest.mark.parametrize("experts_per_token", [1, 4])
@@ -143,6 +164,7 @@ def test_caching_saves_what_is_told() -> None:
             "metadata: got lazy, expected one of: eager, graph_padded, resident, gathered",
         ),
         ({"handles": "cached", "metadata": "eager"}, "handles: got cached with metadata eager"),
+        ({"routing_skew": -1.0}, "routing_skew: got -1.0, expected 0 to 10"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from testbed.config.units import parse_size
 from testbed.job.workloads.base import WORKLOADS, JobRequest
@@ -30,6 +32,7 @@ def decode(
     metadata: str = RESIDENT,
     handles: str = EXCHANGE,
     chaining: bool = True,
+    routing_skew: float = 0.0,
 ) -> JobPlan:
     """Each rank decodes `batch` sequences; experts are spread evenly over the ranks, every token goes to some of them.
 
@@ -56,28 +59,57 @@ def decode(
             resident.
         chaining: Whether the buffers of one rank's experts are posted as one chain, at the cost of one message. Else
             each further one takes `software_cost.per_message` more of the sender, before the rows of it leave.
+        routing_skew: How unevenly tokens go to experts: standard deviation of an expert's share, as a share of the
+            even part, drawn once for each layer (log-normal); 0 for all alike.
     """
     _check(request.ranks, batch, experts, experts_per_token, metadata, handles)
+    if not 0 <= routing_skew <= 10:
+        raise PlanProblem(where="routing_skew", got=str(routing_skew), expected="0 to 10")
     maker = _Maker(request, batch, row, compute, metadata, handles, chaining)
     draw = random.Random(f"{request.seed}/decode")
+    shares = [shares_of(f"{request.seed}/decode/{layer}", experts, routing_skew) for layer in range(layers)]
     for token in range(tokens):
         for layer in range(layers):
-            rows, buffers = routed(draw, request.ranks, batch, experts, experts_per_token)
+            rows, buffers = routed(draw, request.ranks, batch, experts, experts_per_token, shares[layer])
             maker.layer(f"token {token}, layer {layer}", rows, buffers, experts_per_token)
     group = ("all", tuple(range(request.ranks)))
     return JobPlan((tuple(maker.operations),) * request.ranks, (group,), seed=request.seed)
 
 
+def shares_of(seed: str, experts: int, skew: float) -> Sequence[float]:
+    """What part of a layer's tokens each expert gets, relative to the others; nothing where all get as many."""
+    width, draw = math.sqrt(math.log(1 + skew**2)), random.Random(seed)
+    return [draw.lognormvariate(0.0, width) for _ in range(experts)] if skew else ()
+
+
 def routed(
-    draw: random.Random, ranks: int, batch: int, experts: int, experts_per_token: int
+    draw: random.Random,
+    ranks: int,
+    batch: int,
+    experts: int,
+    experts_per_token: int,
+    shares: Sequence[float] = (),
 ) -> tuple[Rows, Rows]:
-    """How many rows each rank, in rows, has for each: tokens with an expert there; and for how many experts."""
-    own = experts // ranks
+    """How many rows each rank, in rows, has for each: tokens with an expert there; and for how many experts.
+
+    shares: how likely each expert is beside the others, one after the other without those that a token has; all alike
+    where none are given.
+    """
+    own, everyone, sums = experts // ranks, range(experts), list(accumulate(shares))
+
+    def chosen_ones() -> Collection[int]:
+        if not sums:
+            return draw.sample(everyone, experts_per_token)
+        found: set[int] = set()
+        while len(found) < experts_per_token:
+            found.update(draw.choices(everyone, cum_weights=sums))
+        return found
+
     found = [[0] * ranks for _ in range(ranks)]
     asked: list[set[int]] = [set() for _ in range(ranks)]
     for source in range(ranks):
         for _ in range(batch):
-            chosen = draw.sample(range(experts), experts_per_token)
+            chosen = chosen_ones()
             asked[source].update(chosen)
             for target in {expert // own for expert in chosen}:
                 found[source][target] += 1
