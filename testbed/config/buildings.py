@@ -94,6 +94,10 @@ class Building:
         """How many hosts each leaf has; neighbours are together."""
         return len(self.hosts) // len(self.leaves)
 
+    def leaf_of(self, host: Host) -> int:
+        """Which leaf a host of this building is plugged into, counted from 0."""
+        return (host.index - self.hosts[0].index) // self.hosts_per_leaf
+
     def leaf_hosts(self, leaf: int) -> tuple[Host, ...]:
         """The hosts of a leaf, counted from 0."""
         return self.hosts[leaf * self.hosts_per_leaf : (leaf + 1) * self.hosts_per_leaf]

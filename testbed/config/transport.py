@@ -35,8 +35,7 @@ def distance(topology: Topology, one: Host, other: Host) -> str:
         return "same_region" if here.region == there.region else "other_region"
     if here.clos is None:
         return "same_building"
-    first = here.hosts[0].index
-    racks = {(host.index - first) // here.hosts_per_leaf for host in (one, other)}
+    racks = {here.leaf_of(host) for host in (one, other)}
     if len(racks) == 1:
         return "same_rack"
     zones = {rack // here.clos.leaves for rack in racks}

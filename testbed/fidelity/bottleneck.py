@@ -40,16 +40,16 @@ def bottleneck_s(
         for host, building, direction in ((one, here, "up"), (other, there, "down")):
             if (clos := building.clos) is None:
                 continue
-            leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
-            far = (one if host is other else other).index - building.hosts[0].index
-            if here != there or far // building.hosts_per_leaf != leaf:
+            leaf = building.leaf_of(host)
+            far = None if here != there else building.leaf_of(one if host is other else other)
+            if far != leaf:
                 load(
                     (building.name, f"leaf {leaf}", direction),
                     clos.spines * clos.leaf_uplink.rate_bps,
                     size_bytes,
                 )
             zone = leaf // clos.leaves
-            if here != there or far // building.hosts_per_leaf // clos.leaves != zone:
+            if far is None or far // clos.leaves != zone:
                 load(
                     (building.name, f"zone {zone}", direction),
                     clos.spines * clos.spine_uplink.rate_bps,

@@ -45,6 +45,5 @@ def leaves_of(topology: Topology, hosts: Sequence[Host]) -> tuple[int, ...]:
     found = []
     for host in hosts:
         building = topology.building(host.building)
-        leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
-        found.append(leaves.setdefault((host.building, leaf), len(leaves)))
+        found.append(leaves.setdefault((host.building, building.leaf_of(host)), len(leaves)))
     return tuple(found)

@@ -129,7 +129,7 @@ class Paths:
     def _tower(self, host: Host, target: Host) -> list[str]:
         """A host and the switches above it on the way to a target."""
         building = self._buildings[host.building]
-        leaf = (host.index - building.hosts[0].index) // building.hosts_per_leaf
+        leaf = building.leaf_of(host)
         found = [host.name, building.leaves[leaf]]
         if clos := building.clos:
             # of each zone's spines the one that the target's number gives: D-mod-k
