@@ -355,7 +355,7 @@ class WorkloadSpec(Strict):
         assert self.flops_utilisation is not None
         entry, own = accelerators()[accelerator], accelerators().get(self.accelerator or "")
         usual = float(own["utilisation"]) if own else UTILISATION
-        reached = float(entry["utilisation"]) * self.flops_utilisation / usual
+        reached = float(entry["utilisation"]) / usual * self.flops_utilisation  # by 1 exactly where they are one
         return float(entry["peak"][hardware.compute_dtype or self.compute_dtype]) * reached
 
     @property

@@ -10,6 +10,7 @@ import yaml
 
 from testbed.catalogue import accelerators
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config.hardware import Hardware
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
@@ -325,3 +326,12 @@ def test_bounds_and_the_closed_form_know_it(tmp_path: Path) -> None:
     assert fair_s is not None
     assert fair_s < even_s / 1.5
     assert fair_s > bounds[1].computing_s
+
+
+@pytest.mark.parametrize("name", accelerators())
+def test_hosts_of_the_workloads_own_accelerator_are_exactly_as_quick(name: str) -> None:
+    folder = Path(__file__).parents[2] / "scenarios" / "explore"
+    workload = load_scenario(folder / "dense-70b-region.yaml").workload.model_copy(
+        update={"accelerator": name, "flops_utilisation": 0.47}
+    )
+    assert workload.flops_of(Hardware()) == workload.flops
