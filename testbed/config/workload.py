@@ -355,7 +355,8 @@ class WorkloadSpec(Strict):
         assert self.flops_utilisation is not None
         entry, own = accelerators()[accelerator], accelerators().get(self.accelerator or "")
         usual = float(own["utilisation"]) if own else UTILISATION
-        reached = float(entry["utilisation"]) / usual * self.flops_utilisation  # by 1 exactly where they are one
+        # by 1 exactly where they are one
+        reached = float(entry["utilisation"]) / usual * self.flops_utilisation
         return float(entry["peak"][hardware.compute_dtype or self.compute_dtype]) * reached
 
     @property

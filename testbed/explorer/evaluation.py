@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from testbed.catalogue import accelerators
@@ -12,6 +16,7 @@ from testbed.config.hardware import Hardware
 from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.usual import filled
 from testbed.job.job import Job, job_of, unmodelled
+from testbed.job.workload import Workload
 from testbed.model import Stuck, Timeline, peak_alive
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
@@ -24,6 +29,8 @@ from testbed.workload.parallelism import PIPELINE, ParallelismError, check_produ
 MEMORY = "explore.memory"
 # paths of what a model may not know
 UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traffic")
+# what ranks do does not go by these; of so many plans, the last ones, no more are made for what differs there alone
+ROUTED, REMEMBERED = ("policy", "transport.congestion_control", "transport.kind", "transport.stripes."), 8
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
 
 
@@ -97,6 +104,23 @@ def check_modelled(scenario: Scenario) -> None:
 
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
+    with _uncollected():
+        return _evaluated(scenario, configuration)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A try makes some ten thousand operations that live as long as it does: looking for cycles takes a third of it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     job = _job(scenario, configuration.changes)
     if isinstance(job, Infeasible):
         return job
@@ -121,12 +145,42 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
     if (infeasible := wrong_degrees(scenario, changes)) is not None:
         return infeasible
     try:
-        job = job_of(configured(scenario, changes), Scale())
+        own = configured(scenario, changes)
+        job = _planned.job(scenario, own, changes)
         check_memory(job.workload)
         return job
     except ConfigError as error:
         problem = error.problems[0]
         return Infeasible(problem.field, problem.value, problem.expected)
+
+
+class _Planned:
+    """What ranks do in the configurations of one scenario that were tried last."""
+
+    def __init__(self) -> None:
+        self._scenario: Scenario | None = None
+        self._known: OrderedDict[str, Workload] = OrderedDict()
+
+    def job(self, scenario: Scenario, own: Scenario, changes: Changes) -> Job:
+        """Of a configuration, `own`, of the scenario. ConfigError."""
+        if own.workload.parallelism is None:
+            return job_of(own, Scale())
+        if self._scenario is not scenario:
+            self._scenario, self._known = scenario, OrderedDict()
+        rest = {path: value for path, value in changes.items() if not path.startswith(ROUTED)}
+        key = Configuration(rest).key
+        if key not in self._known:
+            job = job_of(own, Scale())
+            self._known[key] = job.workload
+            while len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+            return job
+        self._known.move_to_end(key)
+        topology = own.topology.resolve(Scale())
+        return Job(own, Scale(), topology, own.rank_hosts(topology), self._known[key])
+
+
+_planned = _Planned()
 
 
 def configured(scenario: Scenario, changes: Changes) -> Scenario:

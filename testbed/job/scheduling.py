@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from testbed.paths import Network
 from testbed.scale import Scale
 from testbed.workload.parallelism import PIPELINE, Mesh
 from testbed.workload.schedules import (
+    SCHEDULES,
     Costs,
     Schedule,
     ScheduleError,
@@ -26,6 +28,8 @@ from testbed.workload.schedules import (
 from testbed.workload.stages import Stage
 
 ROUNDED = 1000  # of a forward pass: to what times are rounded for a search
+# a search tries the same one with many policies, transports and collectives; what is of a file may change
+_remembered = lru_cache(maxsize=64)(make_schedule)
 
 
 def schedule_from_file(file: Path, ranks: int, microbatches: int) -> Schedule:
@@ -86,8 +90,9 @@ def schedule_by_name(
 def _made(
     asked: ScheduleSpec, ranks: int, costs: Costs, beat_s: float = math.inf, named: Costs | None = None
 ) -> Schedule:
+    make = _remembered if asked.name in SCHEDULES else make_schedule
     try:
-        return make_schedule(
+        return make(
             asked.name,
             ranks,
             asked.microbatches,

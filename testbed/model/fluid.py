@@ -47,10 +47,11 @@ class _Connection:
 
 
 class _Shares(NamedTuple):
-    """Of the connections that are busy, their numbers and bytes per second."""
+    """Of the connections that are busy, their numbers and bytes per second. instants: bytes of what is over."""
 
     numbers: Indices
     rates: Floats
+    instants: Floats
 
 
 class Fluid:
@@ -90,6 +91,9 @@ class Fluid:
         self._turns: dict[int, int] = {}
         self._turn = count()
         self._shares: _Shares | None = None
+        self._flowing: Floats | None = (
+            None  # what the busy ones have left, in the order of their shares, if known
+        )
 
     def send(
         self,
@@ -123,6 +127,7 @@ class Fluid:
     def _first(self, connection: _Connection) -> None:
         """Begin with the connection's next message."""
         self._left.array[connection.number], turn, _ = connection.messages[0]
+        self._flowing = None
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
@@ -178,18 +183,19 @@ class Fluid:
         """Seconds until the next message has left, infinity if nothing flows."""
         if not self._busy:
             return math.inf
-        numbers, rates = self._now()
-        return max(0.0, float((self._left.array[numbers] / rates).min()))
+        numbers, rates, _ = self._now()
+        if self._flowing is None:
+            self._flowing = self._left.array[numbers]
+        return max(0.0, float(np.minimum.reduce(self._flowing / rates)))
 
     def advance(self, seconds: float) -> None:
         """Let time pass, no more than `next_s`; tell of messages that have left."""
         if not self._busy:
             return
-        numbers, rates = self._now()
-        left = self._left.array[numbers] - rates * seconds
-        self._left.array[numbers] = left
-        over = numbers[left <= rates * INSTANT_S]
-        for number in over.tolist():
+        numbers, rates, instants = self._now()
+        before = self._left.array[numbers] if self._flowing is None else self._flowing
+        self._left.array[numbers] = self._flowing = left = before - rates * seconds
+        for number in numbers[left <= instants].tolist():
             connection = self._busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:
@@ -200,7 +206,7 @@ class Fluid:
                 for part, _ in connection.parts:
                     del self._through[part][number]
                 self._who ^= connection.mark
-                self._shares = None
+                self._shares = self._flowing = None
             sent()
 
     def _now(self) -> _Shares:
@@ -233,7 +239,8 @@ class Fluid:
                 own = paths.only(some)
                 rates[some] = fair(np.maximum(left, least), own)
                 np.subtract.at(left, own.parts, own.loads * rates[some][own.path])
-        return _Shares(numbers, np.bincount(owner, weights=rates).astype(float))
+        each = np.bincount(owner, weights=rates).astype(float)
+        return _Shares(numbers, each, each * INSTANT_S)
 
     def _with_classes(self, paths: Paths) -> Floats:
         """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""

@@ -65,7 +65,7 @@ class Folder:
         self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
     ) -> CollectiveFlow | None:
         """Of one of a plan's groups; None where nothing is sent."""
-        key = operation.alike, dscp
+        key = operation.sending, dscp
         if key not in self._known:
             self._known[key] = self._fold(operation, members, buildings, dscp)
         return self._known[key]

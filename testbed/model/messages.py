@@ -28,14 +28,14 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
 
     chunk_bytes: of each of them, if they are cut in chunks, those are counted.
     """
-    known: dict[tuple[GroupCollective, int], int] = {}
+    known: dict[tuple[object, int], int] = {}
     found = 0
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if isinstance(operation, Message):
                 found += operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
             elif isinstance(operation, GroupCollective):
-                key = operation.alike, plan.groups[operation.group][1].index(rank)
+                key = operation.sending, plan.groups[operation.group][1].index(rank)
                 if key not in known:
                     known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
                 found += known[key]

@@ -25,6 +25,10 @@ class Kind(Enum):
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
 
+    __hash__ = (
+        object.__hash__
+    )  # there is one of each; by its name, as usual, takes longer than all else of an action's
+
     @property
     def gives_gradient(self) -> bool:
         """Whether the stage before can go on after it."""
