@@ -4,7 +4,8 @@
 
 For each scenario with `explore`: combinations of its space, configurations per second in a pass over all of them
 (median, least, most over the trials; each with a new screener, so that nothing is remembered from one to the next), and
-of `--most` of those that fit, drawn by the scenario's seed, Kendall's tau of the closed form with the model.
+of `--most` of those that fit, drawn by the scenario's seed, Kendall's tau of the closed form with the model, and how
+many of them the model tries in a second of the core's time.
 """
 
 from __future__ import annotations
@@ -40,15 +41,18 @@ def main() -> None:
         screener = Screener(scenario)
         fitting = [changes for changes in every if screener.step_s(changes) is not None]
         some = random.Random(scenario.seed).sample(fitting, min(options.most, len(fitting)))
+        began_s = time.process_time()
+        tries = [evaluate(scenario, Configuration(changes)) for changes in some]
+        took_s = time.process_time() - began_s
         pairs = [
             (seconds, tried.step_time_s)
-            for changes in some
-            if isinstance(tried := evaluate(scenario, Configuration(changes)), Evaluation)
-            and (seconds := screener.step_s(changes)) is not None
+            for changes, tried in zip(some, tries, strict=True)
+            if isinstance(tried, Evaluation) and (seconds := screener.step_s(changes)) is not None
         ]
         print(
             f"{scenario.name}: {len(every):,} combinations, {statistics.median(rates):,.0f} per second "
-            f"({min(rates):,.0f} to {max(rates):,.0f}), Kendall's tau {kendall_tau(pairs):.2f} over {len(pairs)}",
+            f"({min(rates):,.0f} to {max(rates):,.0f}), Kendall's tau {kendall_tau(pairs):.2f} over {len(pairs)}, "
+            f"{len(some) / took_s:.1f} tries by the model in a second",
             flush=True,
         )
 

@@ -25,7 +25,7 @@ from testbed.model.closed_form import Screener
 SEEDS = (1, 2, 3)
 
 
-def _on(budget: int, scenario: Scenario, seed: int) -> Scenario:
+def on_budget(budget: int, scenario: Scenario, seed: int) -> Scenario:
     assert scenario.explore is not None
     explore = scenario.explore.model_copy(update={"tries": budget, "baselines": ()})
     return scenario.model_copy(update={"explore": explore, "seed": seed})
@@ -59,7 +59,7 @@ def main() -> None:
     print("\n| budget | tried | regret | as many at random |\n|---|---|---|---|")
     for budget in options.tries:
         found = [
-            Search(_on(budget, scenario, seed), known=dict(known), engine=Processes(options.jobs)).run()
+            Search(on_budget(budget, scenario, seed), known=dict(known), engine=Processes(options.jobs)).run()
             for seed in SEEDS
         ]
         regrets = [one.best.tried.step_time_s / best_s - 1 for one in found]
