@@ -210,9 +210,10 @@ def rdma(image: KernelImage | None, programs: Mapping[str, bool], library: str |
     if not kernel:
         words = f"the virtual clock's kernel, Linux {image.version}, has no soft-RoCE; {seen}"
         return Capability(name, False, words, "testbed virtual build --source takes another")
+    cards = " and ".join(kind for kind in ("soft-RoCE", "soft-iWARP") if kind in image.checked)
     if library is not None:
-        return Capability(name, False, f"soft-RoCE under the virtual clock; {seen}: {library}", RDMA_HINT)
-    return Capability(name, True, f"soft-RoCE under the virtual clock; {seen}")
+        return Capability(name, False, f"{cards} under the virtual clock; {seen}: {library}", RDMA_HINT)
+    return Capability(name, True, f"{cards} under the virtual clock; {seen}")
 
 
 def virtual_clock(

@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 
 QDISCS = {
     "netem": "delay 5ms loss 1%",
@@ -125,38 +126,51 @@ def open_vswitch() -> str:
     return tried("ovs-dpctl", "add-dp", "try0") or tried("ovs-dpctl", "del-dp", "try0")
 
 
-def soft_roce() -> str:
-    """Two hosts' cards reach each other, each in its namespace; where the user's programs are, with verbs."""
-    steps = [f"ip netns add {name}" for name in ("r1", "r2")]
-    steps.append("ip link add eth0 netns r1 mtu 9000 type veth peer name eth0 netns r2 mtu 9000")
-    for number in (1, 2):
+def verbs(kind: str, number: int, program: str, exchange: Callable[[str, str, str], str]) -> str:
+    """Two hosts, each in its namespace, get cards of this kind; where the user has the program they talk."""
+    names = client, server = f"{kind}1", f"{kind}2"
+    net = f"10.9.{number}"
+    steps = [f"ip netns add {name}" for name in names]
+    steps.append(f"ip link add eth0 netns {client} mtu 9000 type veth peer name eth0 netns {server} mtu 9000")
+    for host, name in enumerate(names, 1):
         steps += [
-            f"ip -n r{number} address add 10.9.9.{number}/24 dev eth0",
-            f"ip -n r{number} link set eth0 up",
-            f"ip netns exec r{number} rdma link add rxe_r{number} type rxe netdev eth0",
+            f"ip -n {name} address add {net}.{host}/24 dev eth0",
+            f"ip -n {name} link set eth0 up",
+            f"ip netns exec {name} rdma link add card_{name} type {kind} netdev eth0",
         ]
     for step in steps:
         if complaint := tried(*step.split()):
             return f"{step}: {complaint}"
     time.sleep(0.5)  # until the cards have their interfaces' addresses
-    complaint = "" if shutil.which("ibv_rc_pingpong") is None else pingpong()
-    for name in ("r1", "r2"):
-        complaint = complaint or tried("ip", "netns", "del", name)
+    complaint = "" if shutil.which(program) is None else exchange(client, server, f"{net}.2")
+    for name in names:  # the card first: while one goes with its namespace no other namespace can be made
+        complaint = (
+            complaint or tried("rdma", "link", "del", f"card_{name}") or tried("ip", "netns", "del", name)
+        )
     return complaint
 
 
-def pingpong() -> str:
+def pingpong(client: str, server: str, address: str) -> str:
     """Messages over a reliable connection, back and forth."""
-    command = ["ibv_rc_pingpong", "-e", "-g", "0", "-n", "10", "-m", "4096"]
     for index in ("0", "1"):  # whether an address of IPv6 comes first
-        command[3] = index
-        words = [["ip", "netns", "exec", name, *command, "-d", f"rxe_{name}"] for name in ("r2", "r1")]
-        with subprocess.Popen(words[0], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-            time.sleep(0.2)
-            complaint = tried(*words[1], "10.9.9.2")
-            server.kill()
-        if not complaint:
+        command = f"ibv_rc_pingpong -e -g {index} -n 10 -m 4096 -d card_"
+        if not (complaint := served(server, command + server, client, f"{command}{client} {address}")):
             return ""
+    return complaint
+
+
+def managed(client: str, server: str, address: str) -> str:
+    """The connection manager connects them; then messages, reads and writes. Without it iWARP has no connections."""
+    return served(server, f"rping -s -a {address} -C 10", client, f"rping -c -a {address} -C 10")
+
+
+def served(server: str, serving: str, client: str, command: str) -> str:
+    """What a command says in one host, of a server in another."""
+    words = ["ip", "netns", "exec", server, *serving.split()]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        time.sleep(0.2)
+        complaint = tried("ip", "netns", "exec", client, *command.split())
+        running.kill()
     return complaint
 
 
@@ -188,8 +202,9 @@ def main() -> None:
         found[name] = "" if name in available else f"not among {' '.join(available)}"
     found["Open vSwitch"] = open_vswitch()
     found["MPTCP"] = multipath_tcp()
-    if os.path.exists("/sys/module/rdma_rxe"):  # not all kernels can have it
-        found["soft-RoCE"] = soft_roce()
+    if os.path.exists("/sys/module/rdma_rxe"):  # not all kernels can have it, nor soft-iWARP
+        found["soft-RoCE"] = verbs("rxe", 9, "ibv_rc_pingpong", pingpong)
+        found["soft-iWARP"] = verbs("siw", 10, "rping", managed)
     found["socket diagnostics"] = tried("ss", "-tin")
     print(json.dumps(found))
 

@@ -303,6 +303,8 @@ def test_rdma_needs_soft_roce_in_the_virtual_clocks_kernel_and_pyverbs(tmp_path:
     found = evidence.rdma(image, programs, None)
     words = "soft-RoCE under the virtual clock; programs: ibv_devices; pyverbs: there"
     assert (found.status, found.evidence) == (True, words)
+    both = KernelImage(tmp_path, "7.3.4", "recipe", 1, ("soft-RoCE", "soft-iWARP"))
+    assert evidence.rdma(both, programs, None).evidence.startswith("soft-RoCE and soft-iWARP under")
     lacking = evidence.rdma(image, {}, "RDMA needs pyverbs: no /usr/lib")
     assert (lacking.status, lacking.hint) == (
         False,
