@@ -1,6 +1,6 @@
 """The inside of ranks by a formula against the same accelerators as ranks of their own, on emulated nodes.
 
-    .venv/bin/python benchmarks/inside_rank.py [--run FOLDER] [--only NAME ...]
+    .venv/bin/python benchmarks/inside_rank.py [--run FOLDER [--memory SIZE]] [--only NAME ...]
 
 64 H100 in two buildings of four nodes. By formula: eight ranks of eight accelerators, `within_rank`, a card of
 3.2 Tbit/s for each. Emulated: 64 ranks; a node is a leaf switch, whose ports are as quick as NVLink (3.6 Tbit/s), with
@@ -117,9 +117,9 @@ def predicted_s(own: testbed.Scenario) -> float:
     return simulate(plan, network, training.itemsize, training.software).step_time_s
 
 
-def measured(own: testbed.Scenario, folder: Path) -> tuple[float, str]:
+def measured(own: testbed.Scenario, folder: Path, memory: str | None) -> tuple[float, str]:
     """On packets, once: seconds of a step, and how far it is trusted."""
-    result = Result.open(folder) if folder.exists() else testbed.run(own, output=folder)
+    result = Result.open(folder) if folder.exists() else testbed.run(own, memory=memory, output=folder)
     [variant] = result.variants
     return variant.step_time_s.median, result.status
 
@@ -128,6 +128,7 @@ def main() -> None:
     """A row for each variant: by formula, emulated, how far apart; by the model and on packets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="on packets, too")
+    parser.add_argument("--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to")
     parser.add_argument("--only", nargs="*", default=list(VARIANTS))
     parser.add_argument("--size-scale", type=float, help="default: 16 with tensor parallel ranks, 64 without")
     options = parser.parse_args()
@@ -143,7 +144,7 @@ def main() -> None:
         cells = [f"{1e3 * took:.2f} ms" for took in predicted] + [f"{predicted[0] / predicted[1] - 1:+.1%}"]
         if options.run:
             folders = [options.run / f"{name.replace(' ', '-')}-{way}" for way in ("formula", "emulated")]
-            found = [measured(*one) for one in zip(ways, folders, strict=True)]
+            found = [measured(*one, options.memory) for one in zip(ways, folders, strict=True)]
             cells += [
                 f"{1e3 * took:.2f} ms{'' if told == 'trusted' else f' ({told})'}" for took, told in found
             ]

@@ -79,6 +79,7 @@ def run(
     *,
     clock: str = "virtual",
     jobs: int | None = None,
+    memory: str | None = None,
     output: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Result:
@@ -89,6 +90,7 @@ def run(
         clock: "virtual": exact, without root, which a notebook seldom has; "real": this machine's, as root, which the
             command `testbed run` takes unless told, since it needs no kernel that is built first.
         jobs: How many guests at once, under the virtual clock; None: one for each core, if memory allows.
+        memory: What each guest may use, "9 GiB"; None: what the job is expected to need.
         output: The folder to make; None: `runs/NAME-DATE-TIME`.
         progress: Called with a line whenever there is something to tell; None: nothing is told.
 
@@ -109,7 +111,8 @@ def run(
     tell = progress or (lambda line: None)
     target = Path(output) if output is not None else default_path(scenario.name)
     telling = Progress(tell, lambda done, total: tell(f"step {done + 1} of {total}"))
-    return experiment.run(Request(scenario, target, file, clock=clock, jobs=jobs), Listener(telling))
+    request = Request(scenario, target, file, clock=clock, jobs=jobs, memory=memory)
+    return experiment.run(request, Listener(telling))
 
 
 def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None = None) -> Exploration:
