@@ -2,8 +2,10 @@
 
     .venv/bin/python benchmarks/allocations.py                      # by the model
     .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
+        [--only ROW ...] [--size-scale 64] [--queue SIZE] [--memory SIZE]
 
-Each prints a table of docs/collectives.md.
+Each prints a table of docs/collectives.md. On packets the ports of cards and WAN links have queues that hold what eight
+senders have under way: what pauses keep from being dropped in networks of RoCE.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ import argparse
 import statistics
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 import testbed
 
@@ -69,14 +73,23 @@ def row(name: str, allocation: dict[str, Any]) -> None:
     print(f"| {name} | " + " | ".join(f"{1e3 * one:.1f} ms" for one in times) + " |", flush=True)
 
 
-def row_on_packets(name: str, allocation: dict[str, Any], folder: Path) -> None:
+def deep(queue: str) -> dict[str, Any]:
+    """The topology with ports of cards and WAN links that hold so much."""
+    document: dict[str, Any] = yaml.safe_load(TOPOLOGY.read_text())
+    for way in (*(building["nic"] for building in document["buildings"].values()), *document["wan"]):
+        way["queue"] = queue
+    return document
+
+
+def row_on_packets(name: str, allocation: dict[str, Any], options: argparse.Namespace) -> None:
     """Print it: of the first seed, with how far the model is off."""
-    # a direct all-to-all of more keeps a guest's memory full of what its connections hold
-    asked = scenario(allocation, workload(*COLLECTIVES[0]), SEEDS[0]) | {"scale": {"size_scale": 64}}
+    asked = scenario(allocation, workload(*COLLECTIVES[0]), SEEDS[0])
+    asked |= {"scale": {"size_scale": options.size_scale}, "topology": deep(options.queue)}
     asked |= {"preset": "ncclx", "warmup": 10}  # TCP's windows open in the warm-up
     asked["variants"] = {"-".join(one).replace("_", "-"): {"workload": workload(*one)} for one in COLLECTIVES}
-    where = folder / name.replace(" ", "-").replace(",", "").replace(";", "")
-    result = testbed.Result.open(where) if where.exists() else testbed.run(asked, output=where)
+    where = options.packets / name.replace(" ", "-").replace(",", "").replace(";", "")
+    ran = where.exists()
+    result = testbed.Result.open(where) if ran else testbed.run(asked, memory=options.memory, output=where)
     cells = []
     for one in result.variants:
         assert one.predicted is not None
@@ -88,15 +101,23 @@ def main() -> None:
     """Print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--packets", type=Path, metavar="FOLDER")
-    folder = parser.parse_args().packets
-    more = " verdict |" if folder else ""
+    parser.add_argument("--only", nargs="*", metavar="ROW", help="default: all")
+    parser.add_argument("--size-scale", type=float, default=64, help="of packets")
+    parser.add_argument("--queue", default="1 GB", metavar="SIZE", help="of packets")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to"
+    )
+    options = parser.parse_args()
+    more = " verdict |" if options.packets else ""
     print("| allocation | " + " | ".join(" ".join(one) for one in COLLECTIVES) + " |" + more)
-    print("|" + "---|" * (6 if folder else 5))
+    print("|" + "---|" * (6 if options.packets else 5))
     for name, allocation in ALLOCATIONS.items():
         for label, order in ((name, "near"), (f"{name}; ranks scattered", "scattered")):
             own = {**allocation, "order": order}
-            if folder:
-                row_on_packets(label, own, folder)
+            if options.only and label not in options.only:
+                continue
+            if options.packets:
+                row_on_packets(label, own, options)
             else:
                 row(label, own)
 

@@ -128,7 +128,9 @@ def main() -> None:
     """A row for each variant: by formula, emulated, how far apart; by the model and on packets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="on packets, too")
-    parser.add_argument("--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to"
+    )
     parser.add_argument("--only", nargs="*", default=list(VARIANTS))
     parser.add_argument("--size-scale", type=float, help="default: 16 with tensor parallel ranks, 64 without")
     options = parser.parse_args()
