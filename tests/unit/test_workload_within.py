@@ -316,11 +316,13 @@ def test_nodes_by_formula_and_emulated_agree(degrees_of: dict[str, int], formula
     assert took_s[0] == pytest.approx(took_s[1], rel=0.05)
 
 
-def a_hundred_thousand_s(ranks: int) -> float:
+def a_hundred_thousand_s(ranks: int, tensor: int) -> float:
     """A step of the scenario on so many ranks, each with its share of a hall's cards and of its copying."""
     share = ranks / 20
     changes: dict[str, Any] = {
         "workload.parallelism.accelerators_per_rank": 100_000 // ranks,
+        "workload.parallelism.tensor_parallel_degree": tensor,
+        "workload.parallelism.data_parallel_replicate_degree": 50_000 // tensor,
         "workload.parallelism.within_rank": {},
         "transport.software_cost.per_gigabyte": f"{0.44 * share:g} us",
     }
@@ -332,6 +334,13 @@ def a_hundred_thousand_s(ranks: int) -> float:
     return dry_run(made).step_time_s
 
 
-@pytest.mark.parametrize("ranks", [50, pytest.param(250, marks=pytest.mark.thorough)])
-def test_as_many_accelerators_take_as_long_on_more_ranks(ranks: int) -> None:
-    assert a_hundred_thousand_s(ranks) == pytest.approx(a_hundred_thousand_s(20), rel=0.03)
+@pytest.mark.parametrize(
+    ("ranks", "tensor"),
+    [
+        (50, 8),
+        pytest.param(250, 8, marks=pytest.mark.thorough),
+        pytest.param(200, 4, marks=pytest.mark.thorough),  # of 500 accelerators, which 8 does not divide
+    ],
+)
+def test_as_many_accelerators_take_as_long_on_more_ranks(ranks: int, tensor: int) -> None:
+    assert a_hundred_thousand_s(ranks, tensor) == pytest.approx(a_hundred_thousand_s(20, tensor), rel=0.03)
