@@ -91,9 +91,8 @@ class Fluid:
         self._turns: dict[int, int] = {}
         self._turn = count()
         self._shares: _Shares | None = None
-        self._flowing: Floats | None = (
-            None  # what the busy ones have left, in the order of their shares, if known
-        )
+        # what the busy ones have left, in the order of their shares, where that is known
+        self._flowing: Floats | None = None
 
     def send(
         self,

@@ -25,9 +25,8 @@ class Kind(Enum):
     BACKWARD_INPUT = "I"
     BACKWARD_WEIGHT = "W"
 
-    __hash__ = (
-        object.__hash__
-    )  # there is one of each; by its name, as usual, takes longer than all else of an action's
+    # there is one of each; by its name, as usual, takes longer than all else of an action's
+    __hash__ = object.__hash__
 
     @property
     def gives_gradient(self) -> bool:
