@@ -113,15 +113,19 @@ def predicted_s(own: testbed.Scenario) -> float:
     training = job_of(own, Scale()).workload.training
     assert training is not None
     plan = training.plan.using(own.algorithms[0])
-    network = replace(training.network, sends_at_once=False)  # bbr paces
+    at_once = own.transport.congestion_control != "bbr"  # which paces
+    network = replace(training.network, sends_at_once=at_once)
     return simulate(plan, network, training.itemsize, training.software).step_time_s
 
 
 def measured(own: testbed.Scenario, folder: Path, memory: str | None) -> tuple[float, str]:
-    """On packets, once: seconds of a step, and how far it is trusted."""
+    """On packets, once: seconds of a step; for people, with how far the model of that scale is off, and the verdict."""
     result = Result.open(folder) if folder.exists() else testbed.run(own, memory=memory, output=folder)
     [variant] = result.variants
-    return variant.step_time_s.median, result.status
+    assert variant.predicted is not None
+    told = [f"{variant.predicted.error:+.1%}", *([] if result.status == "trusted" else [result.status])]
+    took_s = variant.step_time_s.median
+    return took_s, f"{1e3 * took_s:.2f} ms ({', '.join(told)})"
 
 
 def main() -> None:
@@ -147,9 +151,7 @@ def main() -> None:
         if options.run:
             folders = [options.run / f"{name.replace(' ', '-')}-{way}" for way in ("formula", "emulated")]
             found = [measured(*one, options.memory) for one in zip(ways, folders, strict=True)]
-            cells += [
-                f"{1e3 * took:.2f} ms{'' if told == 'trusted' else f' ({told})'}" for took, told in found
-            ]
+            cells += [told for _, told in found]
             cells.append(f"{found[0][0] / found[1][0] - 1:+.1%}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
