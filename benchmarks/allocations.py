@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/allocations.py                      # by the model
     .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
-        [--only ROW ...] [--size-scale 64] [--queue SIZE] [--memory SIZE]
+        [--only ROW ...] [--size-scale 64] [--queue SIZE] [--warmup 4] [--memory SIZE]
 
 Each prints a table of docs/collectives.md. On packets the ports of cards and WAN links have queues that hold what eight
 senders have under way: what pauses keep from being dropped in networks of RoCE.
@@ -74,9 +74,11 @@ def row(name: str, allocation: dict[str, Any]) -> None:
 
 
 def deep(queue: str) -> dict[str, Any]:
-    """The topology with ports of cards and WAN links that hold so much."""
+    """The topology with ports that hold so much."""
     document: dict[str, Any] = yaml.safe_load(TOPOLOGY.read_text())
-    for way in (*(building["nic"] for building in document["buildings"].values()), *document["wan"]):
+    buildings = document["buildings"].values()
+    uplinks = [building["clos"][tier] for building in buildings for tier in ("leaf", "spine")]
+    for way in (*(building["nic"] for building in buildings), *uplinks, *document["wan"]):
         way["queue"] = queue
     return document
 
@@ -85,7 +87,7 @@ def row_on_packets(name: str, allocation: dict[str, Any], options: argparse.Name
     """Print it: of the first seed, with how far the model is off."""
     asked = scenario(allocation, workload(*COLLECTIVES[0]), SEEDS[0])
     asked |= {"scale": {"size_scale": options.size_scale}, "topology": deep(options.queue)}
-    asked |= {"preset": "ncclx", "warmup": 10}  # TCP's windows open in the warm-up
+    asked |= {"preset": "ncclx", "warmup": options.warmup}  # TCP's windows open in the warm-up
     asked["variants"] = {"-".join(one).replace("_", "-"): {"workload": workload(*one)} for one in COLLECTIVES}
     where = options.packets / name.replace(" ", "-").replace(",", "").replace(";", "")
     ran = where.exists()
@@ -103,7 +105,8 @@ def main() -> None:
     parser.add_argument("--packets", type=Path, metavar="FOLDER")
     parser.add_argument("--only", nargs="*", metavar="ROW", help="default: all")
     parser.add_argument("--size-scale", type=float, default=64, help="of packets")
-    parser.add_argument("--queue", default="1 GB", metavar="SIZE", help="of packets")
+    parser.add_argument("--queue", default="256 MB", metavar="SIZE", help="of packets")
+    parser.add_argument("--warmup", type=int, default=4, help="steps of packets ahead of the one that counts")
     parser.add_argument(
         "--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to"
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from testbed.config.cards import NicSpec
-from testbed.config.forms import DelayOrZero, Name, Ratio, whole
+from testbed.config.forms import DelayOrZero, Name, Queue, Ratio, whole
 from testbed.config.hardware import THE_WORKLOADS, Hardware, HardwareSpec, UnlikeHostsSpec
 from testbed.config.loading import Location
 from testbed.config.model import Finding, Strict
@@ -125,6 +125,11 @@ class UplinkSpec(Strict):
         default=1.0, description="What comes up from below over what goes on, as 1:2.8; 1:1 is none."
     )
     delay_s: DelayOrZero = Field(default=0.0, alias="delay", description="Of each link, one way.")
+    queue_bytes: Queue = Field(
+        default="auto",
+        alias="queue",
+        description="Buffer of the port at either end of each link; auto: 1 ms at its rate, at least 64 packets.",
+    )
     pause: PauseSpec | None = Field(
         default=None, description="Each switch pauses the other one; never, if left out."
     )
@@ -308,7 +313,7 @@ def _lanes(nodes: NodesSpec) -> dict[str, Any]:
 
 def _uplink(spec: UplinkSpec, below_bps: float, links: int, mtu: int, scale: Scale) -> Direction:
     """One of so many links that share what comes from below."""
-    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale)
+    link = _link(below_bps / spec.oversubscription / links, spec.delay_s, mtu, scale, spec.queue_bytes)
     return _pausing(link, spec.pause, mtu, scale)
 
 
@@ -320,7 +325,9 @@ def _pausing(link: Direction, pause: PauseSpec | None, mtu: int, scale: Scale) -
     return replace(link, pause=pause.resolve(*rates, 2 * link.delay_s, frame_bytes, scale))
 
 
-def _link(rate_bps: float, delay_s: float, mtu: int, scale: Scale) -> Direction:
-    """Of an emulated rate and a real delay."""
-    queue_bytes = queue_size("auto", rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
+def _link(
+    rate_bps: float, delay_s: float, mtu: int, scale: Scale, queue: int | Literal["auto"] = "auto"
+) -> Direction:
+    """Of an emulated rate, a real delay and queue."""
+    queue_bytes = queue_size(queue, rate_bps * scale.emulated_s(AUTO_QUEUE_S) / 8, mtu, scale)
     return Direction(rate_bps, scale.emulated_s(delay_s), 0.0, 0.0, queue_bytes)

@@ -137,6 +137,9 @@ class TopologySpec(Strict):
                 if entry.nic is not None:
                     location = ("buildings", name, "unlike", position, "nic", "queue")
                     queues.append((location, entry.nic.queue_bytes))
+            if building.clos is not None:
+                for tier, uplink in (("leaf", building.clos.leaf), ("spine", building.clos.spine)):
+                    queues.append((("buildings", name, "clos", tier, "queue"), uplink.queue_bytes))
         for number, link in enumerate(self.wan):
             queues.append((("wan", number, "queue"), link.queue_bytes))
             for direction, own in (("a_to_b", link.a_to_b), ("b_to_a", link.b_to_a)):

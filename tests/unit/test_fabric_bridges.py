@@ -167,6 +167,10 @@ def test_the_training_regions_latencies_and_ratios_are_those_it_names() -> None:
         ),
         ({"leaf": {"oversubscription": 2.8}}, "got 2.8, expected a ratio of 1 to at least 1, such as 1:2.8"),
         ({"spines": 0}, "clos.spines: got 0, expected a whole number from 1 to 64"),
+        (
+            {"spine": {"queue": "1 kB"}},
+            "east.clos.spine.queue: got '1 kB', expected auto, or at least the mtu",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused(change: dict[str, Any], expected: str) -> None:
@@ -182,3 +186,10 @@ def test_the_scale_divides_rates_of_all_tiers_and_stretches_their_delays() -> No
     assert real is not None
     assert built.leaf_uplink.rate_bps == pytest.approx(real.leaf_uplink.rate_bps / 20)
     assert built.spine_uplink.delay_s == pytest.approx(80e-6)
+
+
+def test_uplinks_have_the_queue_that_is_said_or_a_millisecond_of_their_rate() -> None:
+    built = TopologySpec.model_validate(spec(spine={"queue": "64 MB"})).resolve(Scale(4)).buildings[0].clos
+    assert built is not None
+    assert built.leaf_uplink.queue_bytes == pytest.approx(built.leaf_uplink.rate_bps * 1e-3 / 8, rel=1e-6)
+    assert built.spine_uplink.queue_bytes == 16e6
