@@ -161,7 +161,7 @@ def filled(scenario: Scenario, space: Space, file: Path, jobs: int) -> dict[str,
         with Tries(scenario, known, found, lambda standing: None, len(fits), Processes(jobs)) as tries:
             tries.all(fits)
     print(f"{space.size:,} combinations, {len(fits):,} tried, {time.monotonic() - began_s:.0f} s", flush=True)
-    return known
+    return {one.key: known[one.key] for one in fits}
 
 
 def main() -> None:
