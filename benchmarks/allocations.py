@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/allocations.py --packets FOLDER     # by the virtual clock; gone on with
         [--only ROW ...] [--size-scale 64] [--queue SIZE] [--warmup 4] [--memory SIZE]
 
-Each prints a table of docs/collectives.md. On packets the ports of cards and WAN links have queues that hold what eight
-senders have under way: what pauses keep from being dropped in networks of RoCE.
+Each prints a table of docs/collectives.md. On packets the ports of switches and WAN links have queues that hold what
+eight senders have under way: what pauses keep from being dropped in networks of RoCE.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--packets", type=Path, metavar="FOLDER")
     parser.add_argument("--only", nargs="*", metavar="ROW", help="default: all")
     parser.add_argument("--size-scale", type=float, default=64, help="of packets")
-    parser.add_argument("--queue", default="256 MB", metavar="SIZE", help="of packets")
+    parser.add_argument("--queue", default="1 GB", metavar="SIZE", help="of packets")
     parser.add_argument("--warmup", type=int, default=4, help="steps of packets ahead of the one that counts")
     parser.add_argument(
         "--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to"
