@@ -65,11 +65,15 @@ def scenario(name: str, emulated: bool, size_scale: float) -> testbed.Scenario:
     parallelism: dict[str, Any] = {NAMES[key]: degree for key, degree in degrees.items()}
     building: dict[str, Any]
     if emulated:
-        uplink = {"oversubscription": "1:9", "delay": f"{(FAR_HOP_S - HOP_S) / 2 * 1e6:g} us"}
+        uplink = {
+            "oversubscription": "1:9",
+            "delay": f"{(FAR_HOP_S - HOP_S) / 2 * 1e6:g} us",
+            "queue": "8 GB",
+        }
         building = {
             "hosts": NODES * EACH,
             "nic": {"rate": "3.6 Tbit/s", "queue": "8 GB"},
-            "clos": {"leaves": NODES, "spines": EACH, "leaf": uplink},
+            "clos": {"leaves": NODES, "spines": EACH, "leaf": uplink, "spine": {"queue": "8 GB"}},
         }
         parallelism |= own
         per_message_s = HOP_S / 2
