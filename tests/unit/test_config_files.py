@@ -13,6 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from testbed.config import (
+    ConfigError,
     Direction,
     Host,
     Scenario,
@@ -142,6 +143,25 @@ def test_queues_always_hold_some_packets_because_those_are_not_scaled(tmp_path: 
     topology = resolved(PAIR, tmp_path, 1e6)
     assert topology.wan[0].a_to_b.queue_bytes == 64 * 1500
     assert topology.wan[2].a_to_b.queue_bytes == 4 * 1500
+
+
+def test_links_between_tiers_hold_what_is_asked_for_or_a_millisecond(tmp_path: Path) -> None:
+    clos = "{leaves: 2, spines: 2, leaf: {queue: 8 MB}, spine: {oversubscription: '1:2'}}"
+    text = f"name: tiers\nbuildings:\n  east: {{hosts: 4, nic: {{rate: 10 Gbit/s}}, clos: {clos}}}\n"
+    [east] = resolved(text, tmp_path).buildings
+    assert east.clos.leaf_uplink.queue_bytes == 8_000_000
+    assert east.clos.spine_uplink.queue_bytes == 10e9 * 0.001 / 8  # of two leaves' 10 Gbit/s each, halved
+    [smaller] = resolved(text, tmp_path, 10).buildings
+    assert smaller.clos.leaf_uplink.queue_bytes == 800_000
+
+
+def test_between_tiers_a_queue_holds_a_packet(tmp_path: Path) -> None:
+    clos = "{leaves: 2, spines: 2, spine: {queue: 1 kB}}"
+    text = f"name: tiers\nbuildings:\n  east: {{hosts: 4, nic: {{rate: 10 Gbit/s}}, clos: {clos}}}\n"
+    with pytest.raises(
+        ConfigError, match=r"clos\.spine\.queue: got '1 kB', expected auto, or at least the mtu"
+    ):
+        resolved(text, tmp_path)
 
 
 def test_probes_have_addresses_apart_from_hosts() -> None:
