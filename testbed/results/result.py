@@ -262,9 +262,9 @@ class Result(ResultModel):
     _folder: Path | None = PrivateAttr(None)
 
     @classmethod
-    def open(cls, folder: Path) -> Result:
+    def open(cls, folder: str | Path) -> Result:
         """Of a run's folder. BadResult."""
-        file = folder / SUMMARY
+        file = Path(folder) / SUMMARY
         try:
             result = cls.of(json.loads(file.read_text()))
         except OSError as error:
@@ -277,7 +277,7 @@ class Result(ResultModel):
             raise BadResult(f"{file}: {field}: got {got}, expected {expected}") from None
         except ValueError as error:
             raise BadResult(f"{file}: expected JSON ({error})") from None
-        return result.at(folder)
+        return result.at(Path(folder))
 
     @classmethod
     def of(cls, document: dict[str, Any]) -> Result:

@@ -35,7 +35,7 @@ def test_a_result_goes_to_its_file_and_back_unchanged(tmp_path: Path) -> None:
 
 def test_frames_hold_what_the_files_do_in_real_units(tmp_path: Path) -> None:
     run = SyntheticRun(trials=3)
-    result = Result.open(run.write(tmp_path / "run"))
+    result = Result.open(str(run.write(tmp_path / "run")))  # as people type it
     steps = result.steps()
     assert list(steps.columns) == list(STEPS)
     assert steps.groupby("variant").step_time_s.median().to_dict() == {
