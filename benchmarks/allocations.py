@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--packets", type=Path, metavar="FOLDER")
     parser.add_argument("--only", nargs="*", metavar="ROW", help="default: all")
     parser.add_argument("--size-scale", type=float, default=64, help="of packets")
-    parser.add_argument("--queue", default="1 GB", metavar="SIZE", help="of packets")
+    parser.add_argument("--queue", default="1 GB", metavar="SIZE", help="that ports hold, on packets")
     parser.add_argument("--warmup", type=int, default=4, help="steps of packets ahead of the one that counts")
     parser.add_argument(
         "--memory", metavar="SIZE", help="that each guest may use, in place of what it is expected to"

@@ -1,6 +1,6 @@
 """Decoding with experts: twelve cells against two all-gathers and an all-to-all, what a peer costs, where time goes.
 
-    .venv/bin/python benchmarks/decode.py                         # by the model; 128 ranks take half an hour
+    .venv/bin/python benchmarks/decode.py                         # by the model; 128 ranks take a quarter of an hour
     .venv/bin/python benchmarks/decode.py --packets FOLDER        # baseline and cached of the twelve cells
 
 Racks of eight hosts with an accelerator each in one zone, latencies as in topologies/training-region.yaml, nothing

@@ -157,8 +157,7 @@ class LayerPlanner:
             return 1.0
         group = self.groups[EXPERT]
         rng = Random(f"{self.options.seed}/{group.number}/{action.stage}/{number}/{action.microbatch}")
-        width = math.sqrt(math.log(1 + skew**2))
-        weights = [rng.lognormvariate(0.0, width) for _ in group.members]
+        weights = routing_weights(rng, len(group.members), skew)
         shares = [weight / sum(weights) for weight in weights]
         counts = tuple(self.numel(part.expert * share) for share in shares)
         self._collective(name, EXPERT, "all_to_all_v", part.expert, counts, returns)
@@ -373,3 +372,9 @@ def computing_s(part: Part, kind: Kind) -> float:
     if kind is Kind.BACKWARD_WEIGHT:
         return part.weight_s
     return part.input_s + part.weight_s
+
+
+def routing_weights(rng: Random, count: int, skew: float) -> list[float]:
+    """What part of tokens each of so many gets, relative to the others: log-normal, their spread `skew` of the mean."""
+    width = math.sqrt(math.log(1 + skew**2))
+    return [rng.lognormvariate(0.0, width) for _ in range(count)]

@@ -13,7 +13,6 @@ import yaml
 from pydantic import ValidationError
 
 from testbed.config import (
-    ConfigError,
     Direction,
     Host,
     Scenario,
@@ -153,15 +152,6 @@ def test_links_between_tiers_hold_what_is_asked_for_or_a_millisecond(tmp_path: P
     assert east.clos.spine_uplink.queue_bytes == 10e9 * 0.001 / 8  # of two leaves' 10 Gbit/s each, halved
     [smaller] = resolved(text, tmp_path, 10).buildings
     assert smaller.clos.leaf_uplink.queue_bytes == 800_000
-
-
-def test_between_tiers_a_queue_holds_a_packet(tmp_path: Path) -> None:
-    clos = "{leaves: 2, spines: 2, spine: {queue: 1 kB}}"
-    text = f"name: tiers\nbuildings:\n  east: {{hosts: 4, nic: {{rate: 10 Gbit/s}}, clos: {clos}}}\n"
-    with pytest.raises(
-        ConfigError, match=r"clos\.spine\.queue: got '1 kB', expected auto, or at least the mtu"
-    ):
-        resolved(text, tmp_path)
 
 
 def test_probes_have_addresses_apart_from_hosts() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from itertools import accumulate
 
 from testbed.config.units import parse_size
 from testbed.job.workloads.base import WORKLOADS, JobRequest
+from testbed.workload.layers import routing_weights
 from testbed.workload.plan import COMPUTE, Computing, GroupCollective, JobPlan, Operation, Pause
 from testbed.workload.plans.checking import PlanProblem
 
@@ -78,8 +78,7 @@ def decode(
 
 def shares_of(seed: str, experts: int, skew: float) -> Sequence[float]:
     """What part of a layer's tokens each expert gets, relative to the others; nothing where all get as many."""
-    width, draw = math.sqrt(math.log(1 + skew**2)), random.Random(seed)
-    return [draw.lognormvariate(0.0, width) for _ in range(experts)] if skew else ()
+    return routing_weights(random.Random(seed), experts, skew) if skew else ()
 
 
 def routed(
