@@ -159,7 +159,8 @@ def choose_guests(
     are expected to use, not all that they may. ConfigError when so many do not fit, or none does.
     """
     topology = scenario.topology.resolve(scale)
-    ceiling = asked_bytes or guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
+    least = guest_memory(topology, scenario.ranks, scale.emulated_bytes(rank_bytes))
+    ceiling = asked_bytes or max(load.roomy_bytes(least) for load in loads.values())
     facts = doctor.host_facts()
     free = facts.memory_available_bytes
     expected = forecast(scenario, loads, jobs or facts.cores, ceiling)

@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 
 from testbed.collectives.baseline import baseline_rounds
 from testbed.config import Scenario
+from testbed.config.transport import DISTANCES
+from testbed.job.resolving import options_of
 from testbed.job.workload import Workload
 from testbed.paths.alpha_beta import TRANSFER_S
+from testbed.paths.hops import packet_payload_bytes
 from testbed.results.shards import cut
 from testbed.running.packing import ranks_per_process, stopping
 from testbed.scale import Scale
+from testbed.transport.kinds import transport_kind
 from testbed.workload.plan_load import plan_load
 
 MIB, GIB = 1 << 20, 1 << 30
 # of wall time
 BOOT_S, RANK_S = 3.8, 0.04
 MESSAGE_S, BYTE_S = 0.22e-3, 3.0e-9
+PACKET_S = 0.65e-3  # of one that ranks carry and acknowledge themselves, beside what its bytes cost
 TWICE_AS_DEAR_RANKS = 256  # a message and a byte among so many, beside those among few
 # of memory
 SYSTEM_BYTES, PROCESS_BYTES = 295 << 20, 6 << 20
@@ -35,7 +40,8 @@ ALONE_TIMES = 10  # that the ring all-reduce is done, before and after the steps
 class GuestLoad:
     """What one guest carries. Figures are emulated: of a step, and of the ring all-reduce alone before and after.
 
-    array_bytes: of all ranks; alone_bytes: of a message of the ring that is done alone.
+    array_bytes: of all ranks; alone_bytes: of a message of the ring that is done alone. packets_per_byte: that ranks
+    carry themselves; none where the kernel does.
     """
 
     ranks: int
@@ -45,6 +51,7 @@ class GuestLoad:
     array_bytes: float
     alone_bytes: float
     steps: int = 1
+    packets_per_byte: float = 0.0
 
     @property
     def wall_s(self) -> float:
@@ -53,13 +60,20 @@ class GuestLoad:
         messages = self.steps * self.messages + alone
         sent_bytes = self.steps * self.sent_bytes + alone * self.alone_bytes
         dearer = 1 + self.ranks / TWICE_AS_DEAR_RANKS
-        return BOOT_S + self.ranks * RANK_S + dearer * (messages * MESSAGE_S + sent_bytes * BYTE_S)
+        carried_s = messages * MESSAGE_S + sent_bytes * (BYTE_S + self.packets_per_byte * PACKET_S)
+        return BOOT_S + self.ranks * RANK_S + dearer * carried_s
 
     def memory_bytes(self, ceiling_bytes: float) -> int:
         """What it uses of as much as it may."""
+        return round(min(self._needed_bytes(ceiling_bytes), ceiling_bytes))
+
+    def roomy_bytes(self, least_bytes: int) -> int:
+        """What it may use, so that what it is expected to leaves room: at least so much."""
+        return max(least_bytes, -(-round(SPARE * self._needed_bytes(least_bytes)) // MIB) * MIB)
+
+    def _needed_bytes(self, ceiling_bytes: float) -> float:
         needed = SYSTEM_BYTES + self.processes * PROCESS_BYTES + ceiling_bytes * PAGE_TABLE_SHARE
-        needed += ARRAY_SHARE * self.array_bytes + ALONE_SHARE * self.ranks**2 * self.alone_bytes
-        return round(min(needed, ceiling_bytes))
+        return needed + ARRAY_SHARE * self.array_bytes + ALONE_SHARE * self.ranks**2 * self.alone_bytes
 
     def resized(self, factor: float) -> GuestLoad:
         """With arrays and messages so many times as large, all in as many pieces."""
@@ -95,6 +109,10 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
         exact=True,
         apart=bool(stopping(own.happenings)),
     )
+    kind = transport_kind(own.transport.kind, options_of(own.transport, scale))
+    by_ranks = (
+        (1 + kind.overhead(DISTANCES[-1])) / packet_payload_bytes(topology) if kind.protocol == "udp" else 0.0
+    )
     return GuestLoad(
         ranks,
         -(-ranks // carried),
@@ -102,6 +120,7 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
         scale.emulated_bytes(load.sent_bytes),
         scale.emulated_bytes(workload.array_bytes),
         min(scale.emulated_bytes(workload.message_bytes), most_bytes),
+        packets_per_byte=by_ranks,
     )
 
 

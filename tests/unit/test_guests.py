@@ -51,6 +51,15 @@ def test_what_was_asked_for_bounds_what_is_expected(scenario: Scenario) -> None:
     assert (expected.jobs, expected.ceiling_bytes, expected.memory_bytes) == (2, 5 * GIB, 5 * GIB)
 
 
+def test_what_is_expected_leaves_room(scenario: Scenario) -> None:
+    """Where the law of a network's guest has less for it than its ranks are expected to use."""
+    scale = Scale(4000)
+    law = guest_memory(scenario.topology.resolve(scale), 8, 0.0)
+    loads = dict.fromkeys(scenario.variant_names, GuestLoad(8, 1, 100.0, 1e6, 2.0 * GIB, 0.0))
+    expected = choose_guests(scenario, scale, 0.0, loads, None, None)
+    assert law < expected.memory_bytes < expected.ceiling_bytes / 1.2
+
+
 def test_cores_bound_them_too(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = replace(doctor.host_facts(), cores=1)
     monkeypatch.setattr(doctor, "host_facts", lambda: facts)
