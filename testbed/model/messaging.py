@@ -157,8 +157,7 @@ class Messaging:
             self._transmit(ends, size_bytes, dscp, come, taken, worked=False)
 
         if self.network.is_written(ends, size_bytes):  # it asks for its place
-            asked_s = self.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
-            self.later(asked_s + self._back_s(ends, dscp, NOTE_BYTES), begin)
+            self.later(self._asked_s(ends, dscp), begin)
         else:
             begin()
         self._work(ends[0], 0, lambda: None, note=False)
@@ -171,6 +170,11 @@ class Messaging:
     def _back_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
         """What word of so many bytes takes from where a message goes to where it comes from."""
         return self.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
+
+    def _asked_s(self, ends: Ends, dscp: int) -> float:
+        """Until a question that goes where a message will has been answered."""
+        there_s = self.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
+        return there_s + self._back_s(ends, dscp, NOTE_BYTES)
 
     def _box(self, key: Key) -> Mailbox:
         return self.boxes.setdefault(key, Mailbox())
@@ -219,10 +223,14 @@ class Messaging:
             self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
             buffer.put(whole_bytes, taken)
 
+        def ask() -> None:
+            # what its pair still sends meanwhile it would have waited for anyway
+            self.later(self._asked_s(ends, dscp), begin)
+
         if note and not worked:  # a card's own
             begin()
         else:
-            self._work(here, size_bytes, begin, note)
+            self._work(here, size_bytes, ask if self.network.asks else begin, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
         """A rank's software handles one message after the other; handing it over keeps none waiting."""

@@ -120,6 +120,9 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         capacities |= more
         key = ends, flow.dscp
         parallel[key] = (*parallel.get(key, ()), path)
+    granted = job.wiring.transport.granted
+    if granted is not None:
+        capacities |= {card: capacities[card] * granted for card in _receiving(network)}
     parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
     wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
     headers = (
@@ -135,8 +138,16 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         classes=classes,
         overheads=overheads,
         written_above=written,
-        sends_at_once=not control_of(_model_of(job, wiring.congestion_control or USUAL)).paces,
+        # what is granted is dealt out in turn, a few packets each
+        sends_at_once=granted is None
+        and not control_of(_model_of(job, wiring.congestion_control or USUAL)).paces,
+        asks=granted is not None,
     )
+
+
+def _receiving(network: Network) -> set[str]:
+    """The cards that messages come in by."""
+    return {path.parts[-1] for path in network.paths.values()}
 
 
 def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:

@@ -86,7 +86,8 @@ class Network:
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
-    sender when word has come back: those of more bytes.
+    sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
+    has been asked and has granted it.
     """
 
     capacities: Mapping[str, float]
@@ -99,6 +100,7 @@ class Network:
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
     written_above: Mapping[Ends, float] = field(default_factory=dict)
+    asks: bool = False
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
         """Whether a message is."""

@@ -302,6 +302,22 @@ def test_what_does_not_fit_in_memory_is_left_out_or_refused_in_one_line(tmp_path
     assert not (tmp_path / "explored").exists()
 
 
+def test_controls_of_datagrams_are_searched(tmp_path: Path) -> None:
+    controls = ["window", "credits", "swift"]
+    scenario = load_scenario(
+        written(
+            tmp_path,
+            space={"transport.kind": ["datagram"], "transport.datagram.control": controls},
+            baselines=[],
+        )
+    )
+    found = Search(scenario).run()
+    assert (found.combinations, found.tried, len(found.fitting)) == (3, 3, 3)
+    slowest = max(found.fitting, key=lambda result: result.tried.step_time_s)
+    # a round trip of every message
+    assert slowest.configuration.changes["transport.datagram.control"] == "credits"
+
+
 def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) -> None:
     whole = Search(load_scenario(written(tmp_path))).run()
     few = Search(load_scenario(written(tmp_path, tries=4))).run()

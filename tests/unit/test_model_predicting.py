@@ -206,3 +206,18 @@ policy: te
 transport: {kind: rdma, stripes: {other_region: {connections: 4}}}
 scale: {size_scale: 1}
 """
+
+
+def test_credits_cost_a_round_trip_and_a_hundredth_of_the_receiver_s_card(tmp_path: Path) -> None:
+    # as controls.credits has it: asked and answered, 10 ms each way, then 0.99 of the card
+    datagrams = ["transport.kind=datagram", "workload.collectives.0.size=64 MB"]
+    granted_s, free_s = (
+        pair(tmp_path, *datagrams, f"transport.datagram.control={name}") for name in ("credits", "none")
+    )
+    assert granted_s == pytest.approx((free_s - 0.01) / 0.99 + 0.01 + 0.02, rel=1e-4)
+
+
+@pytest.mark.parametrize(("senders", "measured_s"), [(2, 51.9e-3), (8, 199.2e-3)])
+def test_an_incast_with_credits_takes_what_was_measured(senders: int, measured_s: float) -> None:
+    asked = variant("transports/incast", "credits", f"topology.buildings.east.hosts={senders}")
+    assert predict(asked, "ring").step_time_s == pytest.approx(measured_s, rel=0.005)

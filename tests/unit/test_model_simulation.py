@@ -105,6 +105,14 @@ def test_messages_of_a_pair_keep_their_order() -> None:
     assert [end for _, end in timeline.spans[1]] == pytest.approx([2.0, 2.0])
 
 
+def test_a_receiver_that_is_asked_answers_while_the_messages_before_leave() -> None:
+    asked = replace(one_link(2, latency_s=0.25), asks=True)
+    one = simulate(JobPlan(((send(1, 25),), (recv(0, 25),))), asked, BYTES)
+    assert one.step_time_s == pytest.approx(0.5 + 1.0 + 0.25)
+    two = JobPlan(((send(1, 25, 1, "a"), send(1, 25, 2, "b")), (recv(0, 25, 1), recv(0, 25, 2))))
+    assert simulate(two, asked, BYTES).step_time_s == pytest.approx(one.step_time_s + 1.0)
+
+
 def test_a_stream_goes_on_when_its_socket_has_taken_a_message() -> None:
     busy = Computing("busy", "compute", "forward", duration_s=0.5)
     ours = (busy, send(1, 25, 1, "a"), send(1, 25, 2, "a"), send(1, 25, 3, "b", after=(0,)))

@@ -150,6 +150,11 @@ class TransportKind(ABC):
         """Which of its messages are large, where it `writes`: of more bytes than these."""
         return math.inf
 
+    @property
+    def granted(self) -> float | None:
+        """Of a receiver's card what it grants its senders, all together, before they send; None where nobody asks."""
+        return None
+
     def slowest_byte_s(self, distance: str, round_trip_s: Callable[[int], float]) -> float:
         """What a byte takes at least on one connection, by rules of the transport's own, such as a window.
 

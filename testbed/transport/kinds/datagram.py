@@ -8,6 +8,8 @@ from typing import Any
 
 from testbed.scale import Scale
 from testbed.transport.base import TrafficClass
+from testbed.transport.datagram.controls import CONTROLS
+from testbed.transport.datagram.controls.credits import LOAD
 from testbed.transport.datagram.recoveries import RECOVERIES
 from testbed.transport.datagram.settings import DatagramSettings
 from testbed.transport.datagram.transport import DatagramTransport
@@ -63,6 +65,11 @@ class Datagram(TransportKind):
         """See TransportKind."""
         own = self.settings
         return Mends(own.recovery, own.data, own.parity, own.control == "aimd")
+
+    @property
+    def granted(self) -> float | None:
+        """See TransportKind."""
+        return LOAD if CONTROLS[self.settings.control].grants else None
 
     def channels(self, distance: str) -> int:
         """One for each path."""
