@@ -13,10 +13,10 @@ def incast(request: WorkloadRequest, size: str = "3 MB") -> JobPlan:
     return builder.plan()
 
 
-def pairs(request: WorkloadRequest, size: str = "64 MB") -> JobPlan:
-    """Each rank of the first half sends its own of the second half so much."""
+def pairs(request: WorkloadRequest, size: str = "64 MB", flows: int | None = None) -> JobPlan:
+    """Each rank of the first half, or the first so many of them, sends its own of the second half so much."""
     builder = PlanBuilder(request)
     half = request.ranks // 2
-    for sender in range(half):
+    for sender in range(half if flows is None else flows):
         builder.message(sender, sender + half, size, name=f"from {sender}")
     return builder.plan()
