@@ -1,6 +1,6 @@
-"""Draw the picture of an experiment for docs/experiments.md, from the run directory that it left.
+"""Draw the picture of an experiment for docs/experiments.md, from the run directories that it left.
 
-    .venv/bin/python benchmarks/experiment_picture.py RUN_DIRECTORY docs/experiments/NAME.svg
+    .venv/bin/python benchmarks/experiment_picture.py RUN_DIRECTORY... docs/experiments/NAME.svg
 
 One bar per variant: the median of its step times, with the range. With `--queues` beside each the longest queue that a
 reading found on any WAN link during its steps.
@@ -30,15 +30,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("picture", type=Path)
     parser.add_argument("--queues", action="store_true")
     options = parser.parse_args()
-    summary = json.loads((options.run / "summary.json").read_text())
-    variants = summary["variants"]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in options.runs]
+    variants = [variant for summary in summaries for variant in summary["variants"]]
     panels = 2 if options.queues else 1
     height = TOP + ROW * len(variants) + 12
-    drawing = Drawing(LABELS + panels * WIDTH, height, f"Experiment {summary['scenario']}, by variant")
+    drawing = Drawing(LABELS + panels * WIDTH, height, f"Experiment {summaries[0]['scenario']}, by variant")
     drawing.rect(0, 0, LABELS + panels * WIDTH, height, "page")
     for number, variant in enumerate(variants):
         drawing.text(10, TOP + ROW * number + 19, variant["name"])
