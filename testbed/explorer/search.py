@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 import random
 from collections import Counter
@@ -35,6 +36,7 @@ from testbed.notebooks import html_table
 
 SHOWN = 5  # of the best, in a notebook
 ROUNDS = 3  # of looking at all that differ from the best in one path
+TOLD = ".6g"  # seconds by the closed form that count as the same
 STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
 
 
@@ -280,7 +282,7 @@ class Search:
             here = next(iter(self._sorted(around)), None)
 
     def _screened(self, space: Space, most: int) -> list[Configuration]:
-        """The best by the closed form that fit, by it."""
+        """Of those that fit the best by the closed form, in turn one of each time that it tells apart."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
         some: Iterable[Configuration] = space.where(
             degrees, lambda changes: wrong_degrees(self.scenario, changes) is None
@@ -288,9 +290,20 @@ class Search:
         if space.size > self._screener.most:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
             some = map(space.numbered, numbers)
-        timed = ((self._screener.step_s(one.changes), number, one) for number, one in enumerate(some))
-        fits = ((seconds, number, one) for seconds, number, one in timed if seconds is not None)
-        return [one for _, _, one in heapq.nsmallest(most, fits)]
+        levels: dict[float, list[Configuration]] = {}
+        for one in some:
+            seconds = self._screener.step_s(one.changes)
+            if seconds is None:
+                continue
+            alike = levels.setdefault(float(f"{seconds:{TOLD}}"), [])
+            if len(alike) < most:
+                alike.append(one)
+            if len(levels) > 2 * most:  # of millions
+                levels = {level: levels[level] for level in heapq.nsmallest(most, levels)}
+        quickest = [levels[seconds] for seconds in sorted(levels)]
+        # one of each first: of what it takes for alike many fill the budget, and say the same
+        turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
+        return list(itertools.islice(turns, most))
 
     def _random(self, tries: Tries, space: Space) -> Result | None:
         """The best of as many tries at random; None where all are tried, or none of these fits."""

@@ -332,6 +332,26 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
     assert many.random in many.compared(1)
 
 
+def test_what_the_closed_form_does_not_tell_apart_does_not_fill_the_budget(tmp_path: Path) -> None:
+    # with one replica how replicas' all-reduces go makes no difference, and such are the quickest by the closed form
+    space = {
+        **SCENARIO["explore"]["space"],
+        "workload.parallelism.collectives.data_parallel_replicate": [
+            "ring",
+            "hierarchical",
+            "bidirectional_ring",
+            "double_tree",
+        ],
+    }
+    scenario = load_scenario(written(tmp_path, space=space, tries=4, baselines=[]))
+    screener = Screener(scenario)
+    tried: list[Configuration] = []
+    Search(scenario, found=lambda one, _: tried.append(one)).run()
+    times = {screener.step_s(one.changes) for one in Space(space, {})} - {None}
+    first = {screener.step_s(one.changes) for one in tried[:4]}
+    assert len(first) == min(4, len(times))
+
+
 def test_the_closed_form_goes_with_the_model(tmp_path: Path) -> None:
     space = {
         **SCENARIO["explore"]["space"],
