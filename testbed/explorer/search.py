@@ -36,8 +36,8 @@ from testbed.notebooks import html_table
 
 SHOWN = 5  # of the best, in a notebook
 ROUNDS = 3  # of looking at all that differ from the best in one path
-TOLD = ".6g"  # seconds by the closed form that count as the same
 STARTS = 3  # from which that is done, where what the closed form does not look at is too much to try
+TOLD = ".6g"  # seconds by the closed form that count as the same
 
 
 @dataclass(frozen=True)
