@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,10 +17,11 @@ from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.usual import filled
 from testbed.job.job import Job, job_of, unmodelled
 from testbed.job.workload import Workload
-from testbed.model import Stuck, Timeline, peak_alive
+from testbed.model import Stuck
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
-from testbed.model.predicting import predict, predict_tail_s
+from testbed.model.predicting import predict_tail_s, prepared
+from testbed.model.prepared import played
 from testbed.plugins import shortened
 from testbed.scale import Scale
 from testbed.workload.memory import accelerator_bytes
@@ -126,16 +127,16 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         return job
     algorithm = job.scenario.algorithms[0]
     try:
-        timeline = predict(job, algorithm)
+        one = played(prepared(job, algorithm))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
-    memory_bytes = _memory_bytes(job, timeline)
+    memory_bytes = _memory_bytes(job, one.alive)
     limits_bytes = _memory_limits_bytes(scenario, job)
     for own, limit_bytes in zip(memory_bytes, limits_bytes, strict=bool(memory_bytes)):
         if limit_bytes is not None and own > limit_bytes:
             return Infeasible(MEMORY, f"{own / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
-    step_s = timeline.step_time_s
+    step_s = one.step_time_s
     tail_s = predict_tail_s(job, algorithm, step_s) if job.topology.lossy else step_s
     return Evaluation(step_s, tail_s, job.wan_bytes(algorithm), max(memory_bytes, default=None))
 
@@ -243,15 +244,14 @@ def _memory_bytes_of(hardware: Hardware, usual: str | None) -> float | None:
     return None if name is None else float(accelerators()[name]["memory"])
 
 
-def _memory_bytes(job: Job, timeline: Timeline) -> list[float]:
-    """By rank, of one of its accelerators; none where the scenario has no model to count."""
+def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
+    """By rank, of one of its accelerators; none where the scenario has no model to count. alive: of activations."""
     training, workload = job.workload.training, job.scenario.workload
     if training is None or workload.model is None:
         return []
-    peaks = peak_alive(training.plan, timeline.spans)
     positions = [coordinate[PIPELINE] for coordinate in training.mesh.coordinates()]
     owners, itemsize, layers = training.schedule.owners, workload.itemsize, training.layers
-    return accelerator_bytes(workload.model, training.mesh, owners, peaks, itemsize, positions, layers)
+    return accelerator_bytes(workload.model, training.mesh, owners, alive, itemsize, positions, layers)
 
 
 def short(path: str) -> str:

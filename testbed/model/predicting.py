@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from random import Random
 from statistics import NormalDist
 
 from testbed.config import Host
@@ -15,9 +14,10 @@ from testbed.controller.table import Network as Switches
 from testbed.directions import QueueClass
 from testbed.fabric.plan import make_plan
 from testbed.job.job import Job, job_of
-from testbed.model import Timeline, simulate
+from testbed.model import Timeline
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.messages import message_count
+from testbed.model.prepared import Prepared, played
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
 from testbed.paths.alpha_beta import Step, frame_per_payload, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
@@ -37,23 +37,28 @@ def predict(job: Job, algorithm: str, calibration: Calibration | None = None, dr
     calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
     which messages are late the median is taken; 0: all are late by the mean. ControllerError, Stuck, BadCalibration.
     """
+    return prepared(job, algorithm, calibration, draws).play()
+
+
+def prepared(
+    job: Job, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS
+) -> Prepared:
+    """All that `predict` goes by. ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
     network, seed = routed(job, algorithm, calibration), job.scenario.seed
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
-    chances = [Random(f"{seed}/{number}") for number in range(draws if lossy else 0)]
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     messages = message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes)
-    folded = lossy or messages > MOST_MESSAGES
-    return simulate(
+    return Prepared(
         plan,
         network,
         workload.itemsize,
         software,
-        folded=folded,
-        draws=chances,
+        folded=lossy or messages > MOST_MESSAGES,
+        draws=tuple(f"{seed}/{number}" for number in range(draws if lossy else 0)),
         dispatching=workload.dispatching,
     )
 
@@ -84,7 +89,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
         return step_s
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
     none = replace(calibration, losses=never, late=False)
-    least_s, mean_s = (predict(job, algorithm, one, draws=0).step_time_s for one in (none, calibration))
+    least_s, mean_s = (played(prepared(job, algorithm, one, 0)).step_time_s for one in (none, calibration))
     return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
 
 

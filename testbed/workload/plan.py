@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from testbed.collectives.late_counts import sent_rows
 from testbed.collectives.tuning import TuningTable
@@ -142,6 +142,17 @@ class GroupCollective(Operation):
         """The same as they are sent, which is more where they are padded."""
         rows = self.rows()
         return sent_rows(self.algorithm, rows, self.numel // len(rows))
+
+
+Kind = TypeVar("Kind", bound=Operation)
+
+
+def altered(operation: Kind, **values: Any) -> Kind:
+    """As `dataclasses.replace`, in a fifth of its time: a step has tens of thousands."""
+    made = object.__new__(type(operation))
+    vars(made).update(vars(operation), **values)
+    vars(made).pop("alike", None)  # which goes by what may be another now
+    return made
 
 
 RankPlan = tuple[Operation, ...]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from testbed.workload.layers import FSDP, Group, LayerPlanner, Options, computing_s
+from testbed.workload.likeness import Made, likeness
 from testbed.workload.outer import in_a_row
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -46,14 +47,22 @@ def plan_job(
         groups.append((name, members))
     lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
-    plans: list[RankPlan] = []
-    exchanges = []
+    made: list[Made] = []
+    alike: dict[Hashable, Made] = {}
     for rank, coordinate in enumerate(mesh.coordinates()):
-        alike = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
+        line = lines.get(rank, (rank,))
         own = of_replicas[coordinate[REPLICATE]] if of_replicas else schedule
-        planner = _RankPlanner(rank, coordinate[PIPELINE], alike, of_rank[rank], own, stages, options)
-        plans.append(planner.run())
-        exchanges.append(planner.exchange())
+        like = likeness(rank, of_rank[rank], options)
+        place = None if like is None else (coordinate[PIPELINE], id(own), like)
+        if place in alike:
+            made.append(alike[place].moved(of_rank[rank], line))
+            continue
+        others = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
+        planner = _RankPlanner(rank, coordinate[PIPELINE], others, of_rank[rank], own, stages, options)
+        made.append(Made(of_rank[rank], line, planner.run(), planner.exchange()))
+        if place is not None:
+            alike[place] = made[-1]
+    plans, exchanges = [one.plan for one in made], [one.exchange for one in made]
     return JobPlan(
         tuple(in_a_row(plans, options.training_steps, options.outer, exchanges)),
         tuple(groups),

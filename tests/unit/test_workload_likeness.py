@@ -1,0 +1,72 @@
+"""Plans of ranks that do alike are those that each of them would have been given by itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from testbed.config import load_scenario
+from testbed.job.job import job_of
+from testbed.scale import Scale
+from testbed.workload import planning
+from testbed.workload.plan import JobPlan
+
+SCENARIO = {
+    "name": "small",
+    "topology": {
+        "name": "pair",
+        "mtu": 9000,
+        "buildings": {
+            "east": {"hosts": 4, "nic": {"rate": "40 Gbit/s"}, "region": "here"},
+            "west": {"hosts": 4, "nic": {"rate": "40 Gbit/s"}, "region": "there"},
+        },
+        "wan": [{"a": "east", "b": "west", "rate": "40 Gbit/s", "delay": "2 ms", "queue": "64 MB"}],
+    },
+    "workload": {
+        "model": {
+            "dim": 256,
+            "n_layers": 8,
+            "n_heads": 8,
+            "n_kv_heads": 8,
+            "ffn_dim": 512,
+            "vocab_size": 1024,
+        },
+        "accelerator": "h100",
+        "sequence_length": 1024,
+        "parallelism": {"data_parallel_replicate_degree": 8},
+        "schedule": {"name": "ZBH1", "microbatches": 4},
+        "bucket_cap": "1 MB",
+    },
+    "policy": "shortest",
+}
+DEGREES = (
+    "pipeline_parallel",
+    "data_parallel_replicate",
+    "data_parallel_shard",
+    "tensor_parallel",
+    "context_parallel",
+)
+SHAPES = [shape for shape in itertools.product((1, 2, 4), repeat=5) if math.prod(shape) == 8]
+MORE = {
+    "plain": {},
+    "in order": {"workload.schedule.receives": "in_order"},
+    "tokens": {"workload.schedule.wan_send_tokens": True, "workload.parallelism.placement": "atlas"},
+}
+
+
+def planned(shape: tuple[int, ...], more: dict[str, object]) -> JobPlan:
+    degrees = {f"{name}_degree": many for name, many in zip(DEGREES, shape, strict=True)}
+    changes = {"workload.parallelism": degrees, **more}
+    return job_of(load_scenario(SCENARIO).changed(changes, "a test"), Scale()).workload.plan
+
+
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_ranks_that_do_alike_have_the_plans_of_their_own(
+    shape: tuple[int, ...], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = planned(shape, more)
+    monkeypatch.setattr(planning, "likeness", lambda *_: None)
+    assert made == planned(shape, more)
