@@ -11,8 +11,10 @@ import typer
 from testbed.cli.options import JsonOption, OverridesOption
 from testbed.config import Scenario, TopologySpec, expand, expand_data, json_schema
 from testbed.config.files import load
+from testbed.model.dry_run import workloads_of
 from testbed.report.graph import Form, drawn
 from testbed.results.result import Result
+from testbed.scale import Scale
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -28,6 +30,9 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a topology or scenario file and print it fully expanded: every default, every unit."""
+    found = load(file, overrides or [])
+    if isinstance(found, Scenario) and found.workload.plan is not None:
+        workloads_of(found, Scale())  # its options are known to its function alone
     if as_json:
         print(json.dumps(expand_data(file, overrides or []), indent=1))
     else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from testbed.collectives.plan import Plan
+from testbed.collectives.plan import Plan, Round, Transfer
 from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of, rows_algorithm_of
+from testbed.paths.network import Ends
 from testbed.workload.plan import GroupCollective, JobPlan, Message
 
 
@@ -21,6 +23,38 @@ def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsiz
     made = algorithm_of(collective, algorithm)
     request = PlanRequest(own, groups, 0, made.pieces(size_bytes, size))
     return made(request), numel * collective.blocks(size)
+
+
+class SizedRound(NamedTuple):
+    """A round's messages between ranks, each with its bytes; none that are empty."""
+
+    sends: tuple[tuple[Ends, int], ...]
+    receives: tuple[tuple[Ends, int], ...]
+
+
+SizedStage = tuple[tuple[SizedRound, ...], ...]
+
+
+def sized(
+    plan: JobPlan, operation: GroupCollective, own: int, itemsize: int
+) -> tuple[tuple[SizedStage, ...], ...]:
+    """What one member does, by its number in the group: by channel, stage and strand."""
+    made, elements = collective_plan(plan, operation, own, itemsize)
+    bounds, (_, members) = made.bounds(elements), plan.groups[operation.group]
+    here = members[own]
+
+    def bytes_of(transfer: Transfer) -> int:
+        return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * itemsize
+
+    def one(step: Round) -> SizedRound:
+        sends = [((here, members[each.peer]), bytes_of(each)) for each in step.sends]
+        receives = [((members[each.peer], here), bytes_of(each)) for each in step.receives]
+        return SizedRound(tuple(m for m in sends if m[1]), tuple(m for m in receives if m[1]))
+
+    return tuple(
+        tuple(tuple(tuple(map(one, strand)) for strand in stage) for stage in stages)
+        for stages in made.channels
+    )
 
 
 def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = math.inf) -> int:

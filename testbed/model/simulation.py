@@ -13,12 +13,11 @@ from random import Random
 
 from testbed.collectives.carrying import AHEAD
 from testbed.collectives.late_counts import COUNT_BYTES
-from testbed.collectives.plan import Round, Stage, Strand, Transfer
 from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.errors import TestbedError
 from testbed.model.computing import Computers
 from testbed.model.folding import Folder, Isolated
-from testbed.model.messages import collective_plan
+from testbed.model.messages import SizedRound, SizedStage, sized
 from testbed.model.messaging import Arrival, Key, Messaging
 from testbed.model.served import Served
 from testbed.model.waiting import Event
@@ -90,16 +89,12 @@ def simulate(
 
 @dataclass(frozen=True)
 class _Call:
-    """One member's part in a collective; or a piece of that, beside which others go on. key: tells it apart."""
+    """One member's part in a collective. key: tells it apart."""
 
     members: Members
     own: int
     key: Key
     dscp: int
-
-    def part(self, number: int) -> _Call:
-        """The piece of this number."""
-        return _Call(self.members, self.own, (*self.key, number), self.dscp)
 
     def ends(self, source: int, target: int) -> Ends:
         """The ranks of two members."""
@@ -129,12 +124,13 @@ class _Simulation(Messaging):
         self.sequence: dict[tuple[int, int], int] = {}
         self.folder = Folder(network, itemsize, plan.tuning, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
+        self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
 
     def again(self, arrival: Arrival) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays."""
         serving = None if self.serving is None else self.serving.dispatching
         other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, arrival, serving)
-        other.folder = self.folder
+        other.folder, other.sized = self.folder, self.sized
         return other
 
     def run(self) -> Timeline:
@@ -244,6 +240,9 @@ class _Simulation(Messaging):
         """Run a generator until it has to wait; go on when all of what it waits for has happened."""
         for events in steps:
             waiting = [event for event in events if not event.done]
+            if len(waiting) == 1:
+                waiting[0].then.append(partial(self._drive, steps, over))
+                return
             if waiting:
                 missing = [len(waiting)]
 
@@ -302,17 +301,21 @@ class _Simulation(Messaging):
 
     def _collective(self, rank: int, operation: GroupCollective) -> Events:
         _, members = self.plan.groups[operation.group]
-        key = self._number(rank, operation)
-        call = _Call(members, members.index(rank), key, self.plan.dscp(operation))
+        key, dscp, own = self._number(rank, operation), self.plan.dscp(operation), members.index(rank)
         if operation.uneven:
             how = rows_algorithm_of(operation.collective, operation.algorithm)
-            yield from self._exchange(call, operation.sent_rows(), how)
+            yield from self._exchange(_Call(members, own, key, dscp), operation.sent_rows(), how)
             return
-        made, elements = collective_plan(self.plan, operation, call.own, self.itemsize)
-        bounds = made.bounds(elements)
+        alike = operation.sending, own
+        if alike not in self.sized:
+            self.sized[alike] = sized(self.plan, operation, own, self.itemsize)
+        channels = self.sized[alike]
+        if len(channels) == 1:
+            yield from self._channel((*key, 0), dscp, channels[0])
+            return
         yield [
-            self._begin(self._channel(call.part(channel), bounds, stages))
-            for channel, stages in enumerate(made.channels)
+            self._begin(self._channel((*key, channel), dscp, stages))
+            for channel, stages in enumerate(channels)
         ]
 
     def _exchange(self, call: _Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
@@ -348,29 +351,24 @@ class _Simulation(Messaging):
             yield data
         yield sends
 
-    def _channel(self, call: _Call, bounds: list[int], stages: tuple[Stage, ...]) -> Events:
+    def _channel(self, key: Key, dscp: int, stages: tuple[SizedStage, ...]) -> Events:
         for number, stage in enumerate(stages):
-            part = call.part(number)
+            if len(stage) == 1:
+                yield from self._strand((*key, number, 0), dscp, stage[0])
+                continue
             yield [
-                self._begin(self._strand(part.part(index), bounds, strand))
+                self._begin(self._strand((*key, number, index), dscp, strand))
                 for index, strand in enumerate(stage)
             ]
 
-    def _strand(self, call: _Call, bounds: list[int], strand: Strand) -> Events:
-        def size_bytes(transfer: Transfer) -> int:
-            return sum(bounds[end] - bounds[start] for start, end in transfer.runs) * self.itemsize
-
-        def post(step: Round) -> list[Event]:
-            sizes = [(call.ends(each.peer, call.own), size_bytes(each)) for each in step.receives]
-            return [self.receive((*call.key, *ends), ends, size, call.dscp) for ends, size in sizes if size]
+    def _strand(self, key: Key, dscp: int, strand: tuple[SizedRound, ...]) -> Events:
+        def post(step: SizedRound) -> list[Event]:
+            return [self.receive((*key, *ends), ends, size, dscp) for ends, size in step.receives]
 
         sends = []
         posted = [post(step) for step in strand[:AHEAD]]
         for number, step in enumerate(strand):
-            for transfer in step.sends:
-                if size := size_bytes(transfer):
-                    ends = call.ends(call.own, transfer.peer)
-                    sends.append(self.send((*call.key, *ends), ends, size, call.dscp))
+            sends += [self.send((*key, *ends), ends, size, dscp) for ends, size in step.sends]
             yield posted[number]
             if number + AHEAD < len(strand):
                 posted.append(post(strand[number + AHEAD]))

@@ -113,3 +113,11 @@ def test_a_schedule_is_written_as_a_file_that_scenarios_take(tmp_path: Path) -> 
         scenario = "quickstart" if variant == "ring" else "crosspipe"
         with pytest.raises(ConfigError, match=f"--csv: got {variant}, expected {expected}"):
             schedule_csv(dry_runs(load_scenario(scenario), Scale()), variant)
+
+
+def test_options_of_a_plan_are_checked_as_running_it_would() -> None:
+    changes = ("--set", "variants={one: {}, other: {workload.options.batch: 0}}")
+    done = CliRunner().invoke(app, ["check", "decode", *changes])
+    words = "variant other: workload.options.batch: got 0, expected at least 1"
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from testbed.config import load_scenario
+from testbed.config import ConfigError, load_scenario
 from testbed.job.job import job_of
 from testbed.job.workload import Workload
 from testbed.job.workloads.decode import routed, shares_of
@@ -18,7 +18,6 @@ from testbed.scale import Scale
 from testbed.transport import Software
 from testbed.workload.plan import GroupCollective, Pause
 from testbed.workload.plan_traffic import plan_traffic
-from testbed.workload.plans import PlanProblem
 
 RANKS, BATCH, ROW = 4, 8, 64
 
@@ -168,5 +167,5 @@ def test_caching_saves_what_is_told() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(PlanProblem, match=words):
+    with pytest.raises(ConfigError, match=f"^scenario: workload.options.{words}"):
         workload(**options)

@@ -140,7 +140,9 @@ def test_the_same_is_found_again() -> None:
 def test_a_long_step_is_searched_window_by_window() -> None:
     ranks, microbatches = 6, 60
     latencies, times = (0.0, 0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.6, 0.0, 0.0)
-    request = ScheduleRequest(ranks, microbatches, 1, 1.0, Costs(1.0, 0.9, 0.8, latencies, times), effort=0.6)
+    request = ScheduleRequest(
+        ranks, microbatches, 1, 1.0, Costs(1.0, 0.9, 0.8, latencies, times), effort=0.05
+    )
     found = optimum(request, request.loop)
     assert 3 * ranks * microbatches > 1000
     assert check_orders(found.orders, microbatches) == tuple(request.loop)

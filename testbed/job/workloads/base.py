@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.config import Host, Scenario, Topology
+from testbed.job.errors import wrong_workload
 from testbed.job.training import Training
 from testbed.paths.hops import NETEM
 from testbed.plugins import PluginError, Registry, blamed
@@ -76,6 +77,7 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
     """What one of WORKLOADS, or of a file, returns; options: what its function takes beside the request.
 
     PluginError, with file and line, where the function raises, or what an added one returns is no plan of these ranks.
+    ConfigError where the function refuses an option: with a PlanProblem whose `where` is the option's name.
     """
     make = WORKLOADS.find(name)
     file, line = source_of(make)
@@ -86,8 +88,13 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
         raise PluginError(
             where=where, got=f"options that do not fit ({error})", expected=_taken(make)
         ) from None
-    with blamed(f"workload {name}", Path(file)):
-        made: Any = make(request, **options)
+    try:
+        with blamed(f"workload {name}", Path(file)):
+            made: Any = make(request, **options)
+    except PlanProblem as error:
+        if error.where in inspect.signature(make).parameters:
+            raise wrong_workload(f"options.{error.where}", error.got, error.expected) from None
+        raise
     if not isinstance(made, JobPlan | Training | Serving):
         raise PluginError(where=where, got=f"a {type(made).__name__}", expected="a JobPlan")
     if is_added(name):
