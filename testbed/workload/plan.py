@@ -193,7 +193,7 @@ class JobPlan:
         if not any(_nameless(operation) for own in alike.values() for operation in own):
             return self
         made = {
-            number: tuple(replace(op, algorithm=algorithm) if _nameless(op) else op for op in own)  # type: ignore[call-arg]
+            number: tuple(altered(op, algorithm=algorithm) if _nameless(op) else op for op in own)
             for number, own in alike.items()
         }
         return replace(self, ranks=tuple(made[id(own)] for own in self.ranks))

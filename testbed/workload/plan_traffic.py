@@ -13,22 +13,19 @@ from testbed.workload.plan import GroupCollective, JobPlan, Message
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
     """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
     found: Counter[tuple[int, int]] = Counter()
-    alike: Counter[GroupCollective] = Counter()
+    alike: dict[object, tuple[GroupCollective, list[int]]] = {}
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
-            if dscp is not None and plan.dscp(operation) != dscp:
-                continue
-            if isinstance(operation, Message) and operation.sends:
+            if isinstance(operation, GroupCollective):
+                if rank == plan.groups[operation.group][1][0] and dscp in (None, plan.dscp(operation)):
+                    alike.setdefault(operation.sending, (operation, []))[1].append(rank)
+            elif isinstance(operation, Message) and operation.sends and dscp in (None, plan.dscp(operation)):
                 found[rank, operation.peer] += operation.numel * itemsize
-            elif isinstance(operation, GroupCollective):
-                members = plan.groups[operation.group][1]
-                if rank == members[0]:
-                    alike[operation.alike] += 1
-    for operation, count in alike.items():
+    for operation, times in alike.values():
         members = plan.groups[operation.group][1]
         buildings = plan.near_of(operation.group)
         for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
-            found[ends] += count * size
+            found[ends] += len(times) * size
     return found
 
 
