@@ -135,13 +135,17 @@ class Wiring:
         """Of a connection's sockets on the side of `rank`, where they would be `usual` ones."""
         return self.sockets.settings(usual or SocketSettings(), rank, peer, key, self.distance(rank, peer))
 
-    def slowest_byte_s(self, rank: int, peer: int, key: ConnectionKey, step: Step, *, paced: bool) -> float:
+    def slowest_byte_s(
+        self, rank: int, peer: int, key: ConnectionKey, step: Step, *, paced: bool, ruled: bool = True
+    ) -> float:
         """What a byte takes at least on one connection, as its sockets allow.
 
-        step: of the connection's path. paced: whether pacing counts.
+        step: of the connection's path. paced: whether pacing counts. ruled: whether the transport's own rules do.
         """
         settings = self.settings(rank, peer, key)
-        found = [self.transport.slowest_byte_s(self.distance(rank, peer), step.round_trip_s)]
+        found = [0.0]
+        if ruled:
+            found.append(self.transport.slowest_byte_s(self.distance(rank, peer), step.round_trip_s))
         if settings.pacing_bps is not None and paced:
             found.append(8 / settings.pacing_bps)
         if settings.window_bytes is not None:

@@ -27,7 +27,7 @@ AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all o
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
 MOST_RATES = 10_000_000  # in all of those
 
-Order = tuple[int, ...]
+Order = tuple[tuple[int, int], ...]
 
 
 @dataclass(eq=False)
@@ -102,18 +102,18 @@ class Fluid:
         sent: Callable[[], None],
         burst_bytes: float = math.inf,
         *,
-        in_turn: bool = False,
+        turn: int | None = None,
     ) -> None:
         """A message joins the queue of connection `key`; `sent` is called when its last byte leaves.
 
         paths: those that the connection's bytes take side by side; the same in every call. burst_bytes: of the message
-        so many are on their way, or in queues, at once. in_turn: what came earlier in turn goes first, and all else
-        after: so it is with what TCP sends at once, where it comes to the slowest part much quicker than it leaves,
-        and queues on the way have room for it; elsewhere packets of several messages take turns.
+        so many are on their way, or in queues, at once. turn: what has an earlier one goes first, and all without
+        after; those of the same share: so it is with what TCP sends at once, where it comes to the slowest part much
+        quicker than it leaves, and queues on the way have room for it; elsewhere several messages' packets take turns.
         """
         connection = self._by_key.get(key) or self._open(key, paths)
         fits = size_bytes <= connection.queue_bytes
-        connection.messages.append((size_bytes, next(self._turn) if in_turn and fits else None, sent))
+        connection.messages.append((size_bytes, turn if fits else None, sent))
         if len(connection.messages) == 1:
             connection.burst_bytes = burst_bytes
             self._busy[connection.number] = connection
@@ -122,6 +122,10 @@ class Fluid:
             self._who ^= connection.mark
             self._shares = None
             self._first(connection)
+
+    def next_turn(self) -> int:
+        """For `send`."""
+        return next(self._turn)
 
     def _first(self, connection: _Connection) -> None:
         """Begin with the connection's next message."""
@@ -211,8 +215,7 @@ class Fluid:
     def _now(self) -> _Shares:
         """Of those that are busy now, remembered for when they are so again."""
         if self._shares is None:
-            # in the order of their turns
-            key = self._who, tuple(sorted(self._turns, key=self._turns.__getitem__))
+            key = self._who, self._order()
             found = self._known.get(key)
             if found is None:
                 if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self._busy)):
@@ -220,6 +223,17 @@ class Fluid:
                 found = self._known[key] = self._share(key[1])
             self._shares = found
         return self._shares
+
+    def _order(self) -> Order:
+        """Connections whose message has a turn, with the place of that, in this order."""
+        turns = self._turns
+        if not turns:
+            return ()
+        found, place, before = [], -1, -1
+        for number in sorted(turns, key=turns.__getitem__):
+            place, before = place + (turns[number] != before), turns[number]
+            found.append((number, place))
+        return tuple(found)
 
     def _share(self, order: Order) -> _Shares:
         numbers = np.array(list(self._busy), dtype=np.intp)
@@ -231,7 +245,8 @@ class Fluid:
             left, rates = left.copy(), np.zeros(paths.many)
             least = ALIKE * left  # what waits for all others still comes to an end
             places = np.full(len(self._connections), len(order))
-            places[list(order)] = np.arange(len(order))
+            for number, at in order:
+                places[number] = at
             place = places[numbers][owner]
             for one in np.unique(place):
                 some = place == one

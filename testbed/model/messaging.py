@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from testbed.model.connections import Arrival, Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
-from testbed.model.waiting import Event, Mailbox, SendBuffer
-from testbed.paths.network import Ends, Network, Path, arrival_s
+from testbed.model.waiting import Event, Mailbox
+from testbed.paths.network import Ends, Network, arrival_s
 from testbed.transport import PROTOCOLS, Software
 from testbed.transport.layers import NOTE_BYTES
 
 Key = tuple[object, ...]
-Arrival = Callable[[Sequence[Path], float], float]
 
 
 @dataclass(eq=False)
@@ -74,9 +74,7 @@ class Messaging:
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
-        # when lossy connections are done with what they have
-        self.until_s: dict[tuple[Ends, int], float] = {}
-        self.buffers: dict[tuple[Ends, int], SendBuffer] = {}
+        self.connections = Connections(self, network, self.fluid, arrival)
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -192,12 +190,6 @@ class Messaging:
     ) -> None:
         """Through the sender's software, the network and, where that is worked at once, the receiver's software."""
         here, there = ends
-        paths, whole_bytes = self.network.paths_of(ends, dscp), self.network.whole_bytes(ends, size_bytes)
-        latency_s = self.arrival_s(paths, whole_bytes)
-        least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
-        shares = [path.shares for path in paths]
-        buffer = self.buffers.setdefault((ends, dscp), SendBuffer(self.network.send_buffer_bytes))
-        until_s = 0.0
 
         def come() -> None:
             if worked:
@@ -205,23 +197,13 @@ class Messaging:
             else:
                 arrived()
 
-        def sent() -> None:
-            late_s = latency_s + max(0.0, until_s - self.now_s)
-            self.later(late_s, come)
+        def left() -> None:
             self.sending[ends] -= size_bytes
-            buffer.leave(whole_bytes)
 
         def begin() -> None:
-            nonlocal until_s
             self.sending[ends] = self.sending.get(ends, 0) + size_bytes
             self.burst_bytes = max(self.burst_bytes, self.sending[ends])
-            ahead_s = self.fluid.ahead_s((ends, dscp), shares, whole_bytes)
-            until_s = self.now_s + ahead_s
-            if least_s:
-                until_s = max(until_s, max(self.now_s, self.until_s.get((ends, dscp), 0.0)) + least_s)
-                self.until_s[ends, dscp] = until_s
-            self.fluid.send((ends, dscp), shares, whole_bytes, sent, in_turn=self.network.sends_at_once)
-            buffer.put(whole_bytes, taken)
+            self.connections.send(ends, dscp, size_bytes, taken, left, come)
 
         def ask() -> None:
             # what its pair still sends meanwhile it would have waited for anyway

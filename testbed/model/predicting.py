@@ -135,10 +135,16 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
     )
     overheads = {ends: (1 + wiring.overhead(*ends)) * headers - 1 for ends in network.paths}
     written = {ends: wiring.transport.written_above(wiring.distance(*ends)) for ends in network.paths}
+    dealing = {
+        ends: stripes
+        for ends, _ in parallel
+        if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
+    }
     return replace(
         network,
         capacities=capacities,
         parallel=parallel,
+        dealing=dealing,
         queues=queues,
         classes=classes,
         overheads=overheads,
@@ -272,7 +278,10 @@ class Routes:
 
     def _own_byte_s(self, ends: Ends, flow: Flow, step: Step) -> float:
         """What a byte takes by what the connection's sockets allow."""
-        return self.job.wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True)
+        wiring = self.job.wiring
+        # what is dealt out is played segment by segment: their window needs no rate of its own
+        ruled = wiring.transport.dealing(wiring.distance(*ends)) is None
+        return wiring.slowest_byte_s(*ends, self._key(ends, flow), step, paced=True, ruled=ruled)
 
     def _key(self, ends: Ends, flow: Flow) -> ConnectionKey:
         return self.job.wiring.connection(*ends, TrafficClass(flow.dscp), flow.channel)

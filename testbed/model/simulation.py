@@ -16,9 +16,10 @@ from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.errors import TestbedError
 from testbed.model.computing import Computers
+from testbed.model.connections import Arrival
 from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import SizedRound, SizedStage, sized
-from testbed.model.messaging import Arrival, Key, Messaging
+from testbed.model.messaging import Key, Messaging
 from testbed.model.served import Served
 from testbed.model.waiting import Event
 from testbed.paths.network import Ends, Members, Network, arrival_s, drawn_arrival_s

@@ -16,6 +16,7 @@ from testbed.paths.hops import NETEM, Paths, passage
 from testbed.paths.losses import Lossy
 from testbed.paths.recovering import LossyDatagrams
 from testbed.paths.serialisation import NOTHING_HELD, Serialisation
+from testbed.transport.channels import StripeSettings
 from testbed.transport.wire import HEADER_BYTES
 
 PartShares = Mapping[str, float]
@@ -87,7 +88,8 @@ class Network:
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
-    has been asked and has granted it.
+    has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
+    others take all at once.
     """
 
     capacities: Mapping[str, float]
@@ -101,6 +103,7 @@ class Network:
     sends_at_once: bool = True
     written_above: Mapping[Ends, float] = field(default_factory=dict)
     asks: bool = False
+    dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
         """Whether a message is."""

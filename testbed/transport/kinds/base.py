@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 from testbed.plugins import PluginError, Registry, blamed, derived_from
 from testbed.scale import Scale
 from testbed.transport.base import TrafficClass, Transport
+from testbed.transport.channels import StripeSettings
 from testbed.transport.sockets import MeshSettings
 from testbed.transport.wire import ConnectionKey
 
@@ -141,6 +142,10 @@ class TransportKind(ABC):
     def overhead(self, distance: str) -> float:
         """Of long messages, what the transport itself adds on the network for each byte: headers, acknowledgements."""
         return 0.0
+
+    def dealing(self, distance: str) -> StripeSettings | None:
+        """How messages are cut and dealt out to connections; None where one carries them all, or the kernel does it."""
+        return None
 
     def packet(self, mtu_bytes: int) -> Packet | None:
         """Of long messages, on links of this MTU; None: as TCP's."""

@@ -82,6 +82,10 @@ class Striped(Spread):
         """See TransportKind."""
         return StripedTransport(rank, addresses, settings, lambda peer: self.stripes[distances[peer]])
 
+    def dealing(self, distance: str) -> StripeSettings:
+        """See TransportKind."""
+        return self.stripes[distance]
+
     def overhead(self, distance: str) -> float:
         """A segment's header, and its acknowledgement in a packet of its own; as if both ends sent as much."""
         return (2 * FRAME.size + PACKET_HEADERS_BYTES) / self.stripes[distance].segment_bytes

@@ -1,0 +1,117 @@
+"""Connections between ranks on a fluid network: one for all messages of a pair, or several that share them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from testbed.model.dealing import Dealer, Part
+from testbed.model.fluid import Fluid
+from testbed.model.waiting import Event, SendBuffer
+from testbed.paths.network import Ends, Network, Path
+from testbed.transport.channels import StripeSettings
+
+Arrival = Callable[[Sequence[Path], float], float]
+Action = Callable[[], None]
+
+
+class Clock(Protocol):
+    """What has a time, and acts later."""
+
+    now_s: float
+
+    def later(self, seconds: float, action: Action) -> None:
+        """Act after so long."""
+
+
+class _Sending(NamedTuple):
+    """What a connection, by its key, is to carry over these paths; seconds that losses take at least, of latency."""
+
+    key: object
+    paths: Sequence[Path]
+    size_bytes: float
+    least_s: float
+    latency_s: float
+    turn: int | None
+
+
+class Connections:
+    """All of a job's. arrival: see `paths.network.arrival_s`."""
+
+    def __init__(self, clock: Clock, network: Network, fluid: Fluid, arrival: Arrival) -> None:
+        self._clock, self._network, self._fluid, self._arrival_s = clock, network, fluid, arrival
+        # when lossy connections are done with what they have
+        self._until_s: dict[object, float] = {}
+        self._buffers: dict[object, SendBuffer] = {}
+        self._dealers: dict[tuple[Ends, int], Dealer] = {}
+
+    def send(
+        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+    ) -> None:
+        """A message. taken: happens when sockets have it; left, come: called when it has left, and when it is there."""
+        network = self._network
+        paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
+        if stripes is not None:
+            self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
+            taken.and_then(left)
+            return
+        whole_bytes = network.whole_bytes(ends, size_bytes)
+        latency_s = self._arrival_s(paths, whole_bytes)
+        least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
+        sending = _Sending((ends, dscp), paths, whole_bytes, least_s, latency_s, self._turn())
+        self._flow(sending, taken, left, come)
+
+    def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
+        clock, key, whole_bytes = self._clock, sending.key, sending.size_bytes
+        shares = [path.shares for path in sending.paths]
+        buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
+        until_s = clock.now_s + self._fluid.ahead_s(key, shares, whole_bytes)
+        if sending.least_s:
+            until_s = max(until_s, max(clock.now_s, self._until_s.get(key, 0.0)) + sending.least_s)
+            self._until_s[key] = until_s
+
+        def sent() -> None:
+            clock.later(sending.latency_s + max(0.0, until_s - clock.now_s), come)
+            left()
+            buffer.leave(whole_bytes)
+
+        self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
+        buffer.put(whole_bytes, taken)
+
+    def _dealer(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Dealer:
+        dealer = self._dealers.get((ends, dscp))
+        if dealer is not None:
+            return dealer
+        back_s = self._network.paths_of(ends[::-1], dscp)[0].latency_s(0)
+        each_bytes = self._network.overheads.get(ends, 0.0) * stripes.segment_bytes
+
+        def flow(
+            channel: int, part: Part, turn: int | None, taken: Event, come: Action, acknowledged: Action
+        ) -> None:
+            path = paths[channel]
+            whole_bytes = part.size_bytes + part.segments * each_bytes
+            latency_s = path.latency_s(whole_bytes)
+            if part.ends_bytes:  # whether any part of the message is late counts once
+                used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
+                in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
+                latency_s += self._arrival_s(used, part.ends_bytes) - in_time_s
+            least_s = path.least_s(part.before_bytes + whole_bytes) - path.least_s(part.before_bytes)
+
+            def there() -> None:
+                come()
+                self._clock.later(back_s, acknowledged)
+
+            sending = _Sending((ends, dscp, channel), [path], whole_bytes, least_s, latency_s, turn)
+            self._flow(sending, taken, _nothing, there)
+
+        dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)
+        return dealer
+
+    def _turn(self) -> int | None:
+        """The next in queues, where messages come there at once."""
+        return self._fluid.next_turn() if self._network.sends_at_once else None
+
+
+def _nothing() -> None:
+    """Nobody waits for that."""
