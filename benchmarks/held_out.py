@@ -1,19 +1,24 @@
 """Is the model right about what nobody held it against? Configurations drawn at random, on packets.
 
-    .venv/bin/python benchmarks/held_out.py FOLDER [--only NAME ...] [--each 10] [--seed 1] [--jobs N] [--table]
+    .venv/bin/python benchmarks/held_out.py FOLDER [--only NAME ...] [--each 10] [--seed 1] [--trials N] [--steps N]
+        [--jobs N] [--table]
 
 At each point of benchmarks/held_out ten configurations are drawn: from what a search goes over by itself
 (`explore: {}`), or from the file's own `draw`. What does not fit is drawn again, and so is what takes more than four
 times as long as the quickest of forty. They run under the virtual clock, in a folder of FOLDER; what is there already
-is not run again. The model's errors, as it is today, are those of step times, the median over trials of clean networks
-and the mean where packets are lost, of all that is not untrusted. Calibration's probes are of other networks and send
-nothing but messages there and back.
+is not run again. --trials: configurations with BBR on clean networks run again, with so many trials, in NAME-bbr.
+--steps: those on networks that lose packets run again, each in a network of its own with so many steps, in NAME-steps;
+the table has these in place of the others. The model's errors, as it is today, are those of step times, the mean of
+trials where packets are lost or BBR is used, else their median, of all that is not untrusted; each trial is held
+against the prediction with its ports. Calibration's probes are of other networks and send nothing but messages there
+and back.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -32,6 +37,8 @@ from testbed.explorer.space import Space
 from testbed.explorer.usual import usual_space
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import predict_all
+from testbed.report.compare import student_975
+from testbed.results.shards import cut
 from testbed.scale import Scale
 
 POINTS = Path(__file__).with_name("held_out")
@@ -42,11 +49,15 @@ Changes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Pair:
-    """What the model said of a configuration, and what packets did; seconds. lossy: of a network that loses packets."""
+    """What the model said of a configuration, and what packets did; seconds. lossy: of a network that loses packets.
+
+    half_s: to either side of what was measured the mean is, with 95 % confidence; 0 for one trial.
+    """
 
     name: str
     predicted_s: float
     measured_s: float
+    half_s: float
     lossy: bool
     verdict: str
 
@@ -63,6 +74,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--each", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -71,15 +84,12 @@ def main() -> None:
         if options.only and file.stem not in options.only:
             continue
         folder = options.folder / file.stem
-        if not options.table and not (folder / "summary.json").exists():
-            drawn = options.folder / f"{file.stem}.yaml"
-            if not drawn.exists():
-                options.folder.mkdir(parents=True, exist_ok=True)
-                drawn.write_text(draw(file, options.each, options.seed).to_yaml())
-            command = ["run", str(drawn), "--clock", "virtual", "-o", str(folder)]
-            _testbed(*command, *(["--jobs", options.jobs] if options.jobs else []))
-        if (folder / "summary.json").exists():
-            points[file.stem] = list(measured(folder))
+        more = ["--jobs", options.jobs] if options.jobs else []
+        if not options.table:
+            _run_missing(folder, file, options, more)
+        found = {pair.name: pair for own in _folders(folder) for pair in measured(own)}
+        if found:
+            points[file.stem] = list(found.values())
     print("\n".join(table(points)))
 
 
@@ -126,17 +136,72 @@ def fitting(base: Scenario, changes: Changes) -> tuple[str, tuple[Changes, float
     return changed.to_yaml(), (changes, predicted.step_time_s)
 
 
+def _run_missing(folder: Path, file: Path, options: argparse.Namespace, more: Sequence[str]) -> None:
+    """What a point is to have and has not."""
+    drawn = folder.with_name(f"{file.stem}.yaml")
+    if not drawn.exists():
+        drawn.parent.mkdir(parents=True, exist_ok=True)
+        drawn.write_text(draw(file, options.each, options.seed).to_yaml())
+    _run(drawn, folder, more)
+    scenario = load_scenario(drawn)
+    assert scenario.variants is not None
+    if scenario.topology.resolve().lossy:
+        for name in scenario.variant_names if options.steps else ():
+            own = folder.with_name(f"{folder.name}-steps") / f"{name}.yaml"
+            own.parent.mkdir(exist_ok=True)
+            own.write_text(scenario.variant(name).to_yaml())
+            _run(own, own.with_suffix(""), [*more, "--trials", str(options.steps)])
+    elif options.trials:
+        paced = [
+            name
+            for name in scenario.variant_names
+            if scenario.variant(name).transport.congestion_control == "bbr"
+        ]
+        if paced:
+            variants = {name: scenario.variants[name] for name in paced}
+            own = folder.with_name(f"{folder.name}-bbr.yaml")
+            own.write_text(scenario.model_copy(update={"variants": variants}).to_yaml())
+            _run(own, own.with_suffix(""), [*more, "--trials", str(options.trials)])
+
+
+def _run(scenario: Path, folder: Path, more: Sequence[str]) -> None:
+    if not (folder / "summary.json").exists():
+        _testbed("run", str(scenario), "--clock", "virtual", "-o", str(folder), *more)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Of a point, those with runs; later ones in place of those before."""
+    steps = sorted(folder.with_name(f"{folder.name}-steps").glob("c*"))
+    every = [folder, folder.with_name(f"{folder.name}-bbr"), *steps]
+    return [own for own in every if (own / "summary.json").exists()]
+
+
 def measured(folder: Path) -> Iterator[Pair]:
     """Of a run, all variants; what the model says of them today."""
     summary = json.loads((folder / "summary.json").read_text())
     scenario = load_scenario(folder / "scenario.yaml")
-    predicted = predict_all(scenario, find_calibration("virtual"), Scale(summary["scale"]["size_scale"]))
     lossy = scenario.topology.resolve().lossy
+    predicted = predictions(scenario, Scale(summary["scale"]["size_scale"]))
     for entry in summary["variants"]:
-        step = entry["step_time_s"]
-        took_s = statistics.fmean(step["samples"]) if lossy else step["median"]
-        name, verdict = entry["name"], entry["verdict"]["status"]
-        yield Pair(name, predicted[name].step_time_s, took_s, lossy, verdict)
+        samples, name = entry["step_time_s"]["samples"], entry["name"]
+        own = scenario if scenario.variants is None else scenario.variant(name)
+        mean = lossy or own.transport.congestion_control == "bbr"
+        took_s = statistics.fmean(samples) if mean else statistics.median(samples)
+        half_s = 0.0
+        if len(samples) > 1:
+            half_s = student_975(len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
+        named = folder.name if scenario.variants is None else name
+        yield Pair(named, predicted[name], took_s, half_s, lossy, entry["verdict"]["status"])
+
+
+def predictions(scenario: Scenario, scale: Scale) -> dict[str, float]:
+    """By variant, seconds: the mean over the seeds with which a run's parts begin, as ports and paths go by them."""
+    seeds = {shard.seed for shard in cut(scenario)}
+    every = [
+        predict_all(scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale)
+        for seed in seeds
+    ]
+    return {name: statistics.fmean(one[name].step_time_s for one in every) for name in every[0]}
 
 
 def table(points: dict[str, list[Pair]]) -> Iterator[str]:
@@ -159,10 +224,11 @@ def _row(name: str, pairs: Sequence[Pair]) -> str:
         return f"| {name} | {len(pairs)} | {len(good)} | | | |"
     errors = [abs(pair.error) for pair in good]
     worst = max(good, key=lambda pair: abs(pair.error))
+    sure = f" within {worst.half_s / worst.measured_s:.1%}" if worst.half_s else ""
     tau = kendall_tau([(pair.predicted_s, pair.measured_s) for pair in good])
     return (
         f"| {name} | {len(pairs)} | {len(good)} | {statistics.median(errors):.1%} "
-        f"| {worst.error:+.1%} ({worst.name}) | {tau:.2f} |"
+        f"| {worst.error:+.1%} ({worst.name}{sure}) | {tau:.2f} |"
     )
 
 
