@@ -7,8 +7,8 @@ At each point of benchmarks/held_out ten configurations are drawn: from what a s
 (`explore: {}`), or from the file's own `draw`. What does not fit is drawn again, and so is what takes more than four
 times as long as the quickest of forty. They run under the virtual clock, in a folder of FOLDER; what is there already
 is not run again. --trials: configurations with BBR on clean networks run again, with so many trials, in NAME-bbr.
---steps: those on networks that lose packets run again, each in a network of its own with so many steps, in NAME-steps;
-the table has these in place of the others. The model's errors, as it is today, are those of step times, the mean of
+--steps: those on networks that lose packets run each in a network of its own with so many steps, in NAME-steps; the
+table has these in place of others. The model's errors, as it is today, are those of step times, the mean of
 trials where packets are lost or BBR is used, else their median, of all that is not untrusted; each trial is held
 against the prediction with its ports. Calibration's probes are of other networks and send nothing but messages there
 and back.
@@ -142,16 +142,18 @@ def _run_missing(folder: Path, file: Path, options: argparse.Namespace, more: Se
     if not drawn.exists():
         drawn.parent.mkdir(parents=True, exist_ok=True)
         drawn.write_text(draw(file, options.each, options.seed).to_yaml())
-    _run(drawn, folder, more)
     scenario = load_scenario(drawn)
     assert scenario.variants is not None
-    if scenario.topology.resolve().lossy:
-        for name in scenario.variant_names if options.steps else ():
+    apart = options.steps and scenario.topology.resolve().lossy
+    if not apart:
+        _run(drawn, folder, more)
+    if apart:
+        for name in scenario.variant_names:
             own = folder.with_name(f"{folder.name}-steps") / f"{name}.yaml"
             own.parent.mkdir(exist_ok=True)
             own.write_text(scenario.variant(name).to_yaml())
             _run(own, own.with_suffix(""), [*more, "--trials", str(options.steps)])
-    elif options.trials:
+    elif options.trials and not scenario.topology.resolve().lossy:
         paced = [
             name
             for name in scenario.variant_names

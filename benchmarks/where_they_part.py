@@ -107,7 +107,8 @@ def together(job: Job, plan: JobPlan, algorithm: str) -> Iterator[Together]:
                 key = ("message", *ends, operation.tag)
             else:
                 continue
-            places[(*key, seen[key])].append((rank, index))
+            this = (*key, seen[key])
+            places[this].append((rank, index))
             seen[key] += 1
     for key, own in places.items():
         rank, index = own[0]

@@ -169,9 +169,15 @@ class Fluid:
         end; a short one waits for what was there.
         """
         own = self._by_key.get(key) or self._open(key, paths)
-        latest_s = 0.0
+        latest_s, slowest_s = (
+            0.0,
+            max(load * size_bytes / float(self._capacities[part]) for part, load in own.parts),
+        )
+        before = True  # it comes to the slowest part later by what it waited
         for part, load in own.parts:
             waiting = 0.0
+            own_s = load * size_bytes / float(self._capacities[part])
+            before = before and own_s < slowest_s
             if queue := self._queues[part]:
                 for number, other_load in self._through[part].items():
                     if number != own.number:
@@ -179,7 +185,8 @@ class Fluid:
                         waiting += other_load * min(float(self._left.array[number]), other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
-                latest_s = max(latest_s, (waiting + load * size_bytes) / float(self._capacities[part]))
+                after_s = slowest_s if before else own_s
+                latest_s = max(latest_s, waiting / float(self._capacities[part]) + after_s)
         return latest_s
 
     def next_s(self) -> float:
