@@ -9,7 +9,9 @@ from typing import NamedTuple, Protocol
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import Fluid
 from testbed.model.waiting import Event, SendBuffer
+from testbed.paths.losses import Lossy
 from testbed.paths.network import Ends, Network, Path
+from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
 Arrival = Callable[[Sequence[Path], float], float]
@@ -26,12 +28,11 @@ class Clock(Protocol):
 
 
 class _Sending(NamedTuple):
-    """What a connection, by its key, is to carry over these paths; seconds that losses take at least, of latency."""
+    """What a connection, by its key, is to carry over these paths."""
 
     key: object
     paths: Sequence[Path]
     size_bytes: float
-    least_s: float
     latency_s: float
     turn: int | None
 
@@ -41,8 +42,9 @@ class Connections:
 
     def __init__(self, clock: Clock, network: Network, fluid: Fluid, arrival: Arrival) -> None:
         self._clock, self._network, self._fluid, self._arrival_s = clock, network, fluid, arrival
-        # when lossy connections are done with what they have
+        # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
+        self._open: dict[object, tuple[float, float]] = {}
         self._buffers: dict[object, SendBuffer] = {}
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
 
@@ -58,8 +60,7 @@ class Connections:
             return
         whole_bytes = network.whole_bytes(ends, size_bytes)
         latency_s = self._arrival_s(paths, whole_bytes)
-        least_s = max(path.least_s(whole_bytes / len(paths)) for path in paths)
-        sending = _Sending((ends, dscp), paths, whole_bytes, least_s, latency_s, self._turn())
+        sending = _Sending((ends, dscp), paths, whole_bytes, latency_s, self._turn())
         self._flow(sending, taken, left, come)
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
@@ -67,9 +68,10 @@ class Connections:
         shares = [path.shares for path in sending.paths]
         buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
         until_s = clock.now_s + self._fluid.ahead_s(key, shares, whole_bytes)
-        if sending.least_s:
-            until_s = max(until_s, max(clock.now_s, self._until_s.get(key, 0.0)) + sending.least_s)
-            self._until_s[key] = until_s
+        each_bytes = whole_bytes / len(sending.paths)
+        for number, path in enumerate(sending.paths):
+            if path.lossy is not None:
+                until_s = max(until_s, self._lossy_until_s((key, number), path.lossy, each_bytes))
 
         def sent() -> None:
             clock.later(sending.latency_s + max(0.0, until_s - clock.now_s), come)
@@ -78,6 +80,22 @@ class Connections:
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
+
+    def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:
+        """When so many bytes more have left a connection, for what losses do to it."""
+        now_s = self._clock.now_s
+        begins_s = max(now_s, self._until_s.get(key, 0.0))
+        if isinstance(lossy, LossyDatagrams):
+            until_s = begins_s + lossy.least_s(size_bytes)
+        else:
+            open_bytes, then_s = self._open.get(key, (lossy.window_bytes, now_s))
+            open_bytes = lossy.opened_bytes(open_bytes, now_s - then_s)
+            self._open[key] = open_bytes - size_bytes, now_s
+            until_s = max(
+                now_s + lossy.least_s(size_bytes, open_bytes), begins_s + size_bytes / lossy.path_rate
+            )
+        self._until_s[key] = until_s
+        return until_s
 
     def _dealer(self, ends: Ends, dscp: int, paths: Sequence[Path], stripes: StripeSettings) -> Dealer:
         dealer = self._dealers.get((ends, dscp))
@@ -96,13 +114,12 @@ class Connections:
                 used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
                 in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
                 latency_s += self._arrival_s(used, part.ends_bytes) - in_time_s
-            least_s = path.least_s(part.before_bytes + whole_bytes) - path.least_s(part.before_bytes)
 
             def there() -> None:
                 come()
                 self._clock.later(back_s, acknowledged)
 
-            sending = _Sending((ends, dscp, channel), [path], whole_bytes, least_s, latency_s, turn)
+            sending = _Sending((ends, dscp, channel), [path], whole_bytes, latency_s, turn)
             self._flow(sending, taken, _nothing, there)
 
         dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)

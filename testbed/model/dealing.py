@@ -38,24 +38,22 @@ class Flowing(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """So many bytes of a message, in so many segments, behind others of it on its connection.
+    """So many bytes of a message, in so many segments.
 
     ends_bytes: of the whole message, if this is its last part; else 0.
     """
 
     size_bytes: float
     segments: int
-    before_bytes: float = 0.0
     ends_bytes: float = 0.0
 
 
 @dataclass(eq=False)
 class _Cut:
-    """A message: what is not dealt out yet, what is on each connection, its parts that have not come, or not left."""
+    """A message: what is not dealt out yet, its parts that have not come, or not left."""
 
     size_bytes: float
     left_bytes: float
-    before_bytes: list[float]
     taken: Event
     come: Callable[[], None]
     coming: int = 0
@@ -83,7 +81,7 @@ class Dealer:
         if size_bytes <= self.stripes.fast_bytes:
             self.flow(0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, _nothing)
             return
-        message = _Cut(size_bytes, size_bytes, [0.0] * self.connections, taken, come)
+        message = _Cut(size_bytes, size_bytes, taken, come)
         self.waiting.append(message)
         self.order.append(message)
         self._deal()
@@ -95,18 +93,13 @@ class Dealer:
             message = self.waiting[0]
             segments = self._cut(message)
             whole = message.left_bytes <= 0
-            parts = [
-                (channel, part)
-                for channel, sizes in enumerate(segments)
-                for part in self._parts(sizes, message.before_bytes[channel])
-            ]
+            parts = [(channel, part) for channel, sizes in enumerate(segments) for part in self._parts(sizes)]
             if whole:
                 channel, part = parts[-1]
                 parts[-1] = channel, replace(part, ends_bytes=message.size_bytes)
             message.coming += len(parts)
             message.untaken += len(parts)
             for channel, part in parts:
-                message.before_bytes[channel] += part.size_bytes
                 self._send(message, channel, part, turn)
             if not whole:
                 return
@@ -122,13 +115,12 @@ class Dealer:
             found[channel].append(size_bytes)
         return found
 
-    def _parts(self, sizes: Sequence[float], before_bytes: float) -> Iterator[Part]:
+    def _parts(self, sizes: Sequence[float]) -> Iterator[Part]:
         """Of what goes on one connection."""
         most = max(1, self.stripes.outstanding // PIECES)
         for start in range(0, len(sizes), most):
             own = sizes[start : start + most]
-            yield Part(sum(own), len(own), before_bytes)
-            before_bytes += sum(own)
+            yield Part(sum(own), len(own))
 
     def _with_room(self) -> int | None:
         """The next in turn of those that have."""

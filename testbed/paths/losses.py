@@ -49,11 +49,23 @@ class Lossy:
         """Until what was lost has come after all."""
         return self.response.recovery * self.rtt_s
 
-    def least_s(self, size_bytes: float) -> float:
-        """What a message takes to leave with nothing else on the path: a window at once, the rest by round trips."""
-        at_once = min(size_bytes, self.window_bytes)
-        rest_s = (size_bytes - at_once) / self.window_bytes * self.rtt_s
+    def least_s(self, size_bytes: float, open_bytes: float = math.inf) -> float:
+        """What a message takes to leave with nothing else on the path: a window at once, the rest by round trips.
+
+        open_bytes: of the window, what is not taken by messages before; less than 0 where those wait, too.
+        """
+        open_bytes = min(open_bytes, self.window_bytes)
+        at_once = max(0.0, min(size_bytes, open_bytes))
+        rest_s = (
+            0.0 if size_bytes <= open_bytes else (size_bytes - open_bytes) / self.window_bytes * self.rtt_s
+        )
         return max(size_bytes / self.path_rate, at_once / self.path_rate + rest_s)
+
+    def opened_bytes(self, open_bytes: float, seconds: float) -> float:
+        """What is open of the window so much later: acknowledgements open all of it in a round trip."""
+        if math.isinf(self.window_bytes):
+            return math.inf
+        return min(self.window_bytes, open_bytes + self.window_bytes * seconds / self.rtt_s)
 
     def late_chance(self, size_bytes: float) -> float:
         """That a message ends later by `mended_s`: nothing comes behind its last packets that tells of a loss."""

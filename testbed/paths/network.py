@@ -39,10 +39,6 @@ class Path:
         """From when a message's last byte leaves until all of it is there."""
         return self.delay_s + self.serialisation.beyond_s(size_bytes)
 
-    def least_s(self, size_bytes: float) -> float:
-        """What a message takes to leave at least, for what losses do to the connection."""
-        return self.lossy.least_s(size_bytes) if self.lossy else 0.0
-
     @cached_property
     def shares(self) -> PartShares:
         """All of the bytes go through each part."""

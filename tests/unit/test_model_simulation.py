@@ -292,6 +292,37 @@ def test_a_short_message_waits_for_what_stands_in_the_queue() -> None:
     assert arrived_s(queue=1e9, long_s=5.0) == pytest.approx(4.04)  # the whole long one is before it
 
 
+def test_what_waits_in_its_card_comes_to_the_slower_link_later_by_that() -> None:
+    # behind 200 bytes that the card sends elsewhere; a hop later it takes its own time at the link's rate
+    capacities = {"card": 200.0, "link": 50.0, "other": 200.0}
+    paths = {(0, 1): Path(0.0, ("card", "link")), (0, 2): Path(0.0, ("card", "other"))}
+    paths |= {(1, 0): Path(0.0, ("card",)), (2, 0): Path(0.0, ("card",))}
+    network = Network(capacities, paths, queues=dict.fromkeys(capacities, 1e6))
+    plan = JobPlan(((send(2, 50, after=()), send(1, 5, stream="late")), (recv(0, 5),), (recv(0, 50),)))
+    assert simulate(plan, network, BYTES).spans[1][0][1] == pytest.approx(200 / 200 + 20 / 50)
+
+
+def test_messages_one_behind_the_other_have_one_window_together() -> None:
+    lossy = Lossy("reno", 0.001, 1.0, 1e6, 1000, LossResponse(recovery=0.0))
+    window = lossy.window_bytes
+    assert lossy.least_s(3 * window) == pytest.approx(
+        window / 1e6 + 2.0
+    )  # a window at once, two by round trips
+    network = Network({"link": 1e6}, {(0, 1): Path(0.0, ("link",), lossy), (1, 0): Path(0.0, ("link",))})
+    numel = round(window / BYTES)
+
+    def took_s(*sizes: int) -> float:
+        sends = tuple(send(1, size, tag) for tag, size in enumerate(sizes))
+        receives = tuple(recv(0, size, tag) for tag, size in enumerate(sizes))
+        return simulate(JobPlan((sends, receives)), network, BYTES).step_time_s
+
+    once_s = took_s(3 * numel)
+    assert once_s == pytest.approx(window / 1e6 + 2.0, rel=1e-3)
+    at_once_s = window / 1e6
+    assert took_s(numel, numel, numel) == pytest.approx(once_s, abs=1.01 * at_once_s)
+    assert took_s(numel) == pytest.approx(window / 1e6, rel=1e-3)
+
+
 def test_messages_that_queues_hold_whole_go_one_after_the_other() -> None:
     # 400 bytes each on a link of 100 a second, the second from 1 s on: side by side both are done at the end
     paths = {ends: Path(0.0, ("link",)) for ends in ((0, 1), (3, 2))}
