@@ -52,5 +52,5 @@ def likeness(rank: int, groups: Mapping[str, Group], options: Options) -> Hashab
     if turns or uneven or blocks or CONTEXT in groups:
         return None
     sizes = tuple((name, len(own.members)) for name, own in groups.items())
-    within = options.within[rank] if options.within else None
+    within = repr(options.within[rank]) if options.within else None
     return sizes, options.slowdowns.get(rank, 1.0), within
