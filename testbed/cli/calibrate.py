@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,7 +35,8 @@ def calibrate(
     """Send probes through the emulated network, and fit the model of a step to what they take.
 
     Kept per clock, and used from then on by run, predict and explore: what losses do to connections under each
-    congestion control; on the real clock also what software costs per message and byte. Some minutes.
+    congestion control, and what each other way to mend them takes; on the real clock also what software costs per
+    message and byte. Some minutes.
     """
     folder = output if output is not None else default_path(f"calibration-{clock}")
     with telling(Console(stderr=True, highlight=False)) as listener:
@@ -49,6 +51,7 @@ def calibrate(
     for name, response in found.calibration.losses.items():
         table.add_row(name, f"{response.window:.2f}", f"{response.recovery:.2f}")
     console.print(table)
+    console.print(_mending(found.calibration.mending))
     if found.calibration.message_s is not None and found.calibration.byte_s is not None:
         each, gigabyte = time_text(found.calibration.message_s), time_text(found.calibration.byte_s * 1e9)
         console.print(f"Software takes {each} for a message and {gigabyte} for a gigabyte, at each end.")
@@ -58,3 +61,13 @@ def calibrate(
         f"{abs(found.errors[worst]):.1%} at the worst ({worst}).\nKept in {done.kept}.",
         soft_wrap=True,
     )
+
+
+def _mending(factors: Mapping[str, float]) -> Table:
+    """By how losses are mended."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("losses are mended by")
+    table.add_column("which takes,\nof its closed form", justify="right")
+    for name, factor in factors.items():
+        table.add_row(name, f"{factor:.2f}")
+    return table

@@ -9,11 +9,13 @@ from pathlib import Path
 from testbed.experiments.running import Listener, run
 from testbed.job.errors import RunError
 from testbed.model.calibrating import Fit, MeasuredProbe, fit, probes
-from testbed.model.calibration import LINK_ENGINE, keep_calibration
+from testbed.model.calibration import LINK_ENGINE, VIRTUAL, keep_calibration
 from testbed.results.directory import hand_over, make_folder
 from testbed.results.manifest import Manifest
 from testbed.results.result import Result
 from testbed.running.request import Request
+from testbed.virtual import NoKernelError, find_image
+from testbed.virtual.verbs_library import pyverbs
 
 SCENARIO, RUN = "calibration.yaml", "run"
 
@@ -36,7 +38,7 @@ def calibrate(
     """
     make_folder(folder)
     try:
-        scenario = probes()
+        scenario = probes(cards=clock == VIRTUAL and _can_have_cards())
         file = folder / SCENARIO
         file.write_text(scenario.to_yaml())
         result = run(Request(scenario, folder / RUN, str(file), clock=clock, jobs=jobs), listener)
@@ -51,6 +53,15 @@ def calibrate(
         raise
     hand_over(folder)
     return Calibrated(result, found, kept)
+
+
+def _can_have_cards() -> bool:
+    """Whether hosts of the virtual clock can have network cards with verbs here."""
+    try:
+        pyverbs("device")
+        return "soft-RoCE" in find_image().checked
+    except (ImportError, NoKernelError):  # that there is none the run says
+        return False
 
 
 def measured_probes(result: Result) -> list[MeasuredProbe]:

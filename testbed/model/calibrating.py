@@ -2,7 +2,8 @@
 
 A probe is messages there and back between two hosts, one after the other. Clean ones of two sizes give what a message
 and a byte cost where software costs what it costs. Lossy ones, per congestion control, go over two distances: long
-messages by the window that losses leave, short ones by how late a lost packet comes.
+messages by the window that losses leave, short ones by how late a lost packet comes. Transports that mend losses
+themselves have a closed form for all of that; of each way to mend them the probes give one factor to what it says.
 """
 
 from __future__ import annotations
@@ -37,6 +38,18 @@ RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
 # around the best of those: factors; round trips
 NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
 NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
+
+# Of how losses are mended: what is lost. Erasure codes have to send again only where more is lost than parity mends.
+NEAR_AND_FAR = ((MIDDLING, "1 ms"), (MIDDLING, "20 ms"), (LONG, "20 ms"))
+MENDED: Mapping[str, tuple[tuple[tuple[str, int], str, str], ...]] = {
+    "go_back_n": tuple((*sent, "1 %") for sent in NEAR_AND_FAR),
+    "selective_repeat": tuple((*sent, "1 %") for sent in NEAR_AND_FAR),
+    "nack": ((MIDDLING, "1 ms", "0 %"), (LONG, "20 ms", "0 %"), *((*sent, "1 %") for sent in NEAR_AND_FAR)),
+    "erasure": ((MIDDLING, "20 ms", "20 %"),),
+    "xor": ((MIDDLING, "20 ms", "5 %"),),
+    "rdma": ((LONG, "20 ms", "0 %"), *((*sent, "0.2 %") for sent in NEAR_AND_FAR)),
+}
+FACTORS: list[float] = np.geomspace(0.25, 4.0, 41).tolist()
 
 _BASE: Mapping[str, Any] = {
     "name": "calibration",
@@ -77,9 +90,9 @@ class Fit:
         return statistics.median(map(abs, self.errors.values()))
 
 
-def probes() -> Scenario:
-    """The scenario to run; its variants are the probes."""
-    variants = {}
+def probes(cards: bool = True) -> Scenario:
+    """The scenario to run; its variants are the probes. cards: whether hosts can have some with verbs."""
+    variants: dict[str, dict[str, Any]] = {}
     for (size, count), delay in itertools.product((SHORT, MIDDLING, LONG), DELAYS):
         sent = [one for one in CONTROLS if (size, count) in (_late(one), LONG)]
         clean = [("reno", "0 %")] if "reno" in sent else []
@@ -92,7 +105,28 @@ def probes() -> Scenario:
                 "workload.exchange.size": size,
                 "workload.exchange.messages": count,
             }
+    for name in MENDED if cards else sorted(set(MENDED) - {"rdma"}):
+        for (size, count), delay, loss in MENDED[name]:
+            own = f"{name}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "").replace("_", "")
+            variants[own] = {
+                **(_CARDS if name == "rdma" else _datagrams(name)),
+                "topology.wan.0.delay": delay,
+                "topology.wan.0.loss": loss,
+                "workload.exchange.size": size,
+                "workload.exchange.messages": count,
+            }
     return Scenario.model_validate({**_BASE, "variants": variants})
+
+
+# no card is quicker than the link: nothing slows it down, and the link's queue would be what is measured
+_CARDS = {
+    "transport.kind": "rdma",
+    **{f"topology.buildings.{name}.nic.rate": "500 Mbit/s" for name in ("east", "west")},
+}
+
+
+def _datagrams(recovery: str) -> dict[str, Any]:
+    return {"transport.kind": "datagram", "transport.datagram.recovery": recovery}
 
 
 def _late(control: str) -> tuple[str, int]:
@@ -122,13 +156,19 @@ def fit(
     engine = calibration.link_engine
     probed = {name: (job_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()}
     if clock == REAL:
-        message_s, byte_s = _costs([own for own in probed.values() if not _loss(own[0])])
+        clean = [own for own in probed.values() if not _loss(own[0]) and _mended(own[0]) is None]
+        message_s, byte_s = _costs(clean)
         calibration = replace(calibration, message_s=message_s, byte_s=byte_s)
     for control in CONTROLS:
         own = [one for one in probed.values() if _loss(one[0]) and _control(one[0]) == control]
         if own:
             response = _response(control, own, calibration)
             calibration = replace(calibration, losses={**calibration.losses, control: response})
+    for mended in MENDED:
+        own = [one for one in probed.values() if _loss(one[0]) and _mended(one[0]) == mended]
+        if own:
+            factor = _factor(mended, own, calibration)
+            calibration = replace(calibration, mending={**calibration.mending, mended: factor})
     errors = {name: _step_s(job, calibration) / took_s - 1 for name, (job, took_s) in probed.items()}
     return Fit(calibration, errors)
 
@@ -138,7 +178,13 @@ def _loss(job: Job) -> float:
 
 
 def _control(job: Job) -> str | None:
-    return job.scenario.transport.congestion_control
+    return job.scenario.transport.congestion_control if _mended(job) is None else None
+
+
+def _mended(job: Job) -> str | None:
+    """How its transport mends losses itself; None of TCP."""
+    mends = job.wiring.transport.mends
+    return None if mends is None else mends.probed_as
 
 
 def _step_s(job: Job, calibration: Calibration) -> float:
@@ -179,6 +225,17 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
         return best
     best = least(long, [replace(best, window=value) for value in WINDOWS])
     return least(long, [replace(best, window=best.window * factor) for factor in NEAR])
+
+
+def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
+    """To what mending takes by its closed form; the squares as above. 1.0 where the probes do not tell."""
+
+    def wrong(factor: float) -> float:
+        tried = replace(calibration, mending={mended: factor})
+        return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in probed)
+
+    best = min([1.0, *FACTORS], key=wrong)
+    return min([best, *(best * near for near in NEAR)], key=wrong)
 
 
 def _exchange(job: Job) -> ExchangeSpec:

@@ -40,7 +40,8 @@ class Calibration:
     """Of one clock. losses: by congestion control. made: with what, when.
 
     message_s, byte_s: what software takes at each end of a message, emulated seconds; None: as the scenario has it.
-    late: whether losses make messages late where no congestion control of `losses` says so.
+    late: whether losses make messages late where no congestion control of `losses` says so. mending: of transports that
+    mend losses themselves, by how they do, a factor to what the closed form says that takes.
     """
 
     losses: Mapping[str, LossResponse]
@@ -48,6 +49,11 @@ class Calibration:
     byte_s: float | None = None
     made: Mapping[str, str] = field(default_factory=dict)
     late: bool = True
+    mending: Mapping[str, float] = field(default_factory=dict)
+
+    def mending_factor(self, probed_as: str) -> float:
+        """Of one way to mend losses; 1.0 where it was not probed."""
+        return self.mending.get(probed_as, 1.0)
 
     def response(self, congestion_control: str, model: str | None = None) -> LossResponse:
         """To losses, of one that was calibrated, else as its model says, or the usual one's.
@@ -81,7 +87,9 @@ class Calibration:
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:
         """The inverse of dataclasses.asdict, after a way through JSON."""
         losses = {name: LossResponse(**entry) for name, entry in document["losses"].items()}
-        return cls(losses, document["message_s"], document["byte_s"], document["made"])
+        # files that were made before there were probes of datagrams have none of those
+        mending = document.get("mending", {})
+        return cls(losses, document["message_s"], document["byte_s"], document["made"], mending=dict(mending))
 
 
 def calibration_words(made: Mapping[str, str]) -> str:

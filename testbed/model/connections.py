@@ -10,11 +10,10 @@ from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import Fluid
 from testbed.model.waiting import Event, SendBuffer
 from testbed.paths.losses import Lossy
-from testbed.paths.network import Ends, Network, Path
+from testbed.paths.network import Ends, Lateness, Network, Path
 from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
-Arrival = Callable[[Sequence[Path], float], float]
 Action = Callable[[], None]
 
 
@@ -38,10 +37,10 @@ class _Sending(NamedTuple):
 
 
 class Connections:
-    """All of a job's. arrival: see `paths.network.arrival_s`."""
+    """All of a job's."""
 
-    def __init__(self, clock: Clock, network: Network, fluid: Fluid, arrival: Arrival) -> None:
-        self._clock, self._network, self._fluid, self._arrival_s = clock, network, fluid, arrival
+    def __init__(self, clock: Clock, network: Network, fluid: Fluid, lateness: Lateness) -> None:
+        self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
@@ -59,8 +58,10 @@ class Connections:
             taken.and_then(left)
             return
         whole_bytes = network.whole_bytes(ends, size_bytes)
-        latency_s = self._arrival_s(paths, whole_bytes)
-        sending = _Sending((ends, dscp), paths, whole_bytes, latency_s, self._turn())
+        key, clock = (ends, dscp), self._clock
+        busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
+        latency_s = self._lateness.arrival_s(paths, whole_bytes, max(0.0, busy_until_s - clock.now_s))
+        sending = _Sending(key, paths, whole_bytes, latency_s, self._turn())
         self._flow(sending, taken, left, come)
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
@@ -86,7 +87,7 @@ class Connections:
         now_s = self._clock.now_s
         begins_s = max(now_s, self._until_s.get(key, 0.0))
         if isinstance(lossy, LossyDatagrams):
-            until_s = begins_s + lossy.least_s(size_bytes)
+            until_s = begins_s + lossy.least_s(size_bytes, begins_s - now_s, self._lateness.draw)
         else:
             open_bytes, then_s = self._open.get(key, (lossy.window_bytes, now_s))
             open_bytes = lossy.opened_bytes(open_bytes, now_s - then_s)
@@ -113,7 +114,7 @@ class Connections:
             if part.ends_bytes:  # whether any part of the message is late counts once
                 used = paths[: math.ceil(part.ends_bytes / stripes.segment_bytes)]
                 in_time_s = max(own.latency_s(part.ends_bytes / len(used)) for own in used)
-                latency_s += self._arrival_s(used, part.ends_bytes) - in_time_s
+                latency_s += self._lateness.arrival_s(used, part.ends_bytes) - in_time_s
 
             def there() -> None:
                 come()

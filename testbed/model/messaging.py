@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from testbed.model.connections import Arrival, Connections
+from testbed.model.connections import Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
 from testbed.model.waiting import Event, Mailbox
-from testbed.paths.network import Ends, Network, arrival_s
+from testbed.paths.network import Ends, Lateness, Network
 from testbed.transport import PROTOCOLS, Software
 from testbed.transport.layers import NOTE_BYTES
 
@@ -57,16 +57,17 @@ class _Line:
     full: int = 0
 
 
+MEAN = Lateness()
+
+
 class Messaging:
     """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
 
     burst_bytes: the most that any pair had to send at once.
     """
 
-    def __init__(
-        self, network: Network, ranks: int, software: Software, arrival: Arrival = arrival_s
-    ) -> None:
-        self.network, self.software, self.arrival_s = network, software, arrival
+    def __init__(self, network: Network, ranks: int, software: Software, lateness: Lateness = MEAN) -> None:
+        self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
         self._announced, self._copied = protocol.registers, protocol.copies
         parts = {software_of(rank): 1.0 for rank in range(ranks)}
@@ -74,7 +75,7 @@ class Messaging:
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
-        self.connections = Connections(self, network, self.fluid, arrival)
+        self.connections = Connections(self, network, self.fluid, lateness)
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -167,11 +168,11 @@ class Messaging:
 
     def _back_s(self, ends: Ends, dscp: int, size_bytes: float = 0) -> float:
         """What word of so many bytes takes from where a message goes to where it comes from."""
-        return self.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
+        return self.lateness.arrival_s(self.network.paths_of(ends[::-1], dscp), size_bytes)
 
     def _asked_s(self, ends: Ends, dscp: int) -> float:
         """Until a question that goes where a message will has been answered."""
-        there_s = self.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
+        there_s = self.lateness.arrival_s(self.network.paths_of(ends, dscp), NOTE_BYTES)
         return there_s + self._back_s(ends, dscp, NOTE_BYTES)
 
     def _box(self, key: Key) -> Mailbox:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 from testbed.config import Host
 from testbed.controller import Flow, PolicyChoice, View, compute
@@ -22,13 +21,12 @@ from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bi
 from testbed.paths.alpha_beta import Step, frame_per_payload, step_of
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
-from testbed.paths.recovering import LossyDatagrams
+from testbed.paths.recovering import LossyDatagrams, poisson_quantile
 from testbed.transport import PROTOCOLS, TrafficClass
 from testbed.transport.wire import ConnectionKey
 
 DRAWS = 9
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
-MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
 def predict(job: Job, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS) -> Timeline:
@@ -91,19 +89,6 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     none = replace(calibration, losses=never, late=False)
     least_s, mean_s = (played(prepared(job, algorithm, one, 0)).step_time_s for one in (none, calibration))
     return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
-
-
-def poisson_quantile(mean: float, share: float) -> int:
-    """The least number that at least this share of draws do not exceed."""
-    if mean > MANY:
-        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
-    number, chance = 0, math.exp(-mean)
-    reached = chance
-    while reached < share:
-        number += 1
-        chance *= mean / number
-        reached += chance
-    return number
 
 
 def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
@@ -254,6 +239,7 @@ class Routes:
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
             most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
+            product_bytes = step.round_trip_s(packet_bytes) / step.beta_s
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -264,6 +250,8 @@ class Routes:
                 self.calibration.late,
                 mends.timeout_s,
                 mends.blind_packets,
+                mends.standing_bytes(product_bytes),
+                self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))
         control = settings.congestion_control or wiring.congestion_control or USUAL

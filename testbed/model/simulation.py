@@ -10,19 +10,19 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
+from statistics import mean
 
 from testbed.collectives.carrying import AHEAD
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.errors import TestbedError
 from testbed.model.computing import Computers
-from testbed.model.connections import Arrival
 from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import SizedRound, SizedStage, sized
-from testbed.model.messaging import Key, Messaging
+from testbed.model.messaging import MEAN, Key, Messaging
 from testbed.model.served import Served
 from testbed.model.waiting import Event
-from testbed.paths.network import Ends, Members, Network, arrival_s, drawn_arrival_s
+from testbed.paths.network import Ends, Lateness, Members, Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Carried, Dispatching
 from testbed.workload.plan import (
@@ -78,13 +78,16 @@ def simulate(
 
     folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
     what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
-    the plan, and the one of median length is returned; without, and in collectives that are folded, all are late by the
-    mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. Stuck, NobodyServes.
+    the plan, and the one of median length is returned; without all are late by the mean. Of collectives that are folded
+    those of a transport that mends losses itself take what they do on average of as many draws; others' messages are
+    late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. Stuck,
+    NobodyServes.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
+    whole.lone_draws = len(draws) if network.mends else 0
     if not draws:
         return whole.run()
-    drawn = [whole.again(partial(drawn_arrival_s, draw)).run() for draw in draws]
+    drawn = [whole.again(Lateness(draw)).run() for draw in draws]
     return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]
 
 
@@ -110,10 +113,10 @@ class _Simulation(Messaging):
         itemsize: int,
         software: Software,
         folded: bool,
-        arrival: Arrival = arrival_s,
+        lateness: Lateness = MEAN,
         dispatching: Dispatching | None = None,
     ) -> None:
-        super().__init__(network, len(plan.ranks), software, arrival)
+        super().__init__(network, len(plan.ranks), software, lateness)
         self.plan, self.itemsize = plan, itemsize
         self.trackers = [
             Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
@@ -126,11 +129,12 @@ class _Simulation(Messaging):
         self.folder = Folder(network, itemsize, plan.tuning, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
+        self.lone_draws = 0  # of collectives that are folded
 
-    def again(self, arrival: Arrival) -> _Simulation:
+    def again(self, lateness: Lateness) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays."""
         serving = None if self.serving is None else self.serving.dispatching
-        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, arrival, serving)
+        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, lateness, serving)
         other.folder, other.sized = self.folder, self.sized
         return other
 
@@ -289,8 +293,14 @@ class _Simulation(Messaging):
         groups, near = (("alone", members),), self.plan.near or self.plan.buildings
         plan = JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=self.plan.tuning, near=near)
         software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
-        made = _Simulation(plan, self.network, self.itemsize, software, False)
-        return Isolated(made.run().step_time_s, made.worked_s, made.burst_bytes)
+        # who waits for several messages waits for the latest: late by the mean they would not be apart
+        drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
+        made = [
+            _Simulation(plan, self.network, self.itemsize, software, False, lateness)
+            for lateness in drawn or [MEAN]
+        ]
+        took_s = mean(one.run().step_time_s for one in made)
+        return Isolated(took_s, made[0].worked_s, made[0].burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
 

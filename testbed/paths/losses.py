@@ -28,7 +28,8 @@ class Lossy:
     """A connection over a path that loses packets.
 
     congestion_control: what the model knows it by, a name or FILE.py:NAME. loss: share, 0 to 1; path_rate: bytes per
-    second of the path; packet_bytes: payload of a full packet.
+    second of the path; packet_bytes: payload of a full packet. How long a pair still sends before a message,
+    `busy_s`, makes no difference here: windows are what they are on average.
     """
 
     congestion_control: str
@@ -67,7 +68,7 @@ class Lossy:
             return math.inf
         return min(self.window_bytes, open_bytes + self.window_bytes * seconds / self.rtt_s)
 
-    def late_chance(self, size_bytes: float) -> float:
+    def late_chance(self, size_bytes: float, busy_s: float = 0.0) -> float:
         """That a message ends later by `mended_s`: nothing comes behind its last packets that tells of a loss."""
         packets = min(math.ceil(size_bytes / self.packet_bytes), TAIL_PACKETS)
         return 1 - (1 - self.loss) ** packets

@@ -45,25 +45,27 @@ class Path:
         return dict.fromkeys(self.parts, 1.0)
 
 
-def arrival_s(paths: Sequence[Path], size_bytes: float) -> float:
-    """From when the last byte of a message leaves, spread evenly over paths, until all of it is there, on average."""
-    latency_s = max(path.latency_s(size_bytes / len(paths)) for path in paths)
-    lossy = [path.lossy for path in paths if path.lossy]
-    if not lossy:
-        return latency_s
-    # it is late when any of its parts is
-    in_time = math.prod(1 - own.late_chance(size_bytes / len(paths)) for own in lossy)
-    return latency_s + (1 - in_time) * max(own.mended_s for own in lossy)
+@dataclass(frozen=True)
+class Lateness:
+    """What losses do to messages that are spread evenly over paths: by the mean, or as `draw` has it for each."""
 
+    draw: Random | None = None
 
-def drawn_arrival_s(draw: Random, paths: Sequence[Path], size_bytes: float) -> float:
-    """As `arrival_s`, of one message, whose parts are late or are not."""
-    late = [
-        path.lossy.mended_s
-        for path in paths
-        if path.lossy and draw.random() < path.lossy.late_chance(size_bytes / len(paths))
-    ]
-    return max(path.latency_s(size_bytes / len(paths)) for path in paths) + max(late, default=0.0)
+    def arrival_s(self, paths: Sequence[Path], size_bytes: float, busy_s: float = 0.0) -> float:
+        """From when its last byte leaves until all of it is there: it is late when any of its parts is.
+
+        busy_s: what its pair still sends when it begins.
+        """
+        part_bytes = size_bytes / len(paths)
+        latency_s = max(path.latency_s(part_bytes) for path in paths)
+        chances = [(own, own.late_chance(part_bytes, busy_s)) for path in paths if (own := path.lossy)]
+        if not chances:
+            return latency_s
+        if self.draw is None:
+            in_time = math.prod(1 - chance for _, chance in chances)
+            return latency_s + (1 - in_time) * max(own.mended_s for own, _ in chances)
+        late = [own.mended_s for own, chance in chances if self.draw.random() < chance]
+        return latency_s + max(late, default=0.0)
 
 
 Ends = tuple[int, int]
@@ -100,6 +102,12 @@ class Network:
     written_above: Mapping[Ends, float] = field(default_factory=dict)
     asks: bool = False
     dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
+
+    @cached_property
+    def mends(self) -> bool:
+        """Whether packets are lost, and its transport mends that itself."""
+        paths = (path for several in self.parallel.values() for path in several)
+        return any(isinstance(path.lossy, LossyDatagrams) for path in paths)
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
         """Whether a message is."""

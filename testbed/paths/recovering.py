@@ -1,6 +1,7 @@
 """Closed forms: when a message of datagrams is whole at a path that loses packets, by how losses are mended.
 
-Packets leave one after the other, each is lost by itself with one probability, windows hold nobody up. After SDR-RDMA
+Packets leave one after the other, each is lost by itself with one probability, windows hold nobody up; what is more
+in them than the path holds stands in its queue. After SDR-RDMA
 (arXiv:2505.05366), whose model has selective repeat as the latest of all packets' geometric delays, and erasure codes
 that fall back on it; the forms here are our own, and tests hold them against the machines of `transport.datagram`.
 
@@ -15,6 +16,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from random import Random
+from statistics import NormalDist
 
 from testbed.transport.datagram.round_trips import LEAST_RTO_S, RTO_ROUND_TRIPS
 
@@ -22,6 +25,7 @@ CODED = ("erasure", "xor")
 TIMED = ("selective_repeat", "go_back_n")  # what time-outs mend, of what is lost at a message's end
 _POINTS = 200  # of an integral over one period
 _NEGLIGIBLE = 1e-7
+_MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Recovering:
     """One message on an empty path.
 
     packets: of data; packet_s: of one on the path's slowest link; loss: chance that one is lost. data, parity: of a
-    whole group of erasure codes. whole_s and others count from the first packet's leaving to the last one's coming.
+    whole group of erasure codes. queued_s: what a packet waits in the path's queue as long as others follow it. whole_s
+    and others count from the first packet's leaving to the last one's coming.
     """
 
     recovery: str
@@ -39,11 +44,17 @@ class Recovering:
     loss: float
     data: int = 32
     parity: int = 8
+    queued_s: float = 0.0
 
     @property
     def rto_s(self) -> float:
-        """Until a packet of which nothing is heard is sent again."""
-        return max(RTO_ROUND_TRIPS * self.round_trip_s, LEAST_RTO_S)
+        """From a packet's leaving of which nothing is heard until it is sent again, behind which the queue is empty."""
+        return max(RTO_ROUND_TRIPS * (self.round_trip_s + self.queued_s) - self.queued_s, LEAST_RTO_S)
+
+    @property
+    def back_s(self) -> float:
+        """What going back for a packet costs: until it is sent again, and has waited behind what is thrown away."""
+        return self.round_trip_s + self.queued_s + self.packet_s
 
     @property
     def lossless_s(self) -> float:
@@ -116,8 +127,7 @@ class Recovering:
 
     def _chance_back(self, left_s: float) -> float:
         """By how many losses there may have been: each costs a round trip."""
-        costs_s = self.round_trip_s + self.packet_s
-        most = math.floor((left_s - self._leave_s) / costs_s + 1e-9)
+        most = math.floor((left_s - self._leave_s) / self.back_s + 1e-9)
         mean = self.packets * self.loss / (1 - self.loss)
         return _poisson_within(most, mean)
 
@@ -125,7 +135,7 @@ class Recovering:
     def mean_s(self) -> float:
         """On average."""
         if self.recovery == "go_back_n":
-            p, costs_s = self.loss, self.round_trip_s + self.packet_s
+            p, costs_s = self.loss, self.back_s
             once_s = p * (costs_s + p / (1 - p) * self.rto_s)
             last_s = p * (self.rto_s - costs_s)
             return self.lossless_s + self.packets * once_s + last_s
@@ -156,7 +166,9 @@ class LossyDatagrams:
     path_rate: bytes per second of the path. most_packets: of a window that reacts to losses; infinite for one that does
     not. late: whether losses are counted that make messages late. What mending takes on average is told as one time,
     and how often that is. timeout_s: of go-back-N; None: by the round trip. blind_packets: up to so many go by after it
-    went back before word of one comes, and a loss among them is left to the time-out.
+    went back before word of one comes, and a loss among them is left to the time-out. standing_bytes: in the path's
+    queue while a message goes by that is longer than what the path holds. factor: to all times of mending, by
+    calibration.
     """
 
     recovery: str
@@ -170,21 +182,56 @@ class LossyDatagrams:
     late: bool = True
     timeout_s: float | None = None
     blind_packets: int = 0
+    standing_bytes: float = 0.0
+    factor: float = 1.0
 
     @property
     def mended_s(self) -> float:
         """Until what was lost has come after all."""
+        return self.factor * self._mended_s
+
+    @property
+    def _mended_s(self) -> float:
         if self.timeout_s is not None:
             return self.timeout_s
-        return RTO_ROUND_TRIPS * self.rtt_s if self.recovery in TIMED else self.rtt_s
+        if self.recovery not in TIMED:
+            return self.rtt_s
+        queued_s = self.standing_bytes / self.path_rate
+        return RTO_ROUND_TRIPS * (self.rtt_s + queued_s) - queued_s
 
-    def least_s(self, size_bytes: float) -> float:
-        """What a message takes to leave: by the window, and by what go-back-N sends again."""
+    def form(self, packets: int, followed: float) -> Recovering:
+        """Of a message, so large a share of which is followed by a round trip's packets."""
+        queued_s = followed * self.standing_bytes / self.path_rate
+        packet_s = self.packet_bytes / self.path_rate
+        return Recovering(
+            self.recovery, packets, packet_s, self.rtt_s, self.loss, self.data, self.parity, queued_s
+        )
+
+    def _followed(self, packets: int, busy_s: float) -> float:
+        """In sixteenths: what is lost in the last round trip of all that a pair sends finds an empty queue.
+
+        What follows a message is not known when it begins: of those in a row as much does on average as is ahead.
+        """
+        whole_s = packets * self.packet_bytes / self.path_rate + busy_s
+        return round(16 * max(0.0, 1 - self.rtt_s / whole_s)) / 16
+
+    def least_s(self, size_bytes: float, busy_s: float = 0.0, draw: Random | None = None) -> float:
+        """What a message takes to leave: by the window, and by what is sent again.
+
+        draw: says how often go-back-N has to; None: as often as on average.
+        """
         took_s = size_bytes / self.path_rate
-        if self.recovery == "go_back_n":
-            packets = math.ceil(size_bytes / self.packet_bytes)
-            once_s = self.rtt_s + self.packet_bytes / self.path_rate + self.unheard * self.mended_s
-            took_s += packets * self.loss * once_s
+        packets = math.ceil(size_bytes / self.packet_bytes)
+        if self.recovery == "go_back_n" and packets:
+            once_s = (
+                self.form(packets, self._followed(packets, busy_s)).back_s + self.unheard * self._mended_s
+            )
+            times = packets * self.loss
+            if draw is not None:
+                times = poisson_quantile(times, draw.random())
+            took_s += self.factor * times * once_s
+        elif self.recovery not in CODED:
+            took_s /= 1 - self.loss
         window_bytes = self.most_packets * self.packet_bytes
         at_once = min(size_bytes, window_bytes)
         return max(took_s, at_once / self.path_rate + (size_bytes - at_once) / window_bytes * self.rtt_s)
@@ -197,20 +244,19 @@ class LossyDatagrams:
         blind = 1 - -math.expm1(-before) / before if before else 0.0
         return blind + (1 - blind) * self.loss / (1 - self.loss)
 
-    def late_chance(self, size_bytes: float) -> float:
+    def late_chance(self, size_bytes: float, busy_s: float = 0.0) -> float:
         """How often a message ends later by `mended_s`, so that it does by as much as `Recovering` says on average."""
         packets = max(1, math.ceil(size_bytes / self.packet_bytes))
         if not self.late:
             return 0.0
         if self.recovery == "go_back_n":
             return self.loss  # of its last packet, behind which nothing comes
-        return min(1.0, _late_s(self, packets) / self.mended_s)
+        return min(1.0, _late_s(self, packets, self._followed(packets, busy_s)) / self._mended_s)
 
 
 @lru_cache(maxsize=10_000)
-def _late_s(own: LossyDatagrams, packets: int) -> float:
-    packet_s = own.packet_bytes / own.path_rate
-    form = Recovering(own.recovery, packets, packet_s, own.rtt_s, own.loss, own.data, own.parity)
+def _late_s(own: LossyDatagrams, packets: int, followed: float) -> float:
+    form = own.form(packets, followed)
     return form.mean_s - form.lossless_s
 
 
@@ -254,3 +300,16 @@ def _poisson_within(most: int, mean: float) -> float:
         return 1.0
     chances = (math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) for count in range(most + 1))
     return min(1.0, math.fsum(chances))
+
+
+def poisson_quantile(mean: float, share: float) -> int:
+    """The least number that at least this share of draws do not exceed."""
+    if mean > _MANY:
+        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
+    number, chance = 0, math.exp(-mean)
+    reached = chance
+    while reached < share:
+        number += 1
+        chance *= mean / number
+        reached += chance
+    return number

@@ -61,7 +61,8 @@ def test_a_message_within_the_window_leaves_at_the_path_s_rate_a_long_one_by_rou
 
 def late_s(connections: Sequence[Lossy], size_bytes: float) -> float:
     """What losses add to a message's way over these connections side by side."""
-    return network.arrival_s([network.Path(0.02, (), one) for one in connections], size_bytes) - 0.02
+    paths = [network.Path(0.02, (), one) for one in connections]
+    return network.Lateness().arrival_s(paths, size_bytes) - 0.02
 
 
 def test_a_loss_near_the_end_makes_a_message_late() -> None:

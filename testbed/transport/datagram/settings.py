@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# what a window is of the path's rate times its round trip: acknowledgements come for several packets at once
+WINDOW_PRODUCTS = 1.25
+
 
 @dataclass(frozen=True)
 class DatagramSettings:

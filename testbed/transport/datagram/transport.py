@@ -16,7 +16,7 @@ from testbed.transport.datagram.lifeline import Lifeline, new_secret
 from testbed.transport.datagram.making import Route
 from testbed.transport.datagram.packets import ETHERNET_HEADER_BYTES
 from testbed.transport.datagram.pair import DatagramPair
-from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.settings import WINDOW_PRODUCTS, DatagramSettings
 from testbed.transport.mesh import Mesh
 from testbed.transport.sockets import MeshSettings, glance
 from testbed.transport.wire import ConnectionKey
@@ -25,7 +25,6 @@ from testbed.virtual import clock_here
 
 _SHORTER_BYTES = 24  # than TCP's and IPv4's headers with time stamps those of UDP and IPv4 are
 _FIRST_ROUND_TRIP_S = 0.05  # where TCP does not tell
-_WINDOW_PRODUCTS = 1.25  # of rate and delay: acknowledgements come for several packets at once
 _UNSET_WINDOW_SHARE = 4  # of the receive buffer, where nobody says how large a window should be
 
 
@@ -220,7 +219,7 @@ class DatagramTransport(Mesh):
         if self.datagrams.window_bytes is not None:
             return self.datagrams.window_bytes
         if self.settings.bdp_bytes is not None:
-            return round(_WINDOW_PRODUCTS * self.settings.bdp_bytes[peer])
+            return round(WINDOW_PRODUCTS * self.settings.bdp_bytes[peer])
         room = pair.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         return room // 2 // _UNSET_WINDOW_SHARE
 

@@ -20,18 +20,28 @@ from testbed.transport.wire import ConnectionKey
 
 @dataclass(frozen=True)
 class Mends:
-    """How a transport mends losses itself. data, parity: of a group of erasure codes.
+    """How a transport mends losses itself. probed_as: what calibrations know that by.
 
-    reacts: whether losses make its window smaller, as TCP Reno's. timeout_s: until what nothing else tells of is sent
-    again, emulated; None: by the round trip. blind_packets: see `paths.recovering.LossyDatagrams`.
+    data, parity: of a group of erasure codes. reacts: whether losses make its window smaller, as TCP Reno's. products:
+    of the path's rate and round trip how much its window holds; window_bytes: of a window of one size, None where
+    there is none. timeout_s: until what nothing else tells of is sent again, emulated; None: by the round trip.
+    blind_packets: see `paths.recovering.LossyDatagrams`.
     """
 
     recovery: str
+    probed_as: str
     data: int
     parity: int
     reacts: bool
     timeout_s: float | None = None
     blind_packets: int = 0
+    products: float = 0.0
+    window_bytes: float | None = None
+
+    def standing_bytes(self, product_bytes: float) -> float:
+        """Of its window what a full path of such a product does not hold, so that it stands in its queue."""
+        held_bytes = self.products * product_bytes if self.window_bytes is None else self.window_bytes
+        return max(0.0, held_bytes - product_bytes)
 
 
 class Packet(NamedTuple):

@@ -11,7 +11,7 @@ from testbed.transport.base import TrafficClass
 from testbed.transport.datagram.controls import CONTROLS
 from testbed.transport.datagram.controls.credits import LOAD
 from testbed.transport.datagram.recoveries import RECOVERIES
-from testbed.transport.datagram.settings import DatagramSettings
+from testbed.transport.datagram.settings import WINDOW_PRODUCTS, DatagramSettings
 from testbed.transport.datagram.transport import DatagramTransport
 from testbed.transport.kinds.base import TRANSPORTS, Mends, TransportKind
 from testbed.transport.kinds.striped import PACKET_BYTES
@@ -64,7 +64,19 @@ class Datagram(TransportKind):
     def mends(self) -> Mends:
         """See TransportKind."""
         own = self.settings
-        return Mends(own.recovery, own.data, own.parity, own.control == "aimd")
+        # other controls keep what stands in queues short
+        products, window_bytes = (
+            (WINDOW_PRODUCTS, own.window_bytes) if own.control == "window" else (0.0, None)
+        )
+        return Mends(
+            own.recovery,
+            own.recovery,
+            own.data,
+            own.parity,
+            own.control == "aimd",
+            products=products,
+            window_bytes=window_bytes,
+        )
 
     @property
     def granted(self) -> float | None:

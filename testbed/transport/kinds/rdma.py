@@ -80,7 +80,7 @@ class Rdma(Spread):
     def mends(self) -> Mends:
         """See TransportKind: cards go back."""
         timeout_s = ack_timeout_s(self.options["rdma"]["ack_timeout_s"])
-        return Mends("go_back_n", 0, 0, False, timeout_s, PACKETS_PER_ACK)
+        return Mends("go_back_n", "rdma", 0, 0, False, timeout_s, PACKETS_PER_ACK)
 
     def packet(self, mtu_bytes: int) -> Packet:
         """See TransportKind."""
