@@ -12,7 +12,7 @@ from testbed.model.calibrating import Fit, MeasuredProbe, fit, probes
 from testbed.model.calibration import LINK_ENGINE, VIRTUAL, keep_calibration
 from testbed.results.directory import hand_over, make_folder
 from testbed.results.manifest import Manifest
-from testbed.results.result import Result
+from testbed.results.result import Result, Variant
 from testbed.running.request import Request
 from testbed.virtual import NoKernelError, find_image
 from testbed.virtual.verbs_library import pyverbs
@@ -67,9 +67,16 @@ def _can_have_cards() -> bool:
 def measured_probes(result: Result) -> list[MeasuredProbe]:
     """What the probes of a run took; its untrusted ones are not to be fitted to."""
     return [
-        MeasuredProbe(variant.name, variant.step_time_s.median, variant.verdict.status != "untrusted")
+        MeasuredProbe(
+            variant.name, variant.step_time_s.median, variant.verdict.status != "untrusted", _mended(variant)
+        )
         for variant in result.variants
     ]
+
+
+def _mended(variant: Variant) -> int:
+    """Packets that were sent again, or how often cards went back."""
+    return sum(one.retransmits if one.went_back is None else one.went_back for one in variant.connections)
 
 
 def _made(folder: Path) -> dict[str, str]:

@@ -21,8 +21,9 @@ from testbed.config import Scenario
 from testbed.config.workload import ExchangeSpec
 from testbed.job.job import Job, job_of
 from testbed.model.calibration import REAL, Calibration
-from testbed.model.predicting import predict
+from testbed.model.predicting import DRAWS, predict
 from testbed.paths.congestion import LossResponse
+from testbed.paths.hops import packet_payload_bytes
 from testbed.paths.losses import control_of
 from testbed.scale import Scale
 
@@ -38,6 +39,7 @@ RECOVERIES: list[float] = np.linspace(0.0, 20.0, 26).tolist()
 # around the best of those: factors; round trips
 NEAR: list[float] = np.geomspace(0.9, 1.1, 9).tolist()
 NEARER: list[float] = np.linspace(-0.4, 0.4, 9).tolist()
+NEARBY: list[float] = np.geomspace(0.85, 1 / 0.85, 17).tolist()
 
 # Of how losses are mended: what is lost. Erasure codes have to send again only where more is lost than parity mends.
 NEAR_AND_FAR = ((MIDDLING, "1 ms"), (MIDDLING, "20 ms"), (LONG, "20 ms"))
@@ -49,7 +51,9 @@ MENDED: Mapping[str, tuple[tuple[tuple[str, int], str, str], ...]] = {
     "xor": ((MIDDLING, "20 ms", "5 %"),),
     "rdma": ((LONG, "20 ms", "0 %"), *((*sent, "0.2 %") for sent in NEAR_AND_FAR)),
 }
-FACTORS: list[float] = np.geomspace(0.25, 4.0, 41).tolist()
+# which of those send each lost packet again once, or tell of each loss that they went back for it
+ONE_BY_ONE = ("selective_repeat", "nack", "rdma")
+FACTORS: list[float] = np.geomspace(0.25, 4.0, 13).tolist()
 
 _BASE: Mapping[str, Any] = {
     "name": "calibration",
@@ -70,11 +74,15 @@ _BASE: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class MeasuredProbe:
-    """What a probe took: name of its variant, median real seconds, whether that is to be trusted."""
+    """What a probe took: name of its variant, median real seconds, whether that is to be trusted.
+
+    mended: how many losses its transport is known to have mended, by packets sent again or by having gone back.
+    """
 
     name: str
     step_time_s: float
     trusted: bool
+    mended: int | None = None
 
 
 @dataclass(frozen=True)
@@ -105,8 +113,8 @@ def probes(cards: bool = True) -> Scenario:
                 "workload.exchange.size": size,
                 "workload.exchange.messages": count,
             }
-    for name in MENDED if cards else sorted(set(MENDED) - {"rdma"}):
-        for (size, count), delay, loss in MENDED[name]:
+    for name, sent_so in MENDED.items():
+        for (size, count), delay, loss in sent_so if cards or name != "rdma" else ():
             own = f"{name}-{delay}-{loss}-{size}".lower().replace(" ", "").replace("%", "").replace("_", "")
             variants[own] = {
                 **(_CARDS if name == "rdma" else _datagrams(name)),
@@ -154,7 +162,11 @@ def fit(
         raise ValueError(f"{len(found)} of {len(measured)} probes are to be trusted, expected half of them")
     calibration = Calibration({}, made=made)
     engine = calibration.link_engine
-    probed = {name: (job_of(scenario.variant(name), scale, engine), took_s) for name, took_s in found.items()}
+    counted = {probe.name: probe.mended for probe in measured if probe.mended is not None}
+    probed = {
+        name: (_as_lost(job_of(scenario.variant(name), scale, engine), counted.get(name)), took_s)
+        for name, took_s in found.items()
+    }
     if clock == REAL:
         clean = [own for own in probed.values() if not _loss(own[0]) and _mended(own[0]) is None]
         message_s, byte_s = _costs(clean)
@@ -173,6 +185,18 @@ def fit(
     return Fit(calibration, errors)
 
 
+def _as_lost(job: Job, mended: int | None) -> Job:
+    """With as many losses as there were, where it is told: a hundred that are to be expected are 90 or 110."""
+    if _mended(job) not in ONE_BY_ONE or not mended:
+        return job
+    packet = job.wiring.transport.packet(job.topology.mtu)
+    payload_bytes = packet_payload_bytes(job.topology) if packet is None else packet.payload_bytes
+    size_bytes = job.scale.emulated_bytes(_exchange(job).size_bytes)
+    packets = 2 * _exchange(job).messages * math.ceil(size_bytes / payload_bytes)
+    lossy = job.scenario.changed({"topology.wan.0.loss": mended / packets}, job.scenario.name)
+    return job_of(lossy, job.scale, job.link_engine)
+
+
 def _loss(job: Job) -> float:
     return job.topology.wan[0].a_to_b.mean_loss
 
@@ -188,8 +212,10 @@ def _mended(job: Job) -> str | None:
 
 
 def _step_s(job: Job, calibration: Calibration) -> float:
-    # messages one after the other: the mean is exact, and does not jump between values that are tried
-    return predict(job, job.scenario.algorithms[0], calibration, draws=0).step_time_s
+    # messages one after the other: the mean is exact, and does not jump between values that are tried; but of several
+    # queue pairs a message waits for the one that loses most
+    draws = DRAWS if _mended(job) == "rdma" and _loss(job) else 0
+    return predict(job, job.scenario.algorithms[0], calibration, draws=draws).step_time_s
 
 
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:
@@ -228,14 +254,14 @@ def _response(control: str, probed: Sequence[tuple[Job, float]], calibration: Ca
 
 
 def _factor(mended: str, probed: Sequence[tuple[Job, float]], calibration: Calibration) -> float:
-    """To what mending takes by its closed form; the squares as above. 1.0 where the probes do not tell."""
+    """To what mending takes by its closed form; the squares as above."""
 
     def wrong(factor: float) -> float:
         tried = replace(calibration, mending={mended: factor})
         return sum(math.log(_step_s(job, tried) / took_s) ** 2 for job, took_s in probed)
 
-    best = min([1.0, *FACTORS], key=wrong)
-    return min([best, *(best * near for near in NEAR)], key=wrong)
+    best = min(FACTORS, key=wrong)
+    return min((best * near for near in NEARBY), key=wrong)
 
 
 def _exchange(job: Job) -> ExchangeSpec:

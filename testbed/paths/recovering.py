@@ -88,6 +88,30 @@ class Recovering:
         # what fails is never all parity alone: more than `parity` are lost, so some of the data
         return sum(_binomial(data + parity, lost, p) for lost in range(parity + 1, data + parity + 1))
 
+    @cached_property
+    def fails_again(self) -> float:
+        """Chance that a whole group that has failed does once more, when what it lacks of data has been sent again.
+
+        Of that as much has to come as parity does not stand for; of erasure codes' lost packets data has its share.
+        """
+        p, fails, again = self.loss, 0.0, 0.0
+        if self.recovery == "xor":
+            size = math.ceil(self.data / self.parity) + 1  # of a class, with its parity
+            for lost in range(2, size + 1):
+                chance, parity = _binomial(size, lost, p), lost / size
+                whole = (1 - p) ** (lost - 1)
+                mendable = (1 - p) ** lost + lost * p * (1 - p) ** (lost - 1)
+                fails, again = fails + chance, again + chance * (1 - parity * whole - (1 - parity) * mendable)
+        else:
+            for lost in range(self.parity + 1, self.data + self.parity + 1):
+                chance, sent = (
+                    _binomial(self.data + self.parity, lost, p),
+                    lost - lost * self.parity // (self.data + self.parity),
+                )
+                few = sum(_binomial(sent, came, 1 - p) for came in range(lost - self.parity))
+                fails, again = fails + chance, again + chance * few
+        return again / fails if fails else 0.0
+
     def chance(self, within_s: float) -> float:
         """That it is whole so long after its first packet left."""
         left_s = within_s - self.round_trip_s / 2
@@ -112,8 +136,7 @@ class Recovering:
     def _chance_coded(self, left_s: float) -> float:
         whole, last = self.group_fails(self.data), self.group_fails(self._last)
         group_s = (self.data + self.parity) * self.packet_s
-        # of a group that fails about one packet more than its parity is sent again, and may be lost again
-        again = 1 - (1 - self.loss) ** (self.parity + 1)
+        again = self.fails_again
 
         def failing(first: float) -> Callable[[int], float]:
             return lambda times: first * again ** (times - 1)
@@ -251,12 +274,11 @@ class LossyDatagrams:
             return 0.0
         if self.recovery == "go_back_n":
             return self.loss  # of its last packet, behind which nothing comes
-        return min(1.0, _late_s(self, packets, self._followed(packets, busy_s)) / self._mended_s)
+        return min(1.0, _late_s(self.form(packets, self._followed(packets, busy_s))) / self._mended_s)
 
 
 @lru_cache(maxsize=10_000)
-def _late_s(own: LossyDatagrams, packets: int, followed: float) -> float:
-    form = own.form(packets, followed)
+def _late_s(form: Recovering) -> float:
     return form.mean_s - form.lossless_s
 
 

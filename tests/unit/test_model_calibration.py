@@ -101,6 +101,18 @@ def test_what_is_kept_is_found_again_by_clock(file: Path) -> None:
     assert find_calibration(VIRTUAL).response("dctcp") == LossResponse(0.7, 1.5)
 
 
+def test_a_file_that_knows_of_no_datagrams_is_read(file: Path) -> None:
+    kept = Calibration({"reno": LossResponse(0.7, 1.5)}, made={"created": "today"}, mending={"nack": 1.5})
+    keep_calibration(VIRTUAL, kept)
+    assert find_calibration(VIRTUAL) == kept
+    document = json.loads(file.read_text())
+    del document[VIRTUAL]["mending"]
+    file.write_text(json.dumps(document))
+    found = find_calibration(VIRTUAL)
+    assert found == replace(kept, mending={})
+    assert found.mending_factor("nack") == 1.0
+
+
 @pytest.mark.parametrize("content", ["", "{}", '{"schema": 9}', '{"schema": 1, "real": {}}', "[]"])
 def test_a_file_that_is_none_is_named(file: Path, content: str) -> None:
     file.parent.mkdir()
@@ -144,6 +156,40 @@ def test_what_has_no_window_is_fitted_to_messages_that_are_longer() -> None:
     assert found.window == 1.0
 
 
+def test_mending_has_a_factor_by_how_it_is_done() -> None:
+    scenario = calibrating.probes()
+    planted = Calibration({}, mending={"go_back_n": 1.3, "nack": 0.8})
+    names = [name for name in scenario.variant_names if name.startswith(("gobackn", "nack"))]
+    assert len(names) == 8
+    found = calibrating.fit(scenario, measured(planted, names), Scale(), VIRTUAL, MADE)
+    assert found.calibration.mending["go_back_n"] == pytest.approx(1.3, rel=0.02)
+    assert found.calibration.mending["nack"] == pytest.approx(0.8, rel=0.02)
+    assert set(found.calibration.mending) == {"go_back_n", "nack"}
+    assert max(map(abs, found.errors.values())) < 0.01
+
+
+def test_of_what_is_mended_packet_by_packet_as_much_counts_as_was_lost() -> None:
+    scenario = calibrating.probes()
+    name = "nack-20ms-1-1mb"
+    more = scenario.variant(name).changed({"topology.wan.0.loss": 0.013}, "more")
+    took_s = predict(job_of(more, Scale()), "ring", Calibration({}), draws=0).step_time_s
+    packets = 2 * 50 * 113  # of 8,920 bytes of a datagram's or 8,948 of TCP's
+    probe = MeasuredProbe(name, took_s, trusted=True, mended=round(0.013 * packets))
+    clean = measured(Calibration({}), ["nack-1ms-0-1mb"])
+    found = calibrating.fit(scenario, [probe, *clean], Scale(), VIRTUAL, MADE)
+    assert found.calibration.mending["nack"] == pytest.approx(1.0, rel=0.03)
+    as_expected = calibrating.fit(scenario, [replace(probe, mended=None), *clean], Scale(), VIRTUAL, MADE)
+    assert as_expected.calibration.mending["nack"] > 1.1
+
+
+def test_hosts_without_verbs_have_no_probes_of_cards() -> None:
+    rdma = [name for name in calibrating.probes().variant_names if name.startswith("rdma")]
+    assert rdma
+    assert set(calibrating.probes().variant_names) - set(rdma) == set(
+        calibrating.probes(cards=False).variant_names
+    )
+
+
 def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
     scenario = calibrating.probes()
     name = scenario.variant_names[0]
@@ -152,12 +198,21 @@ def test_probes_that_are_not_to_be_trusted_are_refused() -> None:
         calibrating.fit(scenario, untrusted, Scale(), VIRTUAL, MADE)
 
 
+def mended_by(result: Result, name: str) -> int:
+    return sum(one.retransmits for one in result.variant(name).connections)
+
+
 def test_untrusted_probes_of_a_run_are_not_fitted_to(tmp_path: Path) -> None:
     run = SyntheticRun(statuses={"ring": "untrusted"}).write(tmp_path / "run")
     result = Result.open(run)
     assert measured_probes(result) == [
-        MeasuredProbe("ring", result.variant("ring").step_time_s.median, trusted=False),
-        MeasuredProbe("hierarchical", result.variant("hierarchical").step_time_s.median, trusted=True),
+        MeasuredProbe("ring", result.variant("ring").step_time_s.median, False, mended_by(result, "ring")),
+        MeasuredProbe(
+            "hierarchical",
+            result.variant("hierarchical").step_time_s.median,
+            True,
+            mended_by(result, "hierarchical"),
+        ),
     ]
 
 

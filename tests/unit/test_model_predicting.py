@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from testbed.cli.main import app
 from testbed.config import load_scenario
 from testbed.job.job import Job, job_of
-from testbed.model.calibration import find_calibration
+from testbed.model.calibration import Calibration, find_calibration
 from testbed.model.go_back_n import ReliablePath
 from testbed.model.predicting import predict, routed
 from testbed.paths.recovering import poisson_quantile
@@ -143,10 +143,11 @@ transport: {kind: rdma, stripes: {same_region: {connections: 1, segment: 1 MiB}}
 
 
 def pair(tmp_path: Path, *overrides: str, draws: int = 0) -> float:
-    """Seconds that a message of half the size takes to go across, by the model; on average unless losses are drawn."""
+    """Seconds that a message of half the size takes to go across, by the closed forms; as is usual unless drawn."""
     file = tmp_path / "pair.yaml"
     file.write_text(PAIR)
-    return predict(job_of(load_scenario(file, list(overrides)), Scale()), "direct", draws=draws).step_time_s
+    job = job_of(load_scenario(file, list(overrides)), Scale())
+    return predict(job, "direct", Calibration({}), draws=draws).step_time_s
 
 
 def test_cards_mend_by_going_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.paths.recovering import LossyDatagrams, Recovering
+from testbed.paths.recovering import LossyDatagrams, Recovering, poisson_quantile
 from testbed.testing.datagrams import Channel, Fate
 from testbed.transport.datagram.controls import Limits
 from testbed.transport.datagram.controls.base import Window
 from testbed.transport.datagram.recoveries import RECOVERIES
+from testbed.transport.datagram.settings import WINDOW_PRODUCTS
 
 PACKET_S, ROUND_TRIP_S = 1e-4, 0.0101
 
@@ -103,3 +105,63 @@ def test_the_model_of_a_step_is_told_the_mean() -> None:
     assert blind.unheard == pytest.approx(sum(drawn) / 66, rel=0.05)
     slow = replace(own, most_packets=10)
     assert slow.least_s(110_000) == pytest.approx(10 * PACKET_S + 10 * ROUND_TRIP_S)
+
+
+def lost_once(recovery: str, packets: int, number: int) -> float:
+    """What the loss of one packet adds, in round trips, where the window is as ranks have it."""
+    held = WINDOW_PRODUCTS * ROUND_TRIP_S / PACKET_S * 1000
+    limits = Limits(1000, window_bytes=held, line_bps=320e6, path_bps=80e6)
+
+    def took_s(loses: Fate) -> float:
+        return Channel(recovery, control=Window, limits=limits, loses=loses).carry(packets)
+
+    late_s = took_s(lambda item, times: item == number and times == 0) - took_s(lambda item, times: False)
+    return late_s / ROUND_TRIP_S
+
+
+def test_what_stands_in_the_queue_makes_round_trips_longer() -> None:
+    product = 1000 * ROUND_TRIP_S / PACKET_S
+    own = LossyDatagrams(
+        "go_back_n", 1e-3, ROUND_TRIP_S, 1000 / PACKET_S, 1000, standing_bytes=0.25 * product
+    )
+    form = own.form(2560, 1.0)
+    assert form.queued_s == pytest.approx(0.25 * ROUND_TRIP_S)
+    assert lost_once("go_back_n", 2560, 1000) == pytest.approx(form.back_s / ROUND_TRIP_S, rel=0.02)
+    # all has left and the queue is empty when word comes
+    assert lost_once("go_back_n", 64, 20) == pytest.approx(own.form(64, 0.0).back_s / ROUND_TRIP_S, rel=0.02)
+    late = replace(form, recovery="selective_repeat").rto_s / ROUND_TRIP_S
+    assert lost_once("selective_repeat", 2560, 2540) + 20 * PACKET_S / ROUND_TRIP_S == pytest.approx(
+        late, rel=0.02
+    )
+    # of a message in a row of many as much is followed by others as if it were as long as the row
+    assert own.least_s(64_000, 10.0) > own.least_s(64_000) == own.least_s(64_000, ROUND_TRIP_S - 0.0064)
+
+
+def test_a_group_that_has_failed_fails_again_when_too_little_of_what_it_lacks_comes() -> None:
+    loss = 0.05
+    fails = again = 0.0
+    for lost in itertools.product((0, 1), repeat=5):  # four of data, one of parity
+        if sum(lost) < 2:
+            continue
+        chance = math.prod(loss if one else 1 - loss for one in lost)
+        data, parity = sum(lost[:4]), lost[4]
+        still = sum(
+            math.prod(loss if one else 1 - loss for one in once)
+            for once in itertools.product((0, 1), repeat=data)
+            if sum(once) + parity >= 2
+        )
+        fails, again = fails + chance, again + chance * still
+    assert Recovering("xor", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again == pytest.approx(again / fails)
+    # nine of forty were lost, seven or eight of them data: one is enough
+    assert Recovering("erasure", 32, PACKET_S, ROUND_TRIP_S, loss).fails_again < loss**5
+
+
+def test_losses_are_drawn_about_their_mean() -> None:
+    own = LossyDatagrams("go_back_n", 0.01, ROUND_TRIP_S, 1000 / PACKET_S, 1000)
+    draw = random.Random(1)
+    drawn = [own.least_s(256_000, 0.0, draw) for _ in range(400)]
+    assert statistics.mean(drawn) == pytest.approx(own.least_s(256_000), rel=0.05)
+    once_s = (own.least_s(256_000) - 256 * PACKET_S) / 2.56
+    assert min(drawn) == pytest.approx(256 * PACKET_S)
+    assert max(drawn) == pytest.approx(256 * PACKET_S + poisson_quantile(2.56, 0.9975) * once_s, rel=0.25)
+    assert replace(own, factor=2.0).least_s(256_000) - 256 * PACKET_S == pytest.approx(2 * 2.56 * once_s)
