@@ -1,7 +1,7 @@
 """What ranks send each other in the scenarios of this folder: plans that they name as messages.py:FUNCTION."""
 
 from testbed.workload.plan import JobPlan
-from testbed.workload.plans import PlanBuilder, WorkloadRequest
+from testbed.workload.plans import PlanBuilder, PlanProblem, WorkloadRequest
 
 
 def incast(request: WorkloadRequest, size: str = "3 MB") -> JobPlan:
@@ -17,6 +17,8 @@ def pairs(request: WorkloadRequest, size: str = "64 MB", flows: int | None = Non
     """Each rank of the first half, or the first so many of them, sends its own of the second half so much."""
     builder = PlanBuilder(request)
     half = request.ranks // 2
+    if flows is not None and not 1 <= flows <= half:
+        raise PlanProblem(where="flows", got=f"{flows}", expected=f"1 to {half}, of {request.ranks} ranks")
     for sender in range(half if flows is None else flows):
         builder.message(sender, sender + half, size, name=f"from {sender}")
     return builder.plan()

@@ -141,7 +141,10 @@ class IsolatedBaseline:
         return replace(step, delay_s=step.delay_s + windows * waits_s)
 
     def _as_sockets_allow(self, ring: Sequence[Step], paced: bool) -> list[Step]:
-        """Pacing, and windows smaller than what is under way on a full path, make bytes take longer."""
+        """Pacing, parity, and windows smaller than what is under way on a full path make bytes take longer.
+
+        Where a receiver grants what it is sent, it grants that much of its card, and a message waits for the grant.
+        """
         size = len(ring)
         found: list[Step] = []
         if size == 1:
@@ -150,7 +153,11 @@ class IsolatedBaseline:
             peer = (rank + 1) % size
             channels = self._wiring.channels(rank, peer)
             slowest_s = self._wiring.slowest_byte_s(rank, peer, ConnectionKey(), step, paced=paced)
-            found.append(replace(step, beta_s=max(step.beta_s, slowest_s / channels)))
+            beta_s = max(step.beta_s, slowest_s / channels) * (1 + self._wiring.overhead(rank, peer))
+            delay_s = step.delay_s
+            if (granted := self._wiring.transport.granted) is not None:
+                beta_s, delay_s = beta_s / granted, delay_s + step.delay_s + step.returned_s
+            found.append(replace(step, beta_s=beta_s, delay_s=delay_s, back_s=step.returned_s))
         return found
 
 

@@ -353,6 +353,32 @@ def test_pacing_and_small_windows_are_part_of_the_model() -> None:
     assert seconds_a_byte({"buffers": "1 MiB", "distance": "same_region"}) > 10 * free
 
 
+def test_parity_and_grants_are_part_of_the_model() -> None:
+    of = topology()
+
+    def alone(**datagram: str) -> IsolatedBaseline:
+        spec = TransportSpec.model_validate({"kind": "datagram", "datagram": datagram})
+        return IsolatedBaseline(of, of.hosts, spec, wiring(spec, None), UNSCALED, 1e9)
+
+    def made_s(baseline: IsolatedBaseline) -> float:
+        said = baseline.agreement(
+            [{"attempt": 0, "again": False, "resent": 0, "start_s": 0.0, "end_s": 1.0}]
+        ).sentence
+        made = re.search(r"make ([0-9.]+)(?: to ([0-9.]+))?[.,]", said)
+        assert made, said
+        return float(made[2] or made[1]) / 1e3
+
+    nack, erasure, credits = (
+        alone(recovery="nack"),
+        alone(recovery="erasure"),
+        alone(recovery="nack", control="credits"),
+    )
+    # a quarter more packets: so fewer bytes, for as long
+    assert erasure.message_bytes == pytest.approx(nack.message_bytes / 1.25, rel=1e-3)
+    assert made_s(erasure) == pytest.approx(made_s(nack), rel=0.02)
+    assert made_s(credits) > made_s(nack)
+
+
 # ---- what people are told
 
 

@@ -166,6 +166,9 @@ class PlanBuilder:
         return JobPlan(ranks, tuple(self._groups), seed=self.request.seed, dscps=dscps)
 
     def _add(self, rank: int, operation: Operation) -> Mark:
+        if not 0 <= rank < self.request.ranks:
+            expected = f"0 to {self.request.ranks - 1}"
+            raise PlanProblem(where=operation.name, got=f"rank {rank}", expected=expected)
         self._ranks[rank].append(operation)
         return Mark(rank, len(self._ranks[rank]) - 1)
 
