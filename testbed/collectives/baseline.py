@@ -12,11 +12,21 @@ from testbed.collectives.reducing import RING_CHANNELS, ring
 from testbed.collectives.registry import Algorithm, PlanRequest
 
 MOST_ROUNDS = 32  # all that 17 ranks have
+TIMES = 5  # that it is done before the steps, and after them: windows open meanwhile
+WARM_TIMES = 2  # where all times are alike
 
 
 def baseline_rounds(ranks: int) -> int:
     """How many rounds it has, in each of which every rank sends to the next one."""
     return min(2 * max(0, ranks - 1), MOST_ROUNDS)
+
+
+def baseline_times(exact: bool, lossy: bool, warms_up: bool) -> int:
+    """How many times it is done before the steps, of which the quickest counts.
+
+    exact: by the virtual clock. lossy: whether links lose packets. warms_up: see TransportKind.
+    """
+    return WARM_TIMES if exact and not lossy and not warms_up else TIMES
 
 
 def baseline_is_whole(ranks: int) -> bool:

@@ -36,7 +36,9 @@ class JobSpec:
     output: str
     # elements of the collective that is done alone before the steps; 0 for none
     calibration_numel: int = 0
-    # whether it is done once more after them
+    # how many times
+    calibrations: int = 0
+    # whether it is done as often after them
     calibrate_again: bool = False
     # from one reading of a rank's connections to the next
     telemetry_interval_s: float = 0.1

@@ -30,7 +30,6 @@ from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
-CALIBRATIONS = 5
 # Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
 # less than what counts as a stall.
 BEAT_NS = 10_000_000
@@ -191,7 +190,7 @@ class Rank:
             return []
         array = _zeros(self.job.calibration_numel, self.job.dtype)
         records = []
-        for attempt in range(CALIBRATIONS):
+        for attempt in range(self.job.calibrations):
             start_s = self._agree_on_start()
             self._wait_until(start_s)
             resent = resent_here()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from testbed.collectives.baseline import baseline_rounds
+from testbed.collectives.baseline import TIMES, baseline_rounds, baseline_times
 from testbed.config import Scenario
 from testbed.config.transport import DISTANCES
 from testbed.job.resolving import options_of
@@ -33,15 +33,14 @@ SYSTEM_BYTES, PROCESS_BYTES = 295 << 20, 6 << 20
 PAGE_TABLE_SHARE = 1 / 64  # of all memory that a guest may use, which its kernel keeps books of
 ARRAY_SHARE, ALONE_SHARE = 1.2, 1.4
 SPARE = 1.25
-ALONE_TIMES = 10  # that the ring all-reduce is done, before and after the steps
 
 
 @dataclass(frozen=True)
 class GuestLoad:
     """What one guest carries. Figures are emulated: of a step, and of the ring all-reduce alone before and after.
 
-    array_bytes: of all ranks; alone_bytes: of a message of the ring that is done alone. packets_per_byte: that ranks
-    carry themselves; none where the kernel does.
+    array_bytes: of all ranks; alone_bytes: of a message of the ring that is done alone, alone_times. packets_per_byte:
+    that ranks carry themselves; none where the kernel does.
     """
 
     ranks: int
@@ -52,11 +51,12 @@ class GuestLoad:
     alone_bytes: float
     steps: int = 1
     packets_per_byte: float = 0.0
+    alone_times: int = 2 * TIMES
 
     @property
     def wall_s(self) -> float:
         """Of a guest that has a core of its own."""
-        alone = ALONE_TIMES * self.ranks * baseline_rounds(self.ranks)
+        alone = self.alone_times * self.ranks * baseline_rounds(self.ranks)
         messages = self.steps * self.messages + alone
         sent_bytes = self.steps * self.sent_bytes + alone * self.alone_bytes
         dearer = 1 + self.ranks / TWICE_AS_DEAR_RANKS
@@ -121,6 +121,7 @@ def _guest_load(workload: Workload, own: Scenario, scale: Scale, together: int |
         scale.emulated_bytes(workload.array_bytes),
         min(scale.emulated_bytes(workload.message_bytes), most_bytes),
         packets_per_byte=by_ranks,
+        alone_times=2 * baseline_times(exact=True, lossy=topology.lossy, warms_up=kind.warms_up),
     )
 
 

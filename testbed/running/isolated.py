@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from testbed.collectives import pieces_for
-from testbed.collectives.baseline import MOST_ROUNDS, baseline_is_whole, baseline_rounds
+from testbed.collectives.baseline import MOST_ROUNDS, baseline_is_whole, baseline_rounds, baseline_times
 from testbed.config import Host, Topology, TransportSpec
 from testbed.fidelity import Invariant
 from testbed.fidelity.agreement import model_agreement
@@ -61,6 +61,11 @@ class IsolatedBaseline:
         self.message_bytes = 0
         if len(hosts) > 1:
             self.message_bytes = calibration_bytes(self._worst_ring, topology.mtu, message_bytes)
+
+    @property
+    def times(self) -> int:
+        """How often it is done before the steps."""
+        return baseline_times(self.exact, self._lossy, self._wiring.transport.warms_up)
 
     @property
     def overhead_s(self) -> float:

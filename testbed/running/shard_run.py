@@ -243,6 +243,7 @@ class ShardRun:
             background_traffic=tuple(self._background_hosts(fabric)),
             telemetry_interval_s=self.scale.emulated_s(scenario.telemetry.interval_s),
             calibration_numel=self.baseline.message_bytes // self.workload.itemsize * len(self.hosts),
+            calibrations=self.baseline.times,
             ranks_per_process=self.ranks_per_process,
             rank_faults=rank_faults_of(self.happenings, self.workload.plan, scenario.seed, self.scale),
             calibrate_again=self.job.replication is None

@@ -140,6 +140,11 @@ class TransportKind(ABC):
         return (dialled, listening) if dialling else (listening, dialled)
 
     @property
+    def warms_up(self) -> bool:
+        """Whether a pair's first messages are slower than later ones: as TCP's, whose windows open."""
+        return True
+
+    @property
     def mends(self) -> Mends | None:
         """How it mends losses itself; None where the kernel's TCP does."""
         return None

@@ -61,6 +61,11 @@ class Datagram(TransportKind):
         return DatagramTransport(rank, addresses, settings, self.settings)
 
     @property
+    def warms_up(self) -> bool:
+        """See TransportKind: with controls that find their pace."""
+        return self.settings.control not in ("none", "window", "credits")
+
+    @property
     def mends(self) -> Mends:
         """See TransportKind."""
         own = self.settings
