@@ -91,8 +91,10 @@ class Fluid:
         self._turns: dict[int, int] = {}
         self._turn = count()
         self._shares: _Shares | None = None
-        # what the busy ones have left, in the order of their shares, where that is known
+        # what the busy ones had left, in the order of their shares, where that is known; the time since then, and from
+        # then on until the first of them has none
         self._flowing: Floats | None = None
+        self._passed_s = self._soonest_s = 0.0
 
     def send(
         self,
@@ -115,6 +117,7 @@ class Fluid:
         fits = size_bytes <= connection.queue_bytes
         connection.messages.append((size_bytes, turn if fits else None, sent))
         if len(connection.messages) == 1:
+            self._settle()
             connection.burst_bytes = burst_bytes
             self._busy[connection.number] = connection
             for part, load in connection.parts:
@@ -168,6 +171,7 @@ class Fluid:
         What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
         end; a short one waits for what was there.
         """
+        self._settle()
         own = self._by_key.get(key) or self._open(key, paths)
         latest_s, slowest_s = (
             0.0,
@@ -196,15 +200,19 @@ class Fluid:
         numbers, rates, _ = self._now()
         if self._flowing is None:
             self._flowing = self._left.array[numbers]
-        return max(0.0, float(np.minimum.reduce(self._flowing / rates)))
+            self._soonest_s = float(np.minimum.reduce(self._flowing / rates))
+        return max(0.0, self._soonest_s - self._passed_s)
 
     def advance(self, seconds: float) -> None:
         """Let time pass, no more than `next_s`; tell of messages that have left."""
-        if not self._busy:
+        if self.next_s() - seconds > INSTANT_S:  # none has: most of the time
+            self._passed_s += seconds if self._busy else 0.0
             return
-        numbers, rates, instants = self._now()
-        before = self._left.array[numbers] if self._flowing is None else self._flowing
-        self._left.array[numbers] = self._flowing = left = before - rates * seconds
+        self._passed_s += seconds
+        numbers, _, instants = self._now()
+        self._settle()
+        left = self._flowing
+        assert left is not None
         for number in numbers[left <= instants].tolist():
             connection = self._busy[number]
             *_, sent = connection.messages.popleft()
@@ -218,6 +226,15 @@ class Fluid:
                 self._who ^= connection.mark
                 self._shares = self._flowing = None
             sent()
+
+    def _settle(self) -> None:
+        """Take from what the busy ones have left what has gone meanwhile."""
+        if self._passed_s:
+            numbers, rates, _ = self._now()
+            assert self._flowing is not None
+            self._left.array[numbers] = self._flowing = self._flowing - rates * self._passed_s
+            self._soonest_s -= self._passed_s
+            self._passed_s = 0.0
 
     def _now(self) -> _Shares:
         """Of those that are busy now, remembered for when they are so again."""

@@ -85,10 +85,16 @@ def simulate(
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends else 0
-    if not draws:
+    if not draws or (
+        folded and not _has_messages(plan)
+    ):  # in collectives nothing is drawn for the whole step
         return whole.run()
     drawn = [whole.again(Lateness(draw)).run() for draw in draws]
     return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]
+
+
+def _has_messages(plan: JobPlan) -> bool:
+    return any(isinstance(operation, Message) for own in plan.ranks for operation in own)
 
 
 @dataclass(frozen=True)
