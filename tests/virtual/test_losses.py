@@ -15,7 +15,7 @@ from tests.virtual.conftest import finished_run, variants_of
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
 
-NAMES = ("reno-20ms-0-64kb", "reno-20ms-1-64kb", "reno-20ms-0.2-16mb", "bbr-20ms-0.2-16mb")
+NAMES = ("reno-20ms-0-64kb", "reno-20ms-1-64kb", "reno-20ms-0.2-16mb", "bbr-20ms-0.2-16mb", "nack-20ms-1-1mb")
 WITHIN = 0.35  # the model says what is so on average, and a probe has some tens of losses
 
 
@@ -40,6 +40,8 @@ def test_a_fit_to_these_probes_is_no_worse(folder: Path) -> None:
     found = fit(probes(), measured_probes(result), result.conversion, "virtual", {})
     assert set(found.errors) == set(NAMES)
     assert set(found.calibration.losses) == {"reno", "bbr"}
+    # whose losses are counted: what is left is the form's, and which of a hundred messages they meet
+    assert found.calibration.mending["nack"] == pytest.approx(1.0, abs=0.2)
     usual = {name: abs(variant["predicted"]["error"]) for name, variant in variants_of(folder).items()}
     for name in NAMES[1:3]:
         assert abs(found.errors[name]) <= max(usual[name], 0.05)
