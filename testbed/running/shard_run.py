@@ -349,8 +349,7 @@ class ShardRun:
         expected = self.done.wan_bytes(algorithm)
         predicted = None if self.job.unmodelled else predict(self.job, algorithm, self._calibration)
         missing = missing_share(self.job, algorithm, self._calibration)
-        whole = undisturbed(steps)
-        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in whole]
+        observed = [between_groups(step.sent_bytes, self.workload.buildings) for step in undisturbed(steps)]
         entry = {
             "algorithm": name,
             "step_time_s": median(self.scale.real_s(step.step_time_s) for step in steps),
