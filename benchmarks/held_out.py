@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from testbed.explorer.space import Space
 from testbed.explorer.usual import usual_space
 from testbed.model.calibration import find_calibration
 from testbed.model.predictions import predict_all
-from testbed.report.compare import student_975
+from testbed.report.compare import half_width
 from testbed.results.shards import cut
 from testbed.scale import Scale
 
@@ -144,16 +143,16 @@ def _run_missing(folder: Path, file: Path, options: argparse.Namespace, more: Se
         drawn.write_text(draw(file, options.each, options.seed).to_yaml())
     scenario = load_scenario(drawn)
     assert scenario.variants is not None
-    apart = options.steps and scenario.topology.resolve().lossy
-    if not apart:
-        _run(drawn, folder, more)
-    if apart:
+    lossy = scenario.topology.resolve().lossy
+    if options.steps and lossy:
         for name in scenario.variant_names:
             own = folder.with_name(f"{folder.name}-steps") / f"{name}.yaml"
             own.parent.mkdir(exist_ok=True)
             own.write_text(scenario.variant(name).to_yaml())
             _run(own, own.with_suffix(""), [*more, "--trials", str(options.steps)])
-    elif options.trials and not scenario.topology.resolve().lossy:
+        return
+    _run(drawn, folder, more)
+    if options.trials and not lossy:
         paced = [
             name
             for name in scenario.variant_names
@@ -189,9 +188,7 @@ def measured(folder: Path) -> Iterator[Pair]:
         own = scenario if scenario.variants is None else scenario.variant(name)
         mean = lossy or own.transport.congestion_control == "bbr"
         took_s = statistics.fmean(samples) if mean else statistics.median(samples)
-        half_s = 0.0
-        if len(samples) > 1:
-            half_s = student_975(len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
+        half_s = half_width(samples) if len(samples) > 1 else 0.0
         named = folder.name if scenario.variants is None else name
         yield Pair(named, predicted[name], took_s, half_s, lossy, entry["verdict"]["status"])
 

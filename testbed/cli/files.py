@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from testbed.cli.options import JsonOption, OverridesOption
-from testbed.config import Scenario, TopologySpec, expand, expand_data, json_schema
+from testbed.config import Scenario, TopologySpec, json_schema
 from testbed.config.files import load
 from testbed.model.dry_run import workloads_of
 from testbed.report.graph import Form, drawn
@@ -34,9 +34,9 @@ def check(
     if isinstance(found, Scenario) and found.workload.plan is not None:
         workloads_of(found, Scale())  # its options are known to its function alone
     if as_json:
-        print(json.dumps(expand_data(file, overrides or []), indent=1))
+        print(json.dumps(found.to_data(), indent=1))
     else:
-        print(expand(file, overrides or []), end="")
+        print(found.to_yaml(), end="")
 
 
 def schema(

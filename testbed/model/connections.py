@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import Fluid
 from testbed.model.waiting import Event, SendBuffer
@@ -15,15 +16,6 @@ from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
 Action = Callable[[], None]
-
-
-class Clock(Protocol):
-    """What has a time, and acts later."""
-
-    now_s: float
-
-    def later(self, seconds: float, action: Action) -> None:
-        """Act after so long."""
 
 
 class _Sending(NamedTuple):
@@ -58,9 +50,9 @@ class Connections:
             taken.and_then(left)
             return
         whole_bytes = network.whole_bytes(ends, size_bytes)
-        key, clock = (ends, dscp), self._clock
+        key = ends, dscp
         busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
-        latency_s = self._lateness.arrival_s(paths, whole_bytes, max(0.0, busy_until_s - clock.now_s))
+        latency_s = self._lateness.arrival_s(paths, whole_bytes, max(0.0, busy_until_s - self._clock.now_s))
         sending = _Sending(key, paths, whole_bytes, latency_s, self._turn())
         self._flow(sending, taken, left, come)
 
@@ -121,7 +113,7 @@ class Connections:
                 self._clock.later(back_s, acknowledged)
 
             sending = _Sending((ends, dscp, channel), [path], whole_bytes, latency_s, turn)
-            self._flow(sending, taken, _nothing, there)
+            self._flow(sending, taken, lambda: None, there)
 
         dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)
         return dealer
@@ -129,7 +121,3 @@ class Connections:
     def _turn(self) -> int | None:
         """The next in queues, where messages come there at once."""
         return self._fluid.next_turn() if self._network.sends_at_once else None
-
-
-def _nothing() -> None:
-    """Nobody waits for that."""

@@ -79,7 +79,9 @@ class Dealer:
     def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
         """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
         if size_bytes <= self.stripes.fast_bytes:
-            self.flow(0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, _nothing)
+            self.flow(
+                0, Part(size_bytes, 1, ends_bytes=size_bytes), self.next_turn(), taken, come, lambda: None
+            )
             return
         message = _Cut(size_bytes, size_bytes, taken, come)
         self.waiting.append(message)
@@ -150,7 +152,3 @@ class Dealer:
         taken = Event()
         taken.and_then(in_socket)
         self.flow(channel, part, turn, taken, come, acknowledged)
-
-
-def _nothing() -> None:
-    """Nobody waits for that."""

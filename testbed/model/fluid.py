@@ -173,10 +173,8 @@ class Fluid:
         """
         self._settle()
         own = self._by_key.get(key) or self._open(key, paths)
-        latest_s, slowest_s = (
-            0.0,
-            max(load * size_bytes / float(self._capacities[part]) for part, load in own.parts),
-        )
+        latest_s = 0.0
+        slowest_s = max(load * size_bytes / float(self._capacities[part]) for part, load in own.parts)
         before = True  # it comes to the slowest part later by what it waited
         for part, load in own.parts:
             waiting = 0.0

@@ -49,13 +49,13 @@ def prepared(
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
-    messages = message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes)
+    folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes) > MOST_MESSAGES
     return Prepared(
         plan,
         network,
         workload.itemsize,
         software,
-        folded=lossy or messages > MOST_MESSAGES,
+        folded,
         draws=tuple(f"{seed}/{number}" for number in range(draws if lossy else 0)),
         dispatching=workload.dispatching,
     )
@@ -239,7 +239,6 @@ class Routes:
         path = step.round_trip_s(packet_bytes), 1 / step.beta_s, packet_bytes
         if (mends := wiring.transport.mends) is not None:
             most = control_of(USUAL).window_packets(loss, path[0]) if mends.reacts else math.inf
-            product_bytes = step.round_trip_s(packet_bytes) / step.beta_s
             return LossyDatagrams(
                 mends.recovery,
                 loss,
@@ -250,7 +249,7 @@ class Routes:
                 self.calibration.late,
                 mends.timeout_s,
                 mends.blind_packets,
-                mends.standing_bytes(product_bytes),
+                mends.standing_bytes(path[0] / step.beta_s),
                 self.calibration.mending_factor(mends.probed_as),
             )
         settings = wiring.settings(*ends, self._key(ends, flow))

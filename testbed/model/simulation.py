@@ -85,9 +85,8 @@ def simulate(
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends else 0
-    if not draws or (
-        folded and not _has_messages(plan)
-    ):  # in collectives nothing is drawn for the whole step
+    # in collectives nothing is drawn for the whole step
+    if not draws or (folded and not _has_messages(plan)):
         return whole.run()
     drawn = [whole.again(Lateness(draw)).run() for draw in draws]
     return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]

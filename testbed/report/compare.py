@@ -97,8 +97,13 @@ def speedup_interval(quick: Sequence[float], slow: Sequence[float]) -> tuple[flo
         return None
     logs = [math.log(there / here) for here, there in zip(quick, slow, strict=True)]
     middle = statistics.mean(logs)
-    half = student_975(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    half = half_width(logs)
     return math.exp(middle - half), math.exp(middle + half)
+
+
+def half_width(values: Sequence[float]) -> float:
+    """How far to either side of the mean of two or more trials it is, with 95 % confidence; Student's."""
+    return student_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def student_975(freedom: float) -> float:

@@ -13,19 +13,20 @@ from testbed.workload.plan import GroupCollective, JobPlan, Message
 def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mapping[tuple[int, int], int]:
     """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
     found: Counter[tuple[int, int]] = Counter()
-    alike: dict[object, tuple[GroupCollective, list[int]]] = {}
+    alike: dict[object, list[GroupCollective]] = {}
     for rank, operations in enumerate(plan.ranks):
         for operation in operations:
             if isinstance(operation, GroupCollective):
                 if rank == plan.groups[operation.group][1][0] and dscp in (None, plan.dscp(operation)):
-                    alike.setdefault(operation.sending, (operation, []))[1].append(rank)
+                    alike.setdefault(operation.sending, []).append(operation)
             elif isinstance(operation, Message) and operation.sends and dscp in (None, plan.dscp(operation)):
                 found[rank, operation.peer] += operation.numel * itemsize
-    for operation, times in alike.values():
+    for same in alike.values():
+        operation = same[0]
         members = plan.groups[operation.group][1]
         buildings = plan.near_of(operation.group)
         for ends, size in group_traffic(operation, members, itemsize, buildings, plan.tuning).items():
-            found[ends] += len(times) * size
+            found[ends] += len(same) * size
     return found
 
 
