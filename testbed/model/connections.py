@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import Fluid
 from testbed.model.waiting import Event, SendBuffer
+from testbed.model.windows import Kept, Queue, Way, Window
 from testbed.paths.losses import Lossy
-from testbed.paths.network import Ends, Lateness, Network, Path
+from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
 from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
@@ -22,6 +23,8 @@ class _Sending(NamedTuple):
     """What a connection, by its key, is to carry over these paths."""
 
     key: object
+    ends: Ends
+    dscp: int
     paths: Sequence[Path]
     size_bytes: float
     latency_s: float
@@ -31,13 +34,33 @@ class _Sending(NamedTuple):
 class Connections:
     """All of a job's."""
 
-    def __init__(self, clock: Clock, network: Network, fluid: Fluid, lateness: Lateness) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        fluid: Fluid,
+        lateness: Lateness,
+        kept: Mapping[object, Kept] | None = None,
+    ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
         self._buffers: dict[object, SendBuffer] = {}
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
+        self._queues: dict[str, Queue] = {}
+        self._windows: dict[object, Window | None] = {}
+        self._kept = kept or {}
+
+    @property
+    def windows(self) -> dict[object, Kept]:
+        """Of connections that lost packets, as they are now."""
+        found = ((key, window) for key, window in self._windows.items() if window is not None)
+        return {
+            key: Kept(window.size_bytes, window.most_bytes)
+            for key, window in found
+            if math.isfinite(window.size_bytes)
+        }
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -53,13 +76,30 @@ class Connections:
         key = ends, dscp
         busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
         latency_s = self._lateness.arrival_s(paths, whole_bytes, max(0.0, busy_until_s - self._clock.now_s))
-        sending = _Sending(key, paths, whole_bytes, latency_s, self._turn())
+        sending = _Sending(key, ends, dscp, paths, whole_bytes, latency_s, self._turn())
         self._flow(sending, taken, left, come)
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
         clock, key, whole_bytes = self._clock, sending.key, sending.size_bytes
         shares = [path.shares for path in sending.paths]
         buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
+        if sending.turn is not None and (window := self._window(key, sending, shares)) is not None:
+
+            def piece(size_bytes: float, gone: Callable[[float], None]) -> None:
+                until_s = clock.now_s + self._fluid.ahead_s(key, shares, size_bytes)
+
+                def out() -> None:
+                    gone(sending.latency_s + max(0.0, until_s - clock.now_s))
+
+                self._fluid.send(key, shares, size_bytes, out, turn=self._turn())
+
+            def all_left() -> None:
+                left()
+                buffer.leave(whole_bytes)
+
+            window.send(whole_bytes, piece, all_left, come)
+            buffer.put(whole_bytes, taken)
+            return
         until_s = clock.now_s + self._fluid.ahead_s(key, shares, whole_bytes)
         each_bytes = whole_bytes / len(sending.paths)
         for number, path in enumerate(sending.paths):
@@ -73,6 +113,30 @@ class Connections:
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
+
+    def _window(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> Window | None:
+        """Of a connection that sends at once, where it may overflow a queue that holds its messages; else None."""
+        if key not in self._windows:
+            way = self._way(sending) if len(sending.paths) == 1 else None
+            kept = self._kept.get(key, Kept(math.inf, 0.0))
+            self._windows[key] = way and Window(way, self._clock.later, lambda: self._clock.now_s, kept)
+        found = self._windows[key]
+        if found is not None and sending.size_bytes > self._fluid.holds_bytes(key, shares):
+            return None
+        return found
+
+    def _way(self, sending: _Sending) -> Way | None:
+        network, (path,) = self._network, sending.paths
+        if network.overflow is None or path.lossy is not None:
+            return None
+        source, *others = path.parts
+        rate = network.capacities[source]
+        for name in others:
+            if (own := network.capacities[name]) < rate and network.queues.get(name):
+                queue = self._queues.setdefault(name, Queue(own, network.queues[name]))
+                back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
+                return Way(queue, source, rate, path.serialisation.packet_bytes, back_s, *network.overflow)
+        return None
 
     def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:
         """When so many bytes more have left a connection, for what losses do to it."""
@@ -112,7 +176,7 @@ class Connections:
                 come()
                 self._clock.later(back_s, acknowledged)
 
-            sending = _Sending((ends, dscp, channel), [path], whole_bytes, latency_s, turn)
+            sending = _Sending((ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn)
             self._flow(sending, taken, lambda: None, there)
 
         dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)

@@ -157,6 +157,10 @@ class Fluid:
         self._left.add([0.0])
         return connection
 
+    def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
+        """Of a connection's message that is sent at once, the most that queues on its way hold whole; 0 if none does."""
+        return (self._by_key.get(key) or self._open(key, paths)).queue_bytes
+
     def _holds_bytes(self, parts: Iterable[int]) -> float:
         """Of a message that comes to the slowest part at once, how much the queues on its way hold; 0 if none does."""
         queues = {part: self._queues[part] for part in parts if self._queues[part]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -18,6 +18,7 @@ from testbed.model.connections import Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
 from testbed.model.waiting import Event, Mailbox
+from testbed.model.windows import Kept
 from testbed.paths.network import Ends, Lateness, Network
 from testbed.transport import PROTOCOLS, Software
 from testbed.transport.layers import NOTE_BYTES
@@ -66,7 +67,14 @@ class Messaging:
     burst_bytes: the most that any pair had to send at once.
     """
 
-    def __init__(self, network: Network, ranks: int, software: Software, lateness: Lateness = MEAN) -> None:
+    def __init__(
+        self,
+        network: Network,
+        ranks: int,
+        software: Software,
+        lateness: Lateness = MEAN,
+        windows: Mapping[object, Kept] | None = None,
+    ) -> None:
         self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
         self._announced, self._copied = protocol.registers, protocol.copies
@@ -75,7 +83,7 @@ class Messaging:
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
-        self.connections = Connections(self, network, self.fluid, lateness)
+        self.connections = Connections(self, network, self.fluid, lateness, windows)
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []

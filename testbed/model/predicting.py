@@ -50,6 +50,8 @@ def prepared(
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes) > MOST_MESSAGES
+    if folded:  # nobody knows what of a flow for many meets in queues
+        network = replace(network, overflow=None)
     return Prepared(
         plan,
         network,
@@ -58,6 +60,7 @@ def prepared(
         folded,
         draws=tuple(f"{seed}/{number}" for number in range(draws if lossy else 0)),
         dispatching=workload.dispatching,
+        warmup=job.scenario.warmup,
     )
 
 
@@ -125,6 +128,8 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         for ends, _ in parallel
         if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
     }
+    control = control_of(_model_of(job, wiring.congestion_control or USUAL))
+    at_once = granted is None and not control.paces
     return replace(
         network,
         capacities=capacities,
@@ -135,8 +140,8 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         overheads=overheads,
         written_above=written,
         # what is granted is dealt out in turn, a few packets each
-        sends_at_once=granted is None
-        and not control_of(_model_of(job, wiring.congestion_control or USUAL)).paces,
+        sends_at_once=at_once,
+        overflow=(control.kept, control.growth) if at_once and packet is None else None,
         asks=granted is not None,
     )
 

@@ -33,6 +33,7 @@ class Prepared:
     folded: bool
     draws: tuple[str, ...] = ()
     dispatching: Dispatching | None = None
+    warmup: int = 0
 
     def play(self) -> Timeline:
         """Carry it out. Stuck, NobodyServes."""
@@ -44,6 +45,7 @@ class Prepared:
             folded=self.folded,
             draws=[Random(seed) for seed in self.draws],
             dispatching=self.dispatching,
+            warmup=self.warmup,
         )
 
     @property
@@ -57,7 +59,7 @@ class Prepared:
         plan = tuple(map(hash, self.plan.ranks)), self.plan.groups, tuple(self.plan.dscps.items())
         rest = self.plan.holds_receivers, self.plan.buildings, self.plan.near, self.plan.tuning
         network = tuple(_frozen(getattr(self.network, field.name)) for field in fields(self.network))
-        return plan, rest, network, self.itemsize, self.software, self.folded, self.draws
+        return plan, rest, network, self.itemsize, self.software, self.folded, self.draws, self.warmup
 
 
 class Played(NamedTuple):

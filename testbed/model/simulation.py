@@ -6,7 +6,7 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -22,6 +22,7 @@ from testbed.model.messages import SizedRound, SizedStage, sized
 from testbed.model.messaging import MEAN, Key, Messaging
 from testbed.model.served import Served
 from testbed.model.waiting import Event
+from testbed.model.windows import Kept
 from testbed.paths.network import Ends, Lateness, Members, Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Carried, Dispatching
@@ -73,6 +74,7 @@ def simulate(
     folded: bool = False,
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
+    warmup: int = 0,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
 
@@ -80,14 +82,20 @@ def simulate(
     what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
     the plan, and the one of median length is returned; without all are late by the mean. Of collectives that are folded
     those of a transport that mends losses itself take what they do on average of as many draws; others' messages are
-    late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. Stuck,
-    NobodyServes.
+    late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. warmup:
+    steps before the one that is told, with the windows of which that begins, where queues overflow. Stuck, NobodyServes.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends else 0
     # in collectives nothing is drawn for the whole step
     if not draws or (folded and not _has_messages(plan)):
-        return whole.run()
+        timeline = whole.run()
+        for _ in range(warmup):
+            if not whole.connections.windows:
+                break
+            whole = whole.again(MEAN)
+            timeline = whole.run()
+        return timeline
     drawn = [whole.again(Lateness(draw)).run() for draw in draws]
     return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]
 
@@ -120,8 +128,9 @@ class _Simulation(Messaging):
         folded: bool,
         lateness: Lateness = MEAN,
         dispatching: Dispatching | None = None,
+        windows: Mapping[object, Kept] | None = None,
     ) -> None:
-        super().__init__(network, len(plan.ranks), software, lateness)
+        super().__init__(network, len(plan.ranks), software, lateness, windows)
         self.plan, self.itemsize = plan, itemsize
         self.trackers = [
             Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
@@ -137,9 +146,18 @@ class _Simulation(Messaging):
         self.lone_draws = 0  # of collectives that are folded
 
     def again(self, lateness: Lateness) -> _Simulation:
-        """The same from its beginning, but for when messages arrive; what is folded stays."""
+        """The same from its beginning, but for when messages arrive, with windows as they are; what is folded stays."""
         serving = None if self.serving is None else self.serving.dispatching
-        other = _Simulation(self.plan, self.network, self.itemsize, self.software, False, lateness, serving)
+        other = _Simulation(
+            self.plan,
+            self.network,
+            self.itemsize,
+            self.software,
+            False,
+            lateness,
+            serving,
+            self.connections.windows,
+        )
         other.folder, other.sized = self.folder, self.sized
         return other
 

@@ -84,6 +84,8 @@ class Network:
     classes: where a part's traffic has several queues, the part that each of them is.
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
+    overflow: what a connection keeps of its window when a queue has no room, and by how many packets it grows in a round
+    trip; None where nothing is known of that.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
     has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
@@ -99,6 +101,7 @@ class Network:
     overheads: Mapping[Ends, float] = field(default_factory=dict)
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
+    overflow: tuple[float, float] | None = None
     written_above: Mapping[Ends, float] = field(default_factory=dict)
     asks: bool = False
     dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)

@@ -29,6 +29,12 @@ class CongestionControl(ABC):
     paces: ClassVar[bool] = False
     """Whether it spreads a window's packets over a round trip; else they are sent at once."""
 
+    kept: ClassVar[float] = 0.5
+    """What it keeps of a window of which packets were lost."""
+
+    growth: ClassVar[float] = 1.0
+    """Packets by which a window grows in a round trip that it was too small for, after that."""
+
     @staticmethod
     @abstractmethod
     def window_packets(loss: float, rtt_s: float) -> float:

@@ -12,6 +12,9 @@ CUBIC, CUBIC_POWER = 1.054, 0.75
 class Cubic(CongestionControl):
     """RFC 9438, section 5.1, with the round trip in seconds."""
 
+    kept = 0.7
+    growth = 3 * (1 - kept) / (1 + kept)  # as Reno's on average, which is more than its own on short paths
+
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
         """Its own, or Reno's on short paths."""

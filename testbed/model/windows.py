@@ -1,0 +1,222 @@
+"""Congestion windows where nothing is lost but by queues that overflow: of TCP that sends all of a window at once.
+
+Where several messages meet in front of a slower link, its queue may hold each of them and not all: of what comes while it
+is full so much is lost as does not leave it meanwhile (drop-tail), of all that come in that moment alike. Whoever lost some
+sends it again a round trip later and goes on with less; a window grows again while there is more to send than it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+PIECES = 4  # in which a window leaves behind acknowledgements, at the most
+SLOW_START = 2  # times as much as it has had under way, slow start opens a window (`tcp_is_cwnd_limited`)
+LEAST_PACKETS = 2  # of a window
+NOTHING_BYTES = 1e-3
+
+Action = Callable[[], None]
+
+
+@dataclass(eq=False)
+class Arrival:
+    """Bytes that come into a queue: those that have not yet, and those that it had no room for."""
+
+    left_bytes: float
+    lost_bytes: float = 0.0
+
+
+@dataclass(eq=False)
+class Queue:
+    """In front of a part. rate: bytes per second that leave it; size_bytes: the most that it holds.
+
+    coming: by the part before it, with the rate of that, what comes one behind the other.
+    """
+
+    rate: float
+    size_bytes: float
+    standing_bytes: float = 0.0
+    now_s: float = 0.0
+    coming: dict[str, tuple[float, deque[Arrival]]] = field(default_factory=dict)
+
+    def put(self, now_s: float, source: str, rate: float, size_bytes: float) -> Arrival:
+        """So much begins to come."""
+        self.advance(now_s)
+        arrival = Arrival(size_bytes)
+        self.coming.setdefault(source, (rate, deque()))[1].append(arrival)
+        return arrival
+
+    def advance(self, until_s: float) -> None:
+        """Let come what comes until then."""
+        while self.coming and self.now_s < until_s:
+            into = sum([rate for rate, _ in self.coming.values()])
+            more = into - self.rate
+            full = more > 0 and self.standing_bytes >= self.size_bytes
+            seconds = min([line[0].left_bytes / rate for rate, line in self.coming.values()])
+            if more > 0 and not full:
+                seconds = min(seconds, (self.size_bytes - self.standing_bytes) / more)
+            last = self.now_s + seconds >= until_s
+            seconds = until_s - self.now_s if last else seconds
+            self._come(seconds, more / into if full else 0.0)
+            self.now_s = until_s if last else self.now_s + seconds
+            self.standing_bytes = max(0.0, self.standing_bytes + (0.0 if full else more * seconds))
+            if self.size_bytes - self.standing_bytes < NOTHING_BYTES:
+                self.standing_bytes = self.size_bytes
+        if until_s > self.now_s:
+            self.standing_bytes = max(0.0, self.standing_bytes - self.rate * (until_s - self.now_s))
+            self.now_s = until_s
+
+    def _come(self, seconds: float, lost: float) -> None:
+        """From everywhere for so long; lost: so large a share."""
+        for source, (rate, line) in list(self.coming.items()):
+            first = line[0]
+            first.lost_bytes += lost * rate * seconds
+            first.left_bytes -= rate * seconds
+            if first.left_bytes < NOTHING_BYTES:
+                line.popleft()
+                if not line:
+                    del self.coming[source]
+
+
+class Way(NamedTuple):
+    """Of a connection's packets: the queue that they may overflow, the part before it and its rate, bytes per second.
+
+    packet_bytes: of a full one's payload. back_s: what word of them takes. kept, growth: of its congestion control.
+    """
+
+    queue: Queue
+    source: str
+    rate: float
+    packet_bytes: float
+    back_s: float
+    kept: float
+    growth: float
+
+
+class Kept(NamedTuple):
+    """Of a window, from one step to the next, in bytes; the most that was under way at once."""
+
+    size_bytes: float
+    most_bytes: float
+
+
+@dataclass(eq=False)
+class _Message:
+    """unsent_bytes: that are to leave; missing_bytes: that were lost, which its sender does not know yet."""
+
+    size_bytes: float
+    unsent_bytes: float
+    send: Callable[[float, Callable[[float], None]], None]
+    left: Action
+    come: Action
+    missing_bytes: float = 0.0
+    pieces: int = 0
+    there: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether all of it has left for good."""
+        return not self.pieces and self.unsent_bytes < NOTHING_BYTES and self.missing_bytes < NOTHING_BYTES
+
+
+class Window:
+    """Of a connection. later, now: act after so many seconds; the time.
+
+    size_bytes: infinite until it loses some: what was under way until then was within what slow start had opened.
+    """
+
+    def __init__(
+        self, way: Way, later: Callable[[float, Action], None], now: Callable[[], float], kept: Kept
+    ) -> None:
+        self.way, self._later, self._now = way, later, now
+        self.size_bytes, self.most_bytes = kept
+        self._under_way_bytes = self._given_bytes = 0.0
+        self._waiting: deque[_Message] = deque()
+        self._order: deque[_Message] = deque()
+        self._reduced_s = -math.inf
+
+    def send(
+        self,
+        size_bytes: float,
+        send: Callable[[float, Callable[[float], None]], None],
+        left: Action,
+        come: Action,
+    ) -> None:
+        """A message. send: lets so much of it leave, and calls what it is given then, with the seconds until it is there.
+
+        left, come: called when all of it has left, and when it and all before it are there.
+        """
+        message = _Message(size_bytes, size_bytes, send, left, come)
+        self._waiting.append(message)
+        self._order.append(message)
+        self._given_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._given_bytes)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let leave what there is room for."""
+        while self._waiting:
+            message = self._waiting[0]
+            room_bytes = self.size_bytes - self._under_way_bytes
+            if room_bytes < min(message.unsent_bytes, self.size_bytes / PIECES):
+                return
+            piece_bytes = min(message.unsent_bytes, room_bytes)
+            message.unsent_bytes -= piece_bytes
+            if message.unsent_bytes < NOTHING_BYTES:
+                self._waiting.popleft()
+            self._leave(message, piece_bytes)
+
+    def _leave(self, message: _Message, piece_bytes: float) -> None:
+        way = self.way
+        bound = math.isfinite(self.size_bytes)
+        full = bool(self._waiting)
+        if bound:
+            self._under_way_bytes += piece_bytes
+        arrival = way.queue.put(self._now(), way.source, way.rate, piece_bytes)
+        message.pieces += 1
+
+        def left(latency_s: float) -> None:
+            way.queue.advance(self._now())
+            message.pieces -= 1
+            lost_bytes = arrival.lost_bytes if arrival.lost_bytes * 2 >= way.packet_bytes else 0.0
+            message.missing_bytes += lost_bytes
+            round_trip_s = latency_s + way.back_s
+
+            def acknowledged() -> None:
+                if bound:
+                    self._under_way_bytes -= piece_bytes
+                if lost_bytes:
+                    self._mend(message, lost_bytes, round_trip_s)
+                elif bound and full:
+                    self.size_bytes += way.growth * way.packet_bytes * piece_bytes / self.size_bytes
+                self._go_on()
+
+            if bound or lost_bytes:
+                self._later(round_trip_s, acknowledged)
+            if message.over:
+                message.left()
+                self._later(latency_s, lambda: self._come(message))
+
+        message.send(piece_bytes, left)
+
+    def _come(self, message: _Message) -> None:
+        message.there = True
+        while self._order and self._order[0].there:
+            first = self._order.popleft()
+            self._given_bytes -= first.size_bytes
+            first.come()
+
+    def _mend(self, message: _Message, lost_bytes: float, round_trip_s: float) -> None:
+        """Lost bytes leave again, before all others; of what was lost in one round trip a window goes down once."""
+        way = self.way
+        message.missing_bytes -= lost_bytes
+        if message.unsent_bytes < NOTHING_BYTES:
+            self._waiting.appendleft(message)
+        message.unsent_bytes += lost_bytes
+        if self._now() - self._reduced_s >= round_trip_s:
+            self._reduced_s = self._now()
+            size_bytes = min(self.size_bytes, SLOW_START * self.most_bytes)
+            self.size_bytes = max(LEAST_PACKETS * way.packet_bytes, way.kept * size_bytes)
