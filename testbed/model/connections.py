@@ -133,9 +133,10 @@ class Connections:
         rate = network.capacities[source]
         for name in others:
             if (own := network.capacities[name]) < rate and network.queues.get(name):
-                queue = self._queues.setdefault(name, Queue(own, network.queues[name]))
+                packet_bytes = path.serialisation.packet_bytes
+                queue = self._queues.setdefault(name, Queue(own, network.queues[name], packet_bytes))
                 back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
-                return Way(queue, source, rate, path.serialisation.packet_bytes, back_s, *network.overflow)
+                return Way(queue, source, rate, packet_bytes, back_s, *network.overflow)
         return None
 
     def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:

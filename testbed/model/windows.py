@@ -11,6 +11,8 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from random import Random
 from typing import NamedTuple
 
 PIECES = 4  # in which a window leaves behind acknowledgements, at the most
@@ -33,14 +35,18 @@ class Arrival:
 class Queue:
     """In front of a part. rate: bytes per second that leave it; size_bytes: the most that it holds.
 
-    coming: by the part before it, with the rate of that, what comes one behind the other.
+    coming: by the part before it, with the rate of that, what comes one behind the other. over_bytes: that it had no
+    room for and nobody has lost: packets are lost whole, each by one of those that come.
     """
 
     rate: float
     size_bytes: float
+    packet_bytes: float
     standing_bytes: float = 0.0
+    over_bytes: float = 0.0
     now_s: float = 0.0
     coming: dict[str, tuple[float, deque[Arrival]]] = field(default_factory=dict)
+    draw: Random = field(default_factory=partial(Random, 0))
 
     def put(self, now_s: float, source: str, rate: float, size_bytes: float) -> Arrival:
         """So much begins to come."""
@@ -60,7 +66,9 @@ class Queue:
                 seconds = min(seconds, (self.size_bytes - self.standing_bytes) / more)
             last = self.now_s + seconds >= until_s
             seconds = until_s - self.now_s if last else seconds
-            self._come(seconds, more / into if full else 0.0)
+            if full:
+                self._lose(more * seconds)
+            self._come(seconds)
             self.now_s = until_s if last else self.now_s + seconds
             self.standing_bytes = max(0.0, self.standing_bytes + (0.0 if full else more * seconds))
             if self.size_bytes - self.standing_bytes < NOTHING_BYTES:
@@ -69,11 +77,19 @@ class Queue:
             self.standing_bytes = max(0.0, self.standing_bytes - self.rate * (until_s - self.now_s))
             self.now_s = until_s
 
-    def _come(self, seconds: float, lost: float) -> None:
-        """From everywhere for so long; lost: so large a share."""
+    def _lose(self, size_bytes: float) -> None:
+        """Of all that come now, each as likely as it has packets among them."""
+        self.over_bytes += size_bytes
+        while self.over_bytes >= self.packet_bytes:
+            self.over_bytes -= self.packet_bytes
+            lines = list(self.coming.values())
+            ((_, line),) = self.draw.choices(lines, [rate for rate, _ in lines])
+            line[0].lost_bytes += self.packet_bytes
+
+    def _come(self, seconds: float) -> None:
+        """From everywhere for so long."""
         for source, (rate, line) in list(self.coming.items()):
             first = line[0]
-            first.lost_bytes += lost * rate * seconds
             first.left_bytes -= rate * seconds
             if first.left_bytes < NOTHING_BYTES:
                 line.popleft()
@@ -181,7 +197,7 @@ class Window:
         def left(latency_s: float) -> None:
             way.queue.advance(self._now())
             message.pieces -= 1
-            lost_bytes = arrival.lost_bytes if arrival.lost_bytes * 2 >= way.packet_bytes else 0.0
+            lost_bytes = min(arrival.lost_bytes, piece_bytes)
             message.missing_bytes += lost_bytes
             round_trip_s = latency_s + way.back_s
 
