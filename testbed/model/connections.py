@@ -13,6 +13,7 @@ from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Kept, Queue, Way, Window
 from testbed.paths.losses import Lossy
 from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
+from testbed.paths.queues import ENOUGH
 from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
@@ -130,14 +131,17 @@ class Connections:
         if network.overflow is None or path.lossy is not None:
             return None
         source, *others = path.parts
-        rate = network.capacities[source]
-        for name in others:
-            if (own := network.capacities[name]) < rate and network.queues.get(name):
-                packet_bytes = path.serialisation.packet_bytes
-                queue = self._queues.setdefault(name, Queue(own, network.queues[name], packet_bytes))
-                back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
-                return Way(queue, source, rate, packet_bytes, back_s, *network.overflow)
-        return None
+        rate, packet_bytes = network.capacities[source], path.serialisation.packet_bytes
+        back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
+        slower = (name for name in others if network.capacities[name] < rate and network.queues.get(name))
+        name = next(slower, None)
+        if name is None:
+            return None
+        own, holds_bytes = network.capacities[name], network.queues[name]
+        if holds_bytes < ENOUGH * own * (path.latency_s(packet_bytes) + back_s):
+            return None  # a window alone overflows it
+        queue = self._queues.setdefault(name, Queue(own, holds_bytes, packet_bytes))
+        return Way(queue, source, rate, packet_bytes, back_s, *network.overflow)
 
     def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:
         """When so many bytes more have left a connection, for what losses do to it."""
