@@ -21,7 +21,7 @@ Action = Callable[[], None]
 
 
 class _Sending(NamedTuple):
-    """What a connection, by its key, is to carry over these paths."""
+    """What a connection, by its key, is to carry over these paths. follows: as what was before has come."""
 
     key: object
     ends: Ends
@@ -30,6 +30,7 @@ class _Sending(NamedTuple):
     size_bytes: float
     latency_s: float
     turn: int | None
+    follows: bool = False
 
 
 class Connections:
@@ -101,7 +102,9 @@ class Connections:
             window.send(whole_bytes, piece, all_left, come)
             buffer.put(whole_bytes, taken)
             return
-        until_s = clock.now_s + self._fluid.ahead_s(key, shares, whole_bytes)
+        # its connection has its share already
+        ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
+        until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
         for number, path in enumerate(sending.paths):
             if path.lossy is not None:
@@ -181,7 +184,9 @@ class Connections:
                 come()
                 self._clock.later(back_s, acknowledged)
 
-            sending = _Sending((ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn)
+            sending = _Sending(
+                (ends, dscp, channel), ends, dscp, [path], whole_bytes, latency_s, turn, part.follows
+            )
             self._flow(sending, taken, lambda: None, there)
 
         dealer = self._dealers[ends, dscp] = Dealer(stripes, len(paths), self._turn, flow)

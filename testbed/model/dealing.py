@@ -40,12 +40,13 @@ class Flowing(Protocol):
 class Part:
     """So many bytes of a message, in so many segments.
 
-    ends_bytes: of the whole message, if this is its last part; else 0.
+    ends_bytes: of the whole message, if this is its last part; else 0. follows: it leaves as others have come.
     """
 
     size_bytes: float
     segments: int
     ends_bytes: float = 0.0
+    follows: bool = False
 
 
 @dataclass(eq=False)
@@ -86,16 +87,20 @@ class Dealer:
         message = _Cut(size_bytes, size_bytes, taken, come)
         self.waiting.append(message)
         self.order.append(message)
-        self._deal()
+        self._deal(follows=False)
 
-    def _deal(self) -> None:
+    def _deal(self, *, follows: bool) -> None:
         """Out, as far as there is room."""
         turn = self.next_turn() if self.waiting else None
         while self.waiting:
             message = self.waiting[0]
             segments = self._cut(message)
             whole = message.left_bytes <= 0
-            parts = [(channel, part) for channel, sizes in enumerate(segments) for part in self._parts(sizes)]
+            parts = [
+                (channel, part)
+                for channel, sizes in enumerate(segments)
+                for part in self._parts(sizes, follows)
+            ]
             if whole:
                 channel, part = parts[-1]
                 parts[-1] = channel, replace(part, ends_bytes=message.size_bytes)
@@ -117,12 +122,12 @@ class Dealer:
             found[channel].append(size_bytes)
         return found
 
-    def _parts(self, sizes: Sequence[float]) -> Iterator[Part]:
+    def _parts(self, sizes: Sequence[float], follows: bool) -> Iterator[Part]:
         """Of what goes on one connection."""
         most = max(1, self.stripes.outstanding // PIECES)
         for start in range(0, len(sizes), most):
             own = sizes[start : start + most]
-            yield Part(sum(own), len(own))
+            yield Part(sum(own), len(own), follows=follows)
 
     def _with_room(self) -> int | None:
         """The next in turn of those that have."""
@@ -147,7 +152,7 @@ class Dealer:
 
         def acknowledged() -> None:
             self.unacknowledged[channel] -= part.segments
-            self._deal()
+            self._deal(follows=True)
 
         taken = Event()
         taken.and_then(in_socket)
