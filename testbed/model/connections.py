@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
-from testbed.model.fluid import Fluid
+from testbed.model.fluid import AT_ONCE, Fluid
+from testbed.model.pacing import Startup
 from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Kept, Queue, Way, Window
 from testbed.paths.losses import Lossy
@@ -43,6 +44,7 @@ class Connections:
         fluid: Fluid,
         lateness: Lateness,
         kept: Mapping[object, Kept] | None = None,
+        rounds: Mapping[object, int] | None = None,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
@@ -53,6 +55,8 @@ class Connections:
         self._queues: dict[str, Queue] = {}
         self._windows: dict[object, Window | None] = {}
         self._kept = kept or {}
+        self._startups: dict[object, Startup | None] = {}
+        self._kept_rounds = rounds or {}
 
     @property
     def windows(self) -> dict[object, Kept]:
@@ -63,6 +67,12 @@ class Connections:
             for key, window in found
             if math.isfinite(window.size_bytes)
         }
+
+    @property
+    def rounds(self) -> dict[object, int]:
+        """Of connections that begin with a pace above the link's: in which they did not run out."""
+        found = ((key, startup) for key, startup in self._startups.items() if startup is not None)
+        return {key: startup.rounds for key, startup in found if startup.rounds}
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -85,10 +95,17 @@ class Connections:
         clock, key, whole_bytes = self._clock, sending.key, sending.size_bytes
         shares = [path.shares for path in sending.paths]
         buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
+
+        def ahead_s(size_bytes: float) -> float:
+            # who follows has its connection's share already
+            return 0.0 if sending.follows else self._fluid.ahead_s(key, shares, size_bytes)
+
+        if self._network.startup and self._is_paced(key, sending, shares):
+            sending = sending._replace(turn=None)
         if sending.turn is not None and (window := self._window(key, sending, shares)) is not None:
 
             def piece(size_bytes: float, gone: Callable[[float], None]) -> None:
-                until_s = clock.now_s + self._fluid.ahead_s(key, shares, size_bytes)
+                until_s = clock.now_s + ahead_s(size_bytes)
 
                 def out() -> None:
                     gone(sending.latency_s + max(0.0, until_s - clock.now_s))
@@ -102,9 +119,7 @@ class Connections:
             window.send(whole_bytes, piece, all_left, come)
             buffer.put(whole_bytes, taken)
             return
-        # its connection has its share already
-        ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
-        until_s = clock.now_s + ahead_s
+        until_s = clock.now_s + ahead_s(whole_bytes)
         each_bytes = whole_bytes / len(sending.paths)
         for number, path in enumerate(sending.paths):
             if path.lossy is not None:
@@ -117,6 +132,31 @@ class Connections:
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
+
+    def _is_paced(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
+        """Of a connection of a congestion control that paces, whether it does so by the link's rate now."""
+        if key not in self._startups:
+            self._startups[key] = self._startup(key, sending) if len(sending.paths) == 1 else None
+        startup = self._startups[key]
+        if startup is None or sending.size_bytes > self._fluid.holds_bytes(key, shares):
+            return True
+        paced = startup.over
+        startup.send(self._clock.now_s, sending.size_bytes)
+        return paced
+
+    def _startup(self, key: object, sending: _Sending) -> Startup | None:
+        """None where that is no quicker than the link."""
+        network, (path,) = self._network, sending.paths
+        back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
+        packet_bytes, slowest = (
+            path.serialisation.packet_bytes,
+            min(network.capacities[part] for part in path.parts),
+        )
+        pace = network.startup * packet_bytes / (path.latency_s(0) + back_s)
+        if path.lossy is not None or pace < AT_ONCE * slowest:
+            return None
+        round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
+        return Startup(pace, round_trip_s, self._kept_rounds.get(key, 0))
 
     def _window(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> Window | None:
         """Of a connection that sends at once, where it may overflow a queue that holds its messages; else None."""
@@ -194,4 +234,5 @@ class Connections:
 
     def _turn(self) -> int | None:
         """The next in queues, where messages come there at once."""
-        return self._fluid.next_turn() if self._network.sends_at_once else None
+        at_once = self._network.sends_at_once or self._network.startup
+        return self._fluid.next_turn() if at_once else None

@@ -74,6 +74,7 @@ class Messaging:
         software: Software,
         lateness: Lateness = MEAN,
         windows: Mapping[object, Kept] | None = None,
+        rounds: Mapping[object, int] | None = None,
     ) -> None:
         self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
@@ -83,7 +84,7 @@ class Messaging:
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
-        self.connections = Connections(self, network, self.fluid, lateness, windows)
+        self.connections = Connections(self, network, self.fluid, lateness, windows, rounds)
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []

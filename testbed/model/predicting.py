@@ -51,7 +51,7 @@ def prepared(
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes) > MOST_MESSAGES
     if folded:  # nobody knows what of a flow for many meets in queues
-        network = replace(network, overflow=None)
+        network = replace(network, overflow=None, startup=0.0)
     return Prepared(
         plan,
         network,
@@ -141,6 +141,7 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         written_above=written,
         # what is granted is dealt out in turn, a few packets each
         sends_at_once=at_once,
+        startup=control.startup if granted is None and packet is None else 0.0,
         overflow=(control.kept, control.growth) if at_once and packet is None else None,
         asks=granted is not None,
     )

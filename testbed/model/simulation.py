@@ -99,7 +99,7 @@ def simulate(
 def _settled(step: _Simulation, warmup: int) -> Timeline:
     """Of so many steps and one more, each with the windows that the one before it left, the median of the last three."""
     found = [step.run()]
-    while len(found) <= warmup and step.connections.windows:
+    while len(found) <= warmup and (step.connections.windows or step.connections.rounds):
         step = step.again(MEAN)
         found.append(step.run())
     last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
@@ -135,8 +135,9 @@ class _Simulation(Messaging):
         lateness: Lateness = MEAN,
         dispatching: Dispatching | None = None,
         windows: Mapping[object, Kept] | None = None,
+        rounds: Mapping[object, int] | None = None,
     ) -> None:
-        super().__init__(network, len(plan.ranks), software, lateness, windows)
+        super().__init__(network, len(plan.ranks), software, lateness, windows, rounds)
         self.plan, self.itemsize = plan, itemsize
         self.trackers = [
             Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
@@ -163,6 +164,7 @@ class _Simulation(Messaging):
             lateness,
             serving,
             self.connections.windows,
+            self.connections.rounds,
         )
         other.folder, other.sized = self.folder, self.sized
         return other

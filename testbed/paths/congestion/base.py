@@ -29,6 +29,9 @@ class CongestionControl(ABC):
     paces: ClassVar[bool] = False
     """Whether it spreads a window's packets over a round trip; else they are sent at once."""
 
+    startup: ClassVar[float] = 0.0
+    """Of one that paces: packets in a round trip, at which it begins; 0 where it does not tell."""
+
     kept: ClassVar[float] = 0.5
     """What it keeps of a window of which packets were lost."""
 

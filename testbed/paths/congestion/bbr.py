@@ -13,6 +13,7 @@ class Bbr(CongestionControl):
 
     goes_by_losses = False
     paces = True
+    startup = 2 / math.log(2) * 10  # `bbr_high_gain` times a first window of RFC 6928
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
