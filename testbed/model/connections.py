@@ -11,7 +11,7 @@ from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import AT_ONCE, Fluid
 from testbed.model.pacing import Startup
 from testbed.model.waiting import Event, SendBuffer
-from testbed.model.windows import Kept, Queue, Way, Window
+from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
 from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
 from testbed.paths.queues import ENOUGH
@@ -34,6 +34,19 @@ class _Sending(NamedTuple):
     follows: bool = False
 
 
+class Kept(NamedTuple):
+    """What connections, by their keys, keep from one step to the next.
+
+    windows: of those that lost packets; rounds: in which those that are paced did not run out of what to send.
+    """
+
+    windows: Mapping[object, Opened]
+    rounds: Mapping[object, int]
+
+
+NOTHING_KEPT = Kept({}, {})
+
+
 class Connections:
     """All of a job's."""
 
@@ -43,8 +56,7 @@ class Connections:
         network: Network,
         fluid: Fluid,
         lateness: Lateness,
-        kept: Mapping[object, Kept] | None = None,
-        rounds: Mapping[object, int] | None = None,
+        kept: Kept = NOTHING_KEPT,
     ) -> None:
         self._clock, self._network, self._fluid, self._lateness = clock, network, fluid, lateness
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
@@ -54,25 +66,15 @@ class Connections:
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
         self._queues: dict[str, Queue] = {}
         self._windows: dict[object, Window | None] = {}
-        self._kept = kept or {}
         self._startups: dict[object, Startup | None] = {}
-        self._kept_rounds = rounds or {}
+        self._before = kept
 
     @property
-    def windows(self) -> dict[object, Kept]:
-        """Of connections that lost packets, as they are now."""
-        found = ((key, window) for key, window in self._windows.items() if window is not None)
-        return {
-            key: Kept(window.size_bytes, window.most_bytes)
-            for key, window in found
-            if math.isfinite(window.size_bytes)
-        }
-
-    @property
-    def rounds(self) -> dict[object, int]:
-        """Of connections that begin with a pace above the link's: in which they did not run out."""
-        found = ((key, startup) for key, startup in self._startups.items() if startup is not None)
-        return {key: startup.rounds for key, startup in found if startup.rounds}
+    def kept(self) -> Kept:
+        """Of what was before this step and in it."""
+        windows = {key: own.opened for key, own in self._windows.items() if own and own.bounded}
+        rounds = {key: own.rounds for key, own in self._startups.items() if own and own.rounds}
+        return Kept(windows, rounds)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -156,14 +158,14 @@ class Connections:
         if path.lossy is not None or pace < AT_ONCE * slowest:
             return None
         round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
-        return Startup(pace, round_trip_s, self._kept_rounds.get(key, 0))
+        return Startup(pace, round_trip_s, self._before.rounds.get(key, 0))
 
     def _window(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> Window | None:
         """Of a connection that sends at once, where it may overflow a queue that holds its messages; else None."""
         if key not in self._windows:
             way = self._way(sending) if len(sending.paths) == 1 else None
-            kept = self._kept.get(key, Kept(math.inf, 0.0))
-            self._windows[key] = way and Window(way, self._clock.later, lambda: self._clock.now_s, kept)
+            opened = self._before.windows.get(key, Opened(math.inf, 0.0))
+            self._windows[key] = way and Window(way, self._clock.later, lambda: self._clock.now_s, opened)
         found = self._windows[key]
         if found is not None and sending.size_bytes > self._fluid.holds_bytes(key, shares):
             return None

@@ -158,7 +158,7 @@ class Fluid:
         return connection
 
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
-        """Of a connection's message that is sent at once, the most that queues on its way hold whole; 0 if none does."""
+        """Of a connection's message that is sent at once, the most that queues on its way hold; 0 if they do not."""
         return (self._by_key.get(key) or self._open(key, paths)).queue_bytes
 
     def _holds_bytes(self, parts: Iterable[int]) -> float:

@@ -10,15 +10,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from testbed.model.connections import Connections
+from testbed.model.connections import NOTHING_KEPT, Connections, Kept
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
 from testbed.model.waiting import Event, Mailbox
-from testbed.model.windows import Kept
 from testbed.paths.network import Ends, Lateness, Network
 from testbed.transport import PROTOCOLS, Software
 from testbed.transport.layers import NOTE_BYTES
@@ -73,8 +72,7 @@ class Messaging:
         ranks: int,
         software: Software,
         lateness: Lateness = MEAN,
-        windows: Mapping[object, Kept] | None = None,
-        rounds: Mapping[object, int] | None = None,
+        kept: Kept = NOTHING_KEPT,
     ) -> None:
         self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
@@ -84,7 +82,7 @@ class Messaging:
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
-        self.connections = Connections(self, network, self.fluid, lateness, windows, rounds)
+        self.connections = Connections(self, network, self.fluid, lateness, kept)
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []

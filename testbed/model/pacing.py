@@ -1,8 +1,8 @@
 """Which connections of a congestion control that paces are paced by the link: those that have left its startup.
 
-BBR starts with a pace of 2.89 of its first windows a round trip. It comes down to what it measures once it has found the
-link full: no more of it for three round trips in which there was always something to send. Of a connection that always
-runs out before, samples tell nothing (`is_app_limited`); it stays as it began, and what it sends, it sends at once.
+BBR starts with a pace of 2.89 of its first windows a round trip. It comes down to what it measures once it has found
+the link full, after three round trips in which there was always something to send. Of a connection that always runs
+out before, samples tell nothing (`is_app_limited`): it stays as it began, and what it sends, it sends at once.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.model.memory import peak_alive
-from testbed.model.simulation import Timeline, simulate
+from testbed.model.simulation import simulate
+from testbed.model.timeline import Timeline
 from testbed.paths.network import Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Dispatching

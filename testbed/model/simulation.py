@@ -6,7 +6,7 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -17,15 +17,16 @@ from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
 from testbed.errors import TestbedError
 from testbed.model.computing import Computers
+from testbed.model.connections import NOTHING_KEPT, Kept
 from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import SizedRound, SizedStage, sized
 from testbed.model.messaging import MEAN, Key, Messaging
 from testbed.model.served import Served
+from testbed.model.timeline import Timeline
 from testbed.model.waiting import Event
-from testbed.model.windows import Kept
 from testbed.paths.network import Ends, Lateness, Members, Network
 from testbed.transport import Software
-from testbed.workload.dispatch import Carried, Dispatching
+from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import (
     Block,
     Computing,
@@ -46,27 +47,6 @@ class Stuck(TestbedError, ValueError):
     """A plan that never comes to its end; the message says who waits for what."""
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """When each operation began and ended, in seconds from the step's start; `spans[rank][index of the operation]`.
-
-    carried: what was done and decided, where that was not known beforehand.
-    """
-
-    spans: tuple[tuple[tuple[float, float], ...], ...]
-    carried: Carried | None = None
-
-    @property
-    def plan(self) -> JobPlan | None:
-        """What was carried out, where that was not known beforehand."""
-        return None if self.carried is None else self.carried.plan
-
-    @property
-    def step_time_s(self) -> float:
-        """Until the last rank is done."""
-        return max((end for rank in self.spans for _, end in rank), default=0.0)
-
-
 def simulate(
     plan: JobPlan,
     network: Network,
@@ -85,7 +65,7 @@ def simulate(
     the plan, and the one of median length is returned; without all are late by the mean. Of collectives that are folded
     those of a transport that mends losses itself take what they do on average of as many draws; others' messages are
     late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. warmup:
-    steps before the one that is told, with the windows of which that begins, where queues overflow. Stuck, NobodyServes.
+    steps before the one that is told, where connections are not what they were after one. Stuck, NobodyServes.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends else 0
@@ -97,9 +77,9 @@ def simulate(
 
 
 def _settled(step: _Simulation, warmup: int) -> Timeline:
-    """Of so many steps and one more, each with the windows that the one before it left, the median of the last three."""
+    """The median of the last three of so many steps and one more, each with what connections keep of that before it."""
     found = [step.run()]
-    while len(found) <= warmup and (step.connections.windows or step.connections.rounds):
+    while len(found) <= warmup and any(step.connections.kept):
         step = step.again(MEAN)
         found.append(step.run())
     last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
@@ -134,10 +114,9 @@ class _Simulation(Messaging):
         folded: bool,
         lateness: Lateness = MEAN,
         dispatching: Dispatching | None = None,
-        windows: Mapping[object, Kept] | None = None,
-        rounds: Mapping[object, int] | None = None,
+        kept: Kept = NOTHING_KEPT,
     ) -> None:
-        super().__init__(network, len(plan.ranks), software, lateness, windows, rounds)
+        super().__init__(network, len(plan.ranks), software, lateness, kept)
         self.plan, self.itemsize = plan, itemsize
         self.trackers = [
             Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
@@ -155,16 +134,9 @@ class _Simulation(Messaging):
     def again(self, lateness: Lateness) -> _Simulation:
         """The same from its beginning, but for when messages arrive, with windows as they are; what is folded stays."""
         serving = None if self.serving is None else self.serving.dispatching
+        kept = self.connections.kept
         other = _Simulation(
-            self.plan,
-            self.network,
-            self.itemsize,
-            self.software,
-            False,
-            lateness,
-            serving,
-            self.connections.windows,
-            self.connections.rounds,
+            self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
         )
         other.folder, other.sized = self.folder, self.sized
         return other

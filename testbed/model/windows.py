@@ -1,8 +1,8 @@
 """Congestion windows where nothing is lost but by queues that overflow: of TCP that sends all of a window at once.
 
-Where several messages meet in front of a slower link, its queue may hold each of them and not all: of what comes while it
-is full so much is lost as does not leave it meanwhile (drop-tail), of all that come in that moment alike. Whoever lost some
-sends it again a round trip later and goes on with less; a window grows again while there is more to send than it holds.
+Where several messages meet in front of a slower link, its queue may hold each of them and not all: of what comes while
+it is full so much is lost as does not leave it meanwhile (drop-tail), whole packets of those that come. Whoever lost
+some sends it again a round trip later and goes on with less; a window grows while there is more to send than it holds.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Way(NamedTuple):
     growth: float
 
 
-class Kept(NamedTuple):
-    """Of a window, from one step to the next, in bytes; the most that was under way at once."""
+class Opened(NamedTuple):
+    """Bytes that a window has; the most that was under way at once."""
 
     size_bytes: float
     most_bytes: float
@@ -145,14 +145,24 @@ class Window:
     """
 
     def __init__(
-        self, way: Way, later: Callable[[float, Action], None], now: Callable[[], float], kept: Kept
+        self, way: Way, later: Callable[[float, Action], None], now: Callable[[], float], opened: Opened
     ) -> None:
         self.way, self._later, self._now = way, later, now
-        self.size_bytes, self.most_bytes = kept
+        self.size_bytes, self.most_bytes = opened
         self._under_way_bytes = self._given_bytes = 0.0
         self._waiting: deque[_Message] = deque()
         self._order: deque[_Message] = deque()
         self._reduced_s = -math.inf
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it has lost packets."""
+        return math.isfinite(self.size_bytes)
+
+    @property
+    def opened(self) -> Opened:
+        """What it is now."""
+        return Opened(self.size_bytes, self.most_bytes)
 
     def send(
         self,
@@ -161,7 +171,7 @@ class Window:
         left: Action,
         come: Action,
     ) -> None:
-        """A message. send: lets so much of it leave, and calls what it is given then, with the seconds until it is there.
+        """A message. send: lets so much of it leave; calls what it is given then, with the seconds until it is there.
 
         left, come: called when all of it has left, and when it and all before it are there.
         """
@@ -177,9 +187,11 @@ class Window:
         while self._waiting:
             message = self._waiting[0]
             room_bytes = self.size_bytes - self._under_way_bytes
-            if room_bytes < min(message.unsent_bytes, self.size_bytes / PIECES):
-                return
-            piece_bytes = min(message.unsent_bytes, room_bytes)
+            piece_bytes = message.unsent_bytes
+            if room_bytes < piece_bytes:  # acknowledgements of its first packets let the next ones go
+                piece_bytes = min(piece_bytes, self.size_bytes / PIECES)
+                if room_bytes < piece_bytes - NOTHING_BYTES:
+                    return
             message.unsent_bytes -= piece_bytes
             if message.unsent_bytes < NOTHING_BYTES:
                 self._waiting.popleft()
@@ -187,7 +199,7 @@ class Window:
 
     def _leave(self, message: _Message, piece_bytes: float) -> None:
         way = self.way
-        bound = math.isfinite(self.size_bytes)
+        bound = self.bounded
         full = bool(self._waiting)
         if bound:
             self._under_way_bytes += piece_bytes

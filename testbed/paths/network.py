@@ -85,8 +85,8 @@ class Network:
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
     startup: packets a round trip with which connections that are paced begin; 0 where nothing is known of that.
-    overflow: what a connection keeps of its window when a queue has no room, and by how many packets it grows in a round
-    trip; None where nothing is known of that.
+    overflow: what a connection keeps of its window when a queue has no room for it, and by how many packets that grows
+    in a round trip; None where nothing is known of that.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
     has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
