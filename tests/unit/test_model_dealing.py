@@ -71,6 +71,28 @@ def test_a_message_is_whole_after_those_before_it_and_a_small_one_when_it_comes(
     assert small_s == pytest.approx(1.01)  # behind one segment on the first connection
 
 
+def test_what_leaves_as_acknowledgements_come_has_its_share_whatever_others_have_elsewhere() -> None:
+    # one pair on a link of 1000 a second, a segment under way at a time; another's stand in front of a slower one behind
+    stripes = StripeSettings(1, 1000, outstanding=1, fast_bytes=10)
+    paths = {(0, 2): Path(0.0, ("link",)), (1, 3): Path(0.0, ("link", "slow"))}
+    paths |= {(there, here): Path(0.0, ("back",)) for here, there in ((0, 2), (1, 3))}
+    made = Network(
+        {"link": 1000.0, "slow": 200.0, "back": 1e9},
+        paths,
+        {(pair, 0): (paths[pair],) for pair in ((0, 2), (1, 3))},
+        queues={"link": 1e6, "slow": 1e6},
+        sends_at_once=False,
+        dealing=dict.fromkeys(((0, 2), (1, 3)), stripes),
+    )
+    sends = tuple((Message("send", "to", "test", (), peer, 20_000, 0, sends=True),) for peer in (2, 3))
+    receives = tuple((Message("receive", "from", "test", (), peer, 20_000, 0),) for peer in (0, 1))
+    spans = simulate(JobPlan(sends + receives), made, BYTES).spans
+    assert spans[2][0][1] == pytest.approx(
+        20_000 / 800, rel=0.05
+    )  # all that the other leaves, but for its first segment
+    assert spans[3][0][1] == pytest.approx(20_000 / 200, rel=0.05)
+
+
 class Taker:
     """A connection that notes the lengths of the segments that it is to carry."""
 
