@@ -72,7 +72,7 @@ def test_a_message_is_whole_after_those_before_it_and_a_small_one_when_it_comes(
 
 
 def test_what_leaves_as_acknowledgements_come_has_its_share_whatever_others_have_elsewhere() -> None:
-    # one pair on a link of 1000 a second, a segment under way at a time; another's stand in front of a slower one behind
+    # a pair on a link of 1000 a second, a segment under way at a time; another's stand in front of a slower one
     stripes = StripeSettings(1, 1000, outstanding=1, fast_bytes=10)
     paths = {(0, 2): Path(0.0, ("link",)), (1, 3): Path(0.0, ("link", "slow"))}
     paths |= {(there, here): Path(0.0, ("back",)) for here, there in ((0, 2), (1, 3))}

@@ -47,7 +47,7 @@ def dropped(bursts: Sequence[int], card: float, link: float, holds: int) -> int:
 )
 def test_a_queue_loses_what_packets_lose(bursts: list[int], card: float, link: float, holds: int) -> None:
     queue = Queue(link * PACKET, holds * PACKET, PACKET)
-    come = [queue.put(0.0, number, card * PACKET, burst * PACKET) for number, burst in enumerate(bursts)]
+    come = [queue.put(0.0, str(number), card * PACKET, burst * PACKET) for number, burst in enumerate(bursts)]
     queue.advance(1000.0)
     lost = sum(arrival.lost_bytes for arrival in come) / PACKET
     assert lost == pytest.approx(dropped(bursts, card, link, holds), abs=2)
@@ -85,7 +85,7 @@ def sent_s(window_packets: float, message_packets: int, growth: float = 0.0) -> 
     """When a message is there, over a link with all the room there is: a round trip of 10 s, 1 s for a packet."""
     timer = Timer()
     way = Way(Queue(PACKET, 1e9, PACKET), "card", 10.0 * PACKET, PACKET, 5.0, 0.5, growth)
-    window = Window(way, timer.later, lambda: timer.now_s, Opened(window_packets * PACKET, 0.0))  # type: ignore[arg-type]
+    window = Window(way, timer.later, lambda: timer.now_s, Opened(window_packets * PACKET, 0.0))
     there, free = [], [0.0]
 
     def send(size_bytes: float, gone: object) -> None:
