@@ -9,6 +9,7 @@ from typing import NamedTuple
 from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import AT_ONCE, Fluid
+from testbed.model.legs import Hopping, Leg, legs_of
 from testbed.model.pacing import Startup
 from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Opened, Queue, Way, Window
@@ -68,6 +69,7 @@ class Connections:
         self._windows: dict[object, Window | None] = {}
         self._startups: dict[object, Startup | None] = {}
         self._before = kept
+        self._legs: dict[object, tuple[Leg, ...]] = {}
 
     @property
     def kept(self) -> Kept:
@@ -98,30 +100,32 @@ class Connections:
         shares = [path.shares for path in sending.paths]
         buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
 
-        def ahead_s(size_bytes: float) -> float:
-            # who follows has its connection's share already
-            return 0.0 if sending.follows else self._fluid.ahead_s(key, shares, size_bytes)
-
         if self._network.startup and self._is_paced(key, sending, shares):
             sending = sending._replace(turn=None)
-        if sending.turn is not None and (window := self._window(key, sending, shares)) is not None:
 
-            def piece(size_bytes: float, gone: Callable[[float], None]) -> None:
-                until_s = clock.now_s + ahead_s(size_bytes)
+        def all_left() -> None:
+            left()
+            buffer.leave(whole_bytes)
 
-                def out() -> None:
-                    gone(sending.latency_s + max(0.0, until_s - clock.now_s))
+        if self._hops(key, sending, shares):
+            window = self._window(key, sending)
 
-                self._fluid.send(key, shares, size_bytes, out, turn=self._turn())
+            def go(size_bytes: float, gone: Callable[[float], None]) -> None:
+                self._hop(key, sending, size_bytes, self._turn() if window else sending.turn, gone)
 
-            def all_left() -> None:
-                left()
-                buffer.leave(whole_bytes)
+            def whole(latency_s: float) -> None:
+                clock.later(latency_s, come)
+                all_left()
 
-            window.send(whole_bytes, piece, all_left, come)
+            if window:
+                window.send(whole_bytes, go, all_left, come)
+            else:
+                go(whole_bytes, whole)
             buffer.put(whole_bytes, taken)
             return
-        until_s = clock.now_s + ahead_s(whole_bytes)
+        # who follows has its connection's share already
+        ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
+        until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
         for number, path in enumerate(sending.paths):
             if path.lossy is not None:
@@ -129,8 +133,7 @@ class Connections:
 
         def sent() -> None:
             clock.later(sending.latency_s + max(0.0, until_s - clock.now_s), come)
-            left()
-            buffer.leave(whole_bytes)
+            all_left()
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
@@ -160,20 +163,47 @@ class Connections:
         round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
         return Startup(pace, round_trip_s, self._before.rounds.get(key, 0))
 
-    def _window(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> Window | None:
+    def _hops(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
+        """Whether all of a message is in queues at once, and losses are theirs alone."""
+        if sending.turn is None or len(sending.paths) > 1 or sending.paths[0].lossy is not None:
+            return False
+        return sending.size_bytes <= self._fluid.holds_bytes(key, shares)
+
+    def _hop(
+        self,
+        key: object,
+        sending: _Sending,
+        size_bytes: float,
+        turn: int | None,
+        gone: Callable[[float], None],
+    ) -> None:
+        (path,) = sending.paths
+        if key not in self._legs:
+            self._legs[key] = legs_of(key, path, self._network.capacities)
+        packet_bytes, latency_s = path.serialisation.packet_bytes, sending.latency_s
+        Hopping(
+            self._clock,
+            self._fluid,
+            self._legs[key],
+            size_bytes,
+            packet_bytes,
+            latency_s,
+            turn,
+            sending.follows,
+            gone,
+        ).begin()
+
+    def _window(self, key: object, sending: _Sending) -> Window | None:
         """Of a connection that sends at once, where it may overflow a queue that holds its messages; else None."""
         if key not in self._windows:
-            way = self._way(sending) if len(sending.paths) == 1 else None
+            way = self._way(sending)
             opened = self._before.windows.get(key, Opened(math.inf, 0.0))
             self._windows[key] = way and Window(way, self._clock.later, lambda: self._clock.now_s, opened)
-        found = self._windows[key]
-        if found is not None and sending.size_bytes > self._fluid.holds_bytes(key, shares):
-            return None
-        return found
+        return self._windows[key]
 
     def _way(self, sending: _Sending) -> Way | None:
         network, (path,) = self._network, sending.paths
-        if network.overflow is None or path.lossy is not None:
+        if network.overflow is None:
             return None
         source, *others = path.parts
         rate, packet_bytes = network.capacities[source], path.serialisation.packet_bytes
