@@ -17,7 +17,7 @@ from testbed.paths.network import PartShares, Path
 
 
 class Leg(NamedTuple):
-    """As a connection of its own. packet_s: of a packet through its slowest part; delay_s: from there to the next queue."""
+    """As a connection of its own. packet_s: what a packet takes in its slowest part; delay_s: on to the next queue."""
 
     key: object
     shares: PartShares
