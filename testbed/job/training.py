@@ -136,7 +136,8 @@ class _Planner:
     ) -> None:
         self.scenario, self.network, self.hosts = scenario, network, hosts
         self.scale, self.itemsize, self.slowdowns = scale, itemsize, slowdowns
-        self.buildings = tuple(scenario.topology.resolve().building(host.building).index for host in hosts)
+        topology = scenario.topology.resolve()
+        self.buildings = tuple(topology.building(host.building).index for host in hosts)
         self.tuning = tuning_of(scenario.workload.tuning, scenario.name, "workload.tuning", scale)
 
     def plan(self, mapping: Sequence[int]) -> _Planned:
@@ -188,7 +189,7 @@ class _Planner:
         )
         plan = plan_job(mesh, schedule, stages, options, [unlike[own] for own in counts] if unlike else ())
         near = leaves_of(self.scenario.topology.resolve(), self.hosts) if spec.hierarchy == LEAVES else ()
-        whole = replace(plan, buildings=self.buildings, tuning=self.tuning, near=near)
+        whole = plan.placed(self.buildings, self.tuning, near)
         return _Planned(mesh, schedule, stages, layers, counts, whole)
 
     def _slower(self, mesh: Mesh, owners: Sequence[int]) -> list[float]:

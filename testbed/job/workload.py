@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from testbed.config import Scenario, Topology
 from testbed.job.declared import Pairs
@@ -30,7 +30,6 @@ class Workload:
     plan: JobPlan
     training: Training | None = None
     serving: Serving | None = None
-    _pairs: dict[str, dict[int, Pairs]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def buildings(self) -> tuple[int, ...]:
@@ -87,11 +86,12 @@ class Workload:
 
     def pairs(self, algorithm: str) -> dict[int, Pairs]:
         """Payload bytes per ordered pair of ranks, by DSCP; algorithm: of what names none."""
-        if algorithm not in self._pairs:
-            plan = self.plan.using(algorithm)
-            classes = sorted({0, *plan.dscps.values()})
-            self._pairs[algorithm] = {dscp: plan_traffic(plan, self.itemsize, dscp) for dscp in classes}
-        return self._pairs[algorithm]
+        return self.plan.remembered(("pairs", algorithm, self.itemsize), lambda: self._pairs(algorithm))
+
+    def _pairs(self, algorithm: str) -> dict[int, Pairs]:
+        plan = self.plan.using(algorithm)
+        classes = sorted({0, *plan.dscps.values()})
+        return {dscp: plan_traffic(plan, self.itemsize, dscp) for dscp in classes}
 
 
 def workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engine: str = NETEM) -> Workload:
@@ -109,11 +109,9 @@ def _workload_of(scenario: Scenario, topology: Topology, scale: Scale, link_engi
     made = make_plan(spec.kind, request, spec.options or {})
     training = made if isinstance(made, Training) else None
     serving = made if isinstance(made, Serving) else None
-    plan = replace(
-        made if isinstance(made, JobPlan) else made.plan,
-        buildings=request.building_indices,
-        tuning=tuning_of(spec.tuning, scenario.name, "workload.tuning", scale),
-    )
+    plan = made if isinstance(made, JobPlan) else made.plan
+    tuning = tuning_of(spec.tuning, scenario.name, "workload.tuning", scale)
+    plan = plan.placed(request.building_indices, tuning, plan.near)
     return Workload(
         request.itemsize,
         plan,

@@ -62,6 +62,11 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
 
     chunk_bytes: of each of them, if they are cut in chunks, those are counted.
     """
+    what = "messages", itemsize, most, chunk_bytes
+    return plan.remembered(what, lambda: _message_count(plan, itemsize, most, chunk_bytes))
+
+
+def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
     known: dict[tuple[object, int], int] = {}
     found = 0
     for rank, operations in enumerate(plan.ranks):

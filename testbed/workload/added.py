@@ -14,13 +14,18 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
 
     algorithms: of collectives that name none. PluginError where one does not load, or raises.
     """
-    calls = {
+    calls = plan.remembered("calls", lambda: _calls(plan))
+    for collective, named, group in sorted(calls):
+        for algorithm in [named] if named else algorithms:
+            if algorithm != AUTO:
+                check_if_added(collective, algorithm, plan.near_of(group))
+
+
+def _calls(plan: JobPlan) -> set[tuple[str, str, int]]:
+    """Which collectives by which algorithms in which groups."""
+    return {
         (operation.collective, operation.algorithm, operation.group)
         for own in {id(own): own for own in plan.ranks}.values()
         for operation in own
         if isinstance(operation, GroupCollective)
     }
-    for collective, named, group in sorted(calls):
-        for algorithm in [named] if named else algorithms:
-            if algorithm != AUTO:
-                check_if_added(collective, algorithm, plan.near_of(group))

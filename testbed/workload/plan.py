@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -145,6 +145,7 @@ class GroupCollective(Operation):
 
 
 Kind = TypeVar("Kind", bound=Operation)
+Known = TypeVar("Known")
 
 
 def altered(operation: Kind, **values: Any) -> Kind:
@@ -186,12 +187,40 @@ class JobPlan:
     buildings: tuple[int, ...] = ()
     tuning: TuningTable = field(default_factory=TuningTable)
     near: tuple[int, ...] = ()
+    _known: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
+        """What follows from the plan, which whoever asks again for `what` need not find out anew."""
+        if what not in self._known:
+            self._known[what] = made()
+        found: Known = self._known[what]
+        return found
+
+    def placed(self, buildings: tuple[int, ...], tuning: TuningTable, near: tuple[int, ...]) -> JobPlan:
+        """In these buildings, by this table; the same one whenever it is asked for."""
+        if (buildings, tuning, near) == (self.buildings, self.tuning, self.near):
+            return self
+        where = "placed", buildings, tuning, near
+        return self.remembered(where, lambda: replace(self, buildings=buildings, tuning=tuning, near=near))
 
     def using(self, algorithm: str) -> JobPlan:
-        """With this one in the collectives that name none."""
-        alike = {id(own): own for own in self.ranks}
-        if not any(_nameless(operation) for own in alike.values() for operation in own):
+        """With this one in the collectives that name none; the same one whenever it is asked for."""
+        if not self._has_nameless:
             return self
+        return self.remembered(("using", algorithm), lambda: self._using(algorithm))
+
+    @cached_property
+    def _has_nameless(self) -> bool:
+        alike = {id(own): own for own in self.ranks}
+        return any(_nameless(operation) for own in alike.values() for operation in own)
+
+    @cached_property
+    def hashes(self) -> tuple[int, ...]:
+        """Of each rank's operations, in whose place they can be told apart by."""
+        return tuple(map(hash, self.ranks))
+
+    def _using(self, algorithm: str) -> JobPlan:
+        alike = {id(own): own for own in self.ranks}
         made = {
             number: tuple(altered(op, algorithm=algorithm) if _nameless(op) else op for op in own)
             for number, own in alike.items()
@@ -257,13 +286,16 @@ def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
 
     On a queue it is not known beforehand which one that is.
     """
-    last: dict[str, int] = {}
+    last: dict[str, int | None] = {}
     found: list[tuple[int, ...]] = []
     for index, operation in enumerate(plan):
-        after, earlier = operation.after, last.get(operation.stream)
-        last[operation.stream] = index
-        if earlier is not None and not operation.stream.startswith(QUEUE):
+        after, stream = operation.after, operation.stream
+        earlier = last.get(stream)
+        if earlier is not None:
             after = (*after, earlier)
+            last[stream] = index
+        elif stream not in last:
+            last[stream] = None if stream.startswith(QUEUE) else index
         found.append(after if len(after) < 2 else tuple(sorted(set(after))))
     return found
 
@@ -296,6 +328,7 @@ class Tracker:
         self._missing = list(map(len, self.before))
         self._next: list[list[int]] = [[] for _ in self.plan]
         self._queues: dict[str, deque[int]] = {}  # of those that are busy: what waits for them
+        self._queued = any(stream.startswith(QUEUE) for stream in {own.stream for own in self.plan})
         for index, before in enumerate(self.before):
             for earlier in before:
                 self._next[earlier].append(index)
@@ -312,6 +345,7 @@ class Tracker:
         for operation in operations:
             index = len(self.plan)
             self.plan.append(operation)
+            self._queued = self._queued or operation.stream.startswith(QUEUE)
             self.before.append(tuple(sorted(set(operation.after))))
             self._next.append([])
             for earlier in self.before[index]:
@@ -323,6 +357,9 @@ class Tracker:
 
     def _offer(self, index: int) -> None:
         """What waits for nothing any more may start, unless its queue is busy."""
+        if not self._queued:
+            self.ready.append(index)
+            return
         stream = self.plan[index].stream
         if stream in self._queues:
             self._queues[stream].append(index)
@@ -347,10 +384,12 @@ class Tracker:
         """Note that an operation is over; what it kept waiting is put in `ready`."""
         self.open -= 1
         self._done.add(index)
-        self._leave(index)
+        if self._queues:
+            self._leave(index)
+        missing = self._missing
         for later in self._next[index]:
-            self._missing[later] -= 1
-            if not self._missing[later]:
+            missing[later] -= 1
+            if not missing[later]:
                 self._offer(later)
 
     def under_way(self) -> list[int]:

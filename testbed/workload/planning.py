@@ -7,11 +7,12 @@ sends to another building (Atlas, arXiv:2411.14458). What goes on within an acti
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 
-from testbed.workload.layers import FSDP, Group, LayerPlanner, Options, computing_s
+from testbed.workload.layers import FSDP, Group, LayerPlanner, Options, SendToken, computing_s
 from testbed.workload.likeness import Made, likeness
 from testbed.workload.outer import in_a_row
 from testbed.workload.parallelism import (
@@ -29,6 +30,9 @@ from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage
 
 TOKEN = "send_token"  # the kind of what passes it on
+# plans, the last ones: much of what a search varies comes to one that was made before
+REMEMBERED = 8
+_known: OrderedDict[Hashable, JobPlan] = OrderedDict()
 
 
 def plan_job(
@@ -38,39 +42,91 @@ def plan_job(
     options: Options,
     of_replicas: Sequence[Schedule] = (),
 ) -> JobPlan:
-    """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ."""
-    groups: list[tuple[str, tuple[int, ...]]] = []
-    of_rank: list[dict[str, Group]] = [{} for _ in range(mesh.size)]
-    for name, members in groups_of(mesh, apart=bool(options.within)):
-        for rank in members:
-            of_rank[rank][name] = Group(len(groups), members)
-        groups.append((name, members))
+    """The plan of every rank of the mesh. of_replicas: each replica's schedule, where they differ.
+
+    The same one for what comes to the same, of late.
+    """
+    groups = tuple(groups_of(mesh, apart=bool(options.within)))
     lines = {rank: line for line in mesh.groups(PIPELINE) for rank in line}
     replicas = {rank: members for members in mesh.groups(REPLICATE, SHARD) for rank in members}
+    others = [
+        tuple(lines.get(member, (member,)) for member in replicas.get(rank, (rank,)))
+        for rank in range(mesh.size)
+    ]
+    kinds = {SHARD if name in (FSDP, EXPERT_SHARD) else name for name, _ in groups}
+    options = replace(
+        options,
+        algorithms={kind: own for kind, own in options.algorithms.items() if kind in kinds},
+        send_tokens=_shared(options.send_tokens, set(others)) if options.send_tokens else {},
+    )
+    places = [
+        (coordinate[PIPELINE], coordinate[REPLICATE] if of_replicas else 0)
+        for coordinate in mesh.coordinates()
+    ]
+    schedules = [(own.orders, own.owners, own.microbatches) for own in of_replicas or [schedule]]
+    key = groups, tuple(others), tuple(places), tuple(schedules), tuple(stages), repr(options)
+    plan = _known.pop(key, None) or _plan(groups, others, places, of_replicas or [schedule], stages, options)
+    _known[key] = plan
+    while len(_known) > REMEMBERED:
+        _known.popitem(last=False)
+    return plan
+
+
+Line = tuple[int, ...]  # the ranks of a pipeline
+
+
+def _plan(
+    groups: tuple[tuple[str, tuple[int, ...]], ...],
+    lines: Sequence[tuple[Line, ...]],
+    places: Sequence[tuple[int, int]],
+    schedules: Sequence[Schedule],
+    stages: Sequence[Stage],
+    options: Options,
+) -> JobPlan:
+    """lines, by rank: of its pipeline's replicas. places: its position in that, and which of the schedules is its."""
+    of_rank: list[dict[str, Group]] = [{} for _ in places]
+    for number, (name, members) in enumerate(groups):
+        for rank in members:
+            of_rank[rank][name] = Group(number, members)
     made: list[Made] = []
     alike: dict[Hashable, Made] = {}
-    for rank, coordinate in enumerate(mesh.coordinates()):
-        line = lines.get(rank, (rank,))
-        own = of_replicas[coordinate[REPLICATE]] if of_replicas else schedule
+    for rank, (position, which) in enumerate(places):
+        line, own = next(line for line in lines[rank] if rank in line), schedules[which]
         like = likeness(rank, of_rank[rank], options)
-        place = None if like is None else (coordinate[PIPELINE], id(own), like)
+        place = None if like is None else (position, id(own), like)
         if place in alike:
             made.append(alike[place].moved(of_rank[rank], line))
             continue
-        others = [lines.get(member, (member,)) for member in replicas.get(rank, (rank,))]
-        planner = _RankPlanner(rank, coordinate[PIPELINE], others, of_rank[rank], own, stages, options)
+        planner = _RankPlanner(rank, position, lines[rank], of_rank[rank], own, stages, options)
         made.append(Made(of_rank[rank], line, planner.run(), planner.exchange()))
         if place is not None:
             alike[place] = made[-1]
     plans, exchanges = [one.plan for one in made], [one.exchange for one in made]
     return JobPlan(
         tuple(in_a_row(plans, options.training_steps, options.outer, exchanges)),
-        tuple(groups),
+        groups,
         not options.early_receives,
         options.jitter,
         options.seed,
         options.dscps,
     )
+
+
+def _shared(
+    tokens: Mapping[tuple[int, int], SendToken], replicas: set[tuple[Line, ...]]
+) -> dict[tuple[int, int], SendToken]:
+    """Those that several replicas would use: where one sends alone it need not wait for its turn."""
+    found: dict[tuple[int, int], SendToken] = {}
+    for lines in replicas:
+        for own, there in permutations(range(len(lines[0])), 2):
+            pairs = [(line[own], line[there]) for line in lines]
+            directions = Counter(tokens[pair].direction for pair in pairs if pair in tokens)
+            found |= {
+                pair: tokens[pair]
+                for pair in pairs
+                if pair in tokens and directions[tokens[pair].direction] > 1
+            }
+    return found
 
 
 def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import OrderedDict
+from collections.abc import Mapping
 
 import pytest
 
@@ -49,14 +51,15 @@ DEGREES = (
     "context_parallel",
 )
 SHAPES = [shape for shape in itertools.product((1, 2, 4), repeat=5) if math.prod(shape) == 8]
-MORE = {
+PARALLELISM = "workload.parallelism"
+MORE: dict[str, dict[str, object]] = {
     "plain": {},
     "in order": {"workload.schedule.receives": "in_order"},
     "tokens": {"workload.schedule.wan_send_tokens": True, "workload.parallelism.placement": "atlas"},
 }
 
 
-def planned(shape: tuple[int, ...], more: dict[str, object]) -> JobPlan:
+def planned(shape: tuple[int, ...], more: Mapping[str, object]) -> JobPlan:
     degrees = {f"{name}_degree": many for name, many in zip(DEGREES, shape, strict=True)}
     changes = {"workload.parallelism": degrees, **more}
     return job_of(load_scenario(SCENARIO).changed(changes, "a test"), Scale()).workload.plan
@@ -67,6 +70,29 @@ def planned(shape: tuple[int, ...], more: dict[str, object]) -> JobPlan:
 def test_ranks_that_do_alike_have_the_plans_of_their_own(
     shape: tuple[int, ...], more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(planning, "REMEMBERED", 0)
     made = planned(shape, more)
     monkeypatch.setattr(planning, "likeness", lambda *_: None)
     assert made == planned(shape, more)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placements = [{f"{PARALLELISM}.placement": name} for name in ("production", "atlas")]
+    others = [{f"{PARALLELISM}.collectives.{name}": "bidirectional_ring"} for name in DEGREES[2:4]]
+    asked: list[Mapping[str, object]] = [{}, *MORE.values(), *placements, *others]
+    known = [planned(shape, changes) for changes in asked]
+    monkeypatch.setattr(planning, "_known", OrderedDict())
+    monkeypatch.setattr(planning, "REMEMBERED", 0)
+    assert known == [planned(shape, changes) for changes in asked]
+
+
+def test_what_makes_no_difference_makes_no_other_plan() -> None:
+    pipeline, tensor = (8, 1, 1, 1, 1), {f"{PARALLELISM}.collectives.tensor_parallel": "bidirectional_ring"}
+    first = planned(pipeline, {})
+    assert planned(pipeline, tensor) is first  # nothing is tensor parallel
+    assert (
+        planned(pipeline, {"workload.schedule.wan_send_tokens": True}) is first
+    )  # replicas, of which there is one
