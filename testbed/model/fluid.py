@@ -199,8 +199,8 @@ class Fluid:
         """Seconds until the next message has left, infinity if nothing flows."""
         if not self._busy:
             return math.inf
-        numbers, rates, _ = self._now()
         if self._flowing is None:
+            numbers, rates, _ = self._now()
             self._flowing = self._left.array[numbers]
             self._soonest_s = float(np.minimum.reduce(self._flowing / rates))
         return max(0.0, self._soonest_s - self._passed_s)

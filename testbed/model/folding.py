@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from testbed.collectives import TuningTable
 from testbed.model.fairness import fair_rates
 from testbed.paths.network import Ends, Members, Network, PartShares, Path
-from testbed.workload.plan import GroupCollective
+from testbed.workload.plan import GroupCollective, JobPlan
 from testbed.workload.plan_traffic import group_traffic
 
 
@@ -49,31 +48,28 @@ class CollectiveFlow:
 
 
 class Folder:
-    """Folds collectives; alike ones once. tuning: the plan's. alone: carries one out, message by message."""
+    """Folds a plan's collectives; alike ones once. alone: carries one out, message by message."""
 
     def __init__(
         self,
         network: Network,
         itemsize: int,
-        tuning: TuningTable,
         alone: Callable[[GroupCollective, Members, int], Isolated],
     ) -> None:
-        self.network, self.itemsize, self.tuning, self.alone = network, itemsize, tuning, alone
+        self.network, self.itemsize, self.alone = network, itemsize, alone
         self._known: dict[object, CollectiveFlow | None] = {}
 
-    def flow(
-        self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
-    ) -> CollectiveFlow | None:
-        """Of one of a plan's groups; None where nothing is sent."""
-        key = operation.sending, dscp
+    def flow(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
+        """Of one of the plan's groups; None where nothing is sent."""
+        key = operation.sending, plan.dscp(operation)
         if key not in self._known:
-            self._known[key] = self._fold(operation, members, buildings, dscp)
+            self._known[key] = self._fold(operation, plan)
         return self._known[key]
 
-    def _fold(
-        self, operation: GroupCollective, members: Members, buildings: tuple[int, ...], dscp: int
-    ) -> CollectiveFlow | None:
-        pairs = group_traffic(operation, members, self.itemsize, buildings, self.tuning)
+    def _fold(self, operation: GroupCollective, plan: JobPlan) -> CollectiveFlow | None:
+        _, members = plan.groups[operation.group]
+        near, dscp = plan.near_of(operation.group), plan.dscp(operation)
+        pairs = group_traffic(operation, members, self.itemsize, near, plan.tuning)
         if not any(pairs.values()):
             return None
         loads: Counter[str] = Counter()

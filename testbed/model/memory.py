@@ -12,7 +12,7 @@ def peak_alive(plan: JobPlan, spans: Spans) -> list[float]:
     for operations, own in zip(plan.ranks, spans, strict=True):
         changes = []
         for operation, (begun_s, end_s) in zip(operations, own, strict=True):
-            if isinstance(operation, Computing):
+            if isinstance(operation, Computing) and (operation.holds or operation.gives):
                 changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
         alive = peak = 0.0
         for _, change in sorted(changes):

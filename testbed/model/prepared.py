@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from testbed.model.folding import Isolated
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import simulate
 from testbed.model.timeline import Timeline
@@ -21,6 +22,7 @@ from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import JobPlan
 
 REMEMBERED = 20_000  # steps, of each a few figures
+NETWORKS = 16  # for which it is remembered what collectives take alone
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Prepared:
     dispatching: Dispatching | None = None
     warmup: int = 0
 
-    def play(self) -> Timeline:
-        """Carry it out. Stuck, NobodyServes."""
+    def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
+        """Carry it out. alone: as `simulate` has it. Stuck, NobodyServes."""
         return simulate(
             self.plan,
             self.network,
@@ -47,6 +49,7 @@ class Prepared:
             draws=[Random(seed) for seed in self.draws],
             dispatching=self.dispatching,
             warmup=self.warmup,
+            alone=alone,
         )
 
     @property
@@ -57,10 +60,18 @@ class Prepared:
         """
         if self.dispatching is not None:
             return None
-        plan = tuple(map(hash, self.plan.ranks)), self.plan.groups, tuple(self.plan.dscps.items())
+        plan = self.plan.hashes, self.plan.groups, tuple(self.plan.dscps.items())
         rest = self.plan.holds_receivers, self.plan.buildings, self.plan.near, self.plan.tuning
-        network = tuple(_frozen(getattr(self.network, field.name)) for field in fields(self.network))
-        return plan, rest, network, self.itemsize, self.software, self.folded, self.draws, self.warmup
+        return (
+            plan,
+            rest,
+            self.network.likeness,
+            self.itemsize,
+            self.software,
+            self.folded,
+            self.draws,
+            self.warmup,
+        )
 
 
 class Played(NamedTuple):
@@ -71,6 +82,7 @@ class Played(NamedTuple):
 
 
 _known: OrderedDict[Hashable, Played] = OrderedDict()
+_alone: OrderedDict[Hashable, dict[Hashable, Isolated]] = OrderedDict()
 
 
 def played(prepared: Prepared) -> Played:
@@ -79,15 +91,14 @@ def played(prepared: Prepared) -> Played:
     if like in _known:
         _known.move_to_end(like)
         return _known[like]
-    timeline = prepared.play()
+    on_network = prepared.network.likeness, prepared.itemsize, prepared.software, len(prepared.draws)
+    alone = _alone.setdefault(on_network, {})
+    while len(_alone) > NETWORKS:
+        _alone.popitem(last=False)
+    timeline = prepared.play(alone)
     found = Played(timeline.step_time_s, tuple(peak_alive(timeline.plan or prepared.plan, timeline.spans)))
     if like is not None:
         _known[like] = found
         while len(_known) > REMEMBERED:
             _known.popitem(last=False)
     return found
-
-
-def _frozen(value: object) -> Hashable:
-    """In the order that it has: whoever is asked first is part of what is the same."""
-    return tuple(value.items()) if isinstance(value, dict) else value

@@ -6,25 +6,23 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import mean
 
-from testbed.collectives.carrying import AHEAD
-from testbed.collectives.late_counts import COUNT_BYTES
-from testbed.collectives.registry import RowsAlgorithm, rows_algorithm_of
+from testbed.collectives.registry import rows_algorithm_of
 from testbed.errors import TestbedError
+from testbed.model.carrying import Call, Carrying, Events
 from testbed.model.computing import Computers
 from testbed.model.connections import NOTHING_KEPT, Kept
 from testbed.model.folding import Folder, Isolated
-from testbed.model.messages import SizedRound, SizedStage, sized
-from testbed.model.messaging import MEAN, Key, Messaging
+from testbed.model.messages import SizedStage, sized
+from testbed.model.messaging import MEAN, Key
 from testbed.model.served import Served
 from testbed.model.timeline import Timeline
-from testbed.model.waiting import Event
-from testbed.paths.network import Ends, Lateness, Members, Network
+from testbed.paths.network import Lateness, Members, Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import (
@@ -39,8 +37,6 @@ from testbed.workload.plan import (
 )
 
 MOST_WARMUP = 8  # that is played, of steps
-
-Events = Generator[list[Event], None, None]
 
 
 class Stuck(TestbedError, ValueError):
@@ -57,6 +53,7 @@ def simulate(
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
     warmup: int = 0,
+    alone: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
 
@@ -65,10 +62,13 @@ def simulate(
     the plan, and the one of median length is returned; without all are late by the mean. Of collectives that are folded
     those of a transport that mends losses itself take what they do on average of as many draws; others' messages are
     late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. warmup:
-    steps before the one that is told, where connections are not what they were after one. Stuck, NobodyServes.
+    steps before the one that is told, where connections are not what they were after one. alone: what collectives took
+    that were folded before; of the same network, itemsize, software and number of draws, which those of this plan are
+    put to. Stuck, NobodyServes.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends else 0
+    whole.alone = {} if alone is None else alone
     # in collectives nothing is drawn for the whole step
     if not draws or (folded and not _has_messages(plan)):
         return _settled(whole, min(warmup, MOST_WARMUP))
@@ -90,21 +90,7 @@ def _has_messages(plan: JobPlan) -> bool:
     return any(isinstance(operation, Message) for own in plan.ranks for operation in own)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One member's part in a collective. key: tells it apart."""
-
-    members: Members
-    own: int
-    key: Key
-    dscp: int
-
-    def ends(self, source: int, target: int) -> Ends:
-        """The ranks of two members."""
-        return self.members[source], self.members[target]
-
-
-class _Simulation(Messaging):
+class _Simulation(Carrying):
     def __init__(
         self,
         plan: JobPlan,
@@ -116,8 +102,8 @@ class _Simulation(Messaging):
         dispatching: Dispatching | None = None,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
-        super().__init__(network, len(plan.ranks), software, lateness, kept)
-        self.plan, self.itemsize = plan, itemsize
+        super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
+        self.plan = plan
         self.trackers = [
             Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
         ]
@@ -125,11 +111,14 @@ class _Simulation(Messaging):
         self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
         self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
+        # whether operations are no more than their computing, or their messages
+        self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
         self.sequence: dict[tuple[int, int], int] = {}
-        self.folder = Folder(network, itemsize, plan.tuning, self._alone) if folded else None
+        self.folder = Folder(network, itemsize, self._alone) if folded else None
         self.gathered: dict[Key, list[Callable[[], None]]] = {}
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
         self.lone_draws = 0  # of collectives that are folded
+        self.alone: dict[Hashable, Isolated] = {}
 
     def again(self, lateness: Lateness) -> _Simulation:
         """The same from its beginning, but for when messages arrive, with windows as they are; what is folded stays."""
@@ -147,13 +136,16 @@ class _Simulation(Messaging):
         self.pass_time()
         if any(tracker.open for tracker in self.trackers):
             raise Stuck(self._why())
-        return Timeline(
-            tuple(
-                tuple((self.begun[rank][index], self.ended[rank][index]) for index in range(len(own.plan)))
-                for rank, own in enumerate(self.trackers)
-            ),
-            None if self.serving is None else self.serving.carried(),
+        spans = (
+            tuple((begun[index], ended[index]) for index in range(len(own.plan)))
+            for own, begun, ended in zip(self.trackers, self.begun, self.ended, strict=True)
         )
+        timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
+        # what leads back here would wait for a collector, which takes half as long as the step did
+        self.trackers, self.begun, self.ended = [], [], []
+        self.gathered.clear()
+        self.boxes.clear()
+        return timeline
 
     def _why(self) -> str:
         waits = []
@@ -171,22 +163,19 @@ class _Simulation(Messaging):
         self._start_ready(rank)
 
     def _start_ready(self, rank: int) -> None:
-        tracker = self.trackers[rank]
+        tracker, begun = self.trackers[rank], self.begun[rank]
         while tracker.ready:
             index = tracker.ready.pop(0)
-            self.begun[rank][index] = self.now_s
+            begun[index] = self.now_s
             self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
-        def over() -> None:
-            self.ended[rank][index] = self.now_s
-            self.trackers[rank].done(index)
-            self._start_ready(rank)
-            if self.serving is not None:
-                self.serving.ended(rank, index)
-
+        over = partial(self._over, rank, index)
         if isinstance(operation, Computing):
-            self.computing[rank].begin(operation.duration_s, over)
+            if self.at_once:
+                self.later(operation.duration_s, over)
+            else:
+                self.computing[rank].begin(operation.duration_s, over)
         elif isinstance(operation, Pause):
             self.later(operation.duration_s, over)
         elif isinstance(operation, Block):
@@ -194,8 +183,20 @@ class _Simulation(Messaging):
         else:
             self._communicate(rank, operation, over)
 
+    def _over(self, rank: int, index: int) -> None:
+        tracker = self.trackers[rank]
+        self.ended[rank][index] = self.now_s
+        tracker.done(index)
+        if tracker.ready:
+            self._start_ready(rank)
+        if self.serving is not None:
+            self.serving.ended(rank, index)
+
     def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
         """With what an operation takes beside its messages, and from others' computing."""
+        if self.at_once:
+            self._exchange_messages(rank, operation, over)
+            return
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:
@@ -234,35 +235,9 @@ class _Simulation(Messaging):
                 self.receive(key, ends, size_bytes, dscp).and_then(over)
         elif isinstance(operation, GroupCollective):
             if self.folder is None:
-                self._drive(self._collective(rank, operation), over)
+                self.drive(self._collective(rank, operation), over)
             else:
                 self._join(rank, operation, self.folder, over)
-
-    def _begin(self, steps: Events) -> Event:
-        """Run a generator; the event is its end."""
-        event = Event()
-        self._drive(steps, event.happen)
-        return event
-
-    def _drive(self, steps: Events, over: Callable[[], None]) -> None:
-        """Run a generator until it has to wait; go on when all of what it waits for has happened."""
-        for events in steps:
-            waiting = [event for event in events if not event.done]
-            if len(waiting) == 1:
-                waiting[0].then.append(partial(self._drive, steps, over))
-                return
-            if waiting:
-                missing = [len(waiting)]
-
-                def one(missing: list[int] = missing) -> None:
-                    missing[0] -= 1
-                    if not missing[0]:
-                        self._drive(steps, over)
-
-                for event in waiting:
-                    event.then.append(one)
-                return
-        over()
 
     # ---- collectives as one flow each
 
@@ -278,8 +253,7 @@ class _Simulation(Messaging):
             for end in together:
                 end()
 
-        buildings = self.plan.near_of(operation.group)
-        flow = folder.flow(operation, members, buildings, self.plan.dscp(operation))
+        flow = folder.flow(operation, self.plan)
         if flow is None:
             done()
             return
@@ -291,6 +265,13 @@ class _Simulation(Messaging):
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         """What a collective takes, message by message, with nothing else on the network."""
+        _, *sending = operation.sending  # whatever the group's number
+        key = *sending, members, self.plan.near_of(operation.group), self.plan.tuning, dscp
+        if key not in self.alone:
+            self.alone[key] = self._isolated(operation, members, dscp)
+        return self.alone[key]
+
+    def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         alone = replace(operation, group=0, after=(), stream="")
         ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
         groups, near = (("alone", members),), self.plan.near or self.plan.buildings
@@ -318,72 +299,15 @@ class _Simulation(Messaging):
         key, dscp, own = self._number(rank, operation), self.plan.dscp(operation), members.index(rank)
         if operation.uneven:
             how = rows_algorithm_of(operation.collective, operation.algorithm)
-            yield from self._exchange(_Call(members, own, key, dscp), operation.sent_rows(), how)
+            yield from self.exchange(Call(members, own, key, dscp), operation.sent_rows(), how)
             return
         alike = operation.sending, own
         if alike not in self.sized:
             self.sized[alike] = sized(self.plan, operation, own, self.itemsize)
         channels = self.sized[alike]
         if len(channels) == 1:
-            yield from self._channel((*key, 0), dscp, channels[0])
+            yield from self.channel((*key, 0), dscp, channels[0])
             return
         yield [
-            self._begin(self._channel((*key, channel), dscp, stages))
-            for channel, stages in enumerate(channels)
+            self.begin(self.channel((*key, channel), dscp, stages)) for channel, stages in enumerate(channels)
         ]
-
-    def _exchange(self, call: _Call, rows: list[list[int]], how: RowsAlgorithm) -> Events:
-        """As `collectives.late_counts` does it: each pair's count, and right behind it the elements."""
-        size = len(call.members)
-        strands = min(how.concurrency, size - 1)
-        yield [
-            self._begin(self._exchange_strand(call, rows, range(1 + first, size, strands), how))
-            for first in range(strands)
-        ]
-
-    def _exchange_strand(
-        self, call: _Call, rows: list[list[int]], distances: range, how: RowsAlgorithm
-    ) -> Events:
-        sends = []
-        own, size = call.own, len(call.members)
-        for distance in distances:
-            target, source = (own + distance) % size, (own - distance) % size
-            to, back = call.ends(own, target), call.ends(source, own)
-            waits, data = [], []
-            back_bytes = rows[source][own] * self.itemsize
-            if not how.told:
-                waits = [self.receive((*call.key, "count", *back), back, COUNT_BYTES, call.dscp)]
-            if rows[source][own] and how.ahead:
-                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
-            if not how.told:
-                sends.append(self.send((*call.key, "count", *to), to, COUNT_BYTES, call.dscp))
-            if rows[own][target]:
-                sends.append(self.send((*call.key, *to), to, rows[own][target] * self.itemsize, call.dscp))
-            yield waits
-            if rows[source][own] and not how.ahead:
-                data = [self.receive((*call.key, *back), back, back_bytes, call.dscp)]
-            yield data
-        yield sends
-
-    def _channel(self, key: Key, dscp: int, stages: tuple[SizedStage, ...]) -> Events:
-        for number, stage in enumerate(stages):
-            if len(stage) == 1:
-                yield from self._strand((*key, number, 0), dscp, stage[0])
-                continue
-            yield [
-                self._begin(self._strand((*key, number, index), dscp, strand))
-                for index, strand in enumerate(stage)
-            ]
-
-    def _strand(self, key: Key, dscp: int, strand: tuple[SizedRound, ...]) -> Events:
-        def post(step: SizedRound) -> list[Event]:
-            return [self.receive((*key, *ends), ends, size, dscp) for ends, size in step.receives]
-
-        sends = []
-        posted = [post(step) for step in strand[:AHEAD]]
-        for number, step in enumerate(strand):
-            sends += [self.send((*key, *ends), ends, size, dscp) for ends, size in step.sends]
-            yield posted[number]
-            if number + AHEAD < len(strand):
-                posted.append(post(strand[number + AHEAD]))
-        yield sends

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property, lru_cache
 from random import Random
 
 from testbed.config import Host, Topology
@@ -109,6 +109,12 @@ class Network:
     dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
 
     @cached_property
+    def likeness(self) -> Hashable:
+        """Equal for networks that are the same, with all in the same order: whoever is asked first is part of that."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        return tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values)
+
+    @cached_property
     def mends(self) -> bool:
         """Whether packets are lost, and its transport mends that itself."""
         paths = (path for several in self.parallel.values() for path in several)
@@ -141,6 +147,11 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
 
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
+    return _network_of(topology, tuple(hosts), link_engine)
+
+
+@lru_cache(4)  # a search asks for the same one again and again
+def _network_of(topology: Topology, hosts: tuple[Host, ...], link_engine: str) -> Network:
     between = Paths(topology, link_engine).between
     per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}
