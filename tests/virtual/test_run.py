@@ -26,6 +26,8 @@ OPTIONS = (
     *("--set", "scale.size_scale=1", "--set", "workload.bucket_cap=1 MiB"),
 )
 
+SMALLER = "scale.size_scale=4"  # for what a quarter of the packets shows as well
+
 
 def run(person: Person, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     return person.call("run", str(SCENARIO), "-o", str(person.home / name), *OPTIONS, *options)
@@ -100,7 +102,7 @@ def test_the_same_seed_gives_the_same_nanoseconds_on_a_busy_machine_and_in_paral
 
 def test_however_many_ranks_one_process_carries_they_take_the_same_nanoseconds(person: Person) -> None:
     """Sixteen ranks in processes of one, two, eight and all, every operation of each."""
-    changes = ("ranks=16", "topology.buildings.east.hosts=8", "topology.buildings.west.hosts=8")
+    changes = ("ranks=16", "topology.buildings.east.hosts=8", "topology.buildings.west.hosts=8", SMALLER)
     wide = ("--jobs", "1", *(word for change in changes for word in ("--set", change)))
     wide += ("--set", "algorithms=[hierarchical]")
     samples = {}
@@ -157,7 +159,8 @@ def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> No
 
 
 def test_long_series_are_cut_into_parts_and_put_together(person: Person) -> None:
-    done = run(person, "long", "--set", "algorithms=[hierarchical]", "--trials", "12")
+    options = ("--set", "algorithms=[hierarchical]", "--set", SMALLER)
+    done = run(person, "long", *options, "--trials", "12")
     assert done.returncode == 0, done.stdout + done.stderr
     folder = person.home / "long"
     (variant,) = load(folder, "summary.json")["variants"]
