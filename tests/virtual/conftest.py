@@ -29,7 +29,14 @@ WALL_S = 300 * BEHIND_OTHERS
 # For what takes a moment on an idle machine.
 SOON_S = 60
 # The longest first: what starts last does not keep the others' cores idle for long. Others follow.
-LONGEST_FIRST = ("test_training", "test_run", "test_variants", "test_changes", "test_net_lane")
+LONGEST_FIRST = (
+    "test_training",
+    "test_run",
+    "test_run_sizes",
+    "test_net_lane",
+    "test_variants",
+    "test_changes",
+)
 
 
 @dataclass(frozen=True)

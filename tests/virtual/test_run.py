@@ -10,31 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from tests.virtual.conftest import REPOSITORY, SOON_S, WALL_S, Person, ordinary_user
+from tests.virtual.conftest import SOON_S, WALL_S, Person, ordinary_user
+from tests.virtual.quickstart import OPTIONS, SCENARIO, load, run
 
 pytestmark = [pytest.mark.virtual, pytest.mark.timeout(300)]
-
-SCENARIO = REPOSITORY / "scenarios/quickstart.yaml"
-MODEL = "{dim: 256, n_layers: 2, n_heads: 4, n_kv_heads: 2, ffn_dim: 512, vocab_size: 2048}"
-OPTIONS = (
-    *("--clock", "virtual", "--trials", "2", "--set", f"workload.model={MODEL}"),
-    *("--set", "scale.size_scale=1", "--set", "workload.bucket_cap=1 MiB"),
-)
-
-SMALLER = "scale.size_scale=4"  # for what a quarter of the packets shows as well
-
-
-def run(person: Person, name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return person.call("run", str(SCENARIO), "-o", str(person.home / name), *OPTIONS, *options)
-
-
-def load(folder: Path, name: str) -> Any:
-    return json.loads((folder / name).read_text())
 
 
 @pytest.fixture(scope="module")
@@ -100,44 +83,6 @@ def test_the_same_seed_gives_the_same_nanoseconds_on_a_busy_machine_and_in_paral
     assert idle == busy
 
 
-def test_however_many_ranks_one_process_carries_they_take_the_same_nanoseconds(person: Person) -> None:
-    """Sixteen ranks in processes of one, two, eight and all, every operation of each."""
-    changes = ("ranks=16", "topology.buildings.east.hosts=8", "topology.buildings.west.hosts=8", SMALLER)
-    wide = ("--jobs", "1", *(word for change in changes for word in ("--set", change)))
-    wide += ("--set", "algorithms=[hierarchical]")
-    samples = {}
-    for together, carried in (("1", 1), ("2", 2), ("8", 8), ("all", 16)):
-        done = run(person, together, *wide, "--trials", "1", "--ranks-per-process", together)
-        assert done.returncode == 0, done.stdout + done.stderr
-        folder = person.home / together
-        assert load(folder, "manifest.json")["ranks_per_process"] == carried
-        samples[together] = (folder / "samples.jsonl").read_bytes()
-    assert samples["1"] == samples["2"] == samples["8"] == samples["all"]
-
-
-def test_small_messages_pay_for_software(person: Person) -> None:
-    medians = []
-    for name, cost in (("free", "0 s"), ("dear", "100 us")):
-        options = ("--set", f"transport.software_cost={{per_message: {cost}, per_gigabyte: 0 s}}")
-        done = run(person, name, "--set", "algorithms=[ring]", "--trials", "1", *options)
-        assert done.returncode == 0, done.stdout + done.stderr
-        medians.append(load(person.home / name, "summary.json")["variants"][0]["step_time_s"]["median"])
-    # a ring of 8 sends and receives 14 times, one after the other
-    assert medians[1] - medians[0] > 14 * 2 * 100e-6 * 0.9
-
-
-def test_presets_cost_what_the_model_says(person: Person) -> None:
-    variants = "variants={nccl: {preset: nccl}, ncclx: {preset: ncclx}}"
-    done = run(person, "presets", "--trials", "1", "--set", "algorithms=[ring]", "--set", variants)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {one["name"]: one for one in load(person.home / "presets", "summary.json")["variants"]}
-    for variant in found.values():
-        assert variant["verdict"]["status"] == "trusted", variant["verdict"]
-        assert abs(variant["predicted"]["error"]) < 0.02
-    slower = found["nccl"]["step_time_s"]["median"] / found["ncclx"]["step_time_s"]["median"]
-    assert slower > 1.0
-
-
 def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> None:
     events = "events=[{at: 20 ms, action: plane_down, target: 0, for: 30 ms}]"
     done = run(person, "cut", "--set", events, "--set", "telemetry={interval: 10 ms, capture: all}")
@@ -156,19 +101,6 @@ def test_events_and_captures_of_all_parts_are_put_together(person: Person) -> No
         assert captures == {f"{entry['link']}.{entry['direction']}.pcapng" for entry in own}
         assert sum(entry["packets"] for entry in own) > 100
         assert sum(entry["missed"] for entry in own) == 0
-
-
-def test_long_series_are_cut_into_parts_and_put_together(person: Person) -> None:
-    options = ("--set", "algorithms=[hierarchical]", "--set", SMALLER)
-    done = run(person, "long", *options, "--trials", "12")
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = person.home / "long"
-    (variant,) = load(folder, "summary.json")["variants"]
-    assert variant["step_time_s"]["n"] == 12
-    assert [part["trials"] for part in load(folder, "manifest.json")["clock"]["parts"]] == [10, 2]
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    assert {sample["trial"] for sample in samples} == set(range(12))
-    assert variant["verdict"]["status"] == "trusted"
 
 
 def test_what_goes_wrong_in_a_guest_is_said_and_leaves_nothing(person: Person) -> None:
