@@ -150,7 +150,7 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
     return _network_of(topology, tuple(hosts), link_engine)
 
 
-@lru_cache(4)  # a search asks for the same one again and again
+@lru_cache(2)  # a search asks for the same one again and again
 def _network_of(topology: Topology, hosts: tuple[Host, ...], link_engine: str) -> Network:
     between = Paths(topology, link_engine).between
     per_second = payload_per_bit(topology)

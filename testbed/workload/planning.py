@@ -30,8 +30,8 @@ from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage
 
 TOKEN = "send_token"  # the kind of what passes it on
-# plans, the last ones: much of what a search varies comes to one that was made before
-REMEMBERED = 8
+# plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
+REMEMBERED, MOST_OPERATIONS = 8, 500_000
 _known: OrderedDict[Hashable, JobPlan] = OrderedDict()
 
 
@@ -67,9 +67,13 @@ def plan_job(
     key = groups, tuple(others), tuple(places), tuple(schedules), tuple(stages), repr(options)
     plan = _known.pop(key, None) or _plan(groups, others, places, of_replicas or [schedule], stages, options)
     _known[key] = plan
-    while len(_known) > REMEMBERED:
+    while len(_known) > REMEMBERED or _operations() > MOST_OPERATIONS:
         _known.popitem(last=False)
     return plan
+
+
+def _operations() -> int:
+    return sum(len(own) for plan in _known.values() for own in plan.ranks)
 
 
 Line = tuple[int, ...]  # the ranks of a pipeline
