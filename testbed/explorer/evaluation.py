@@ -32,6 +32,7 @@ MEMORY = "explore.memory"
 UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traffic")
 # what ranks do does not go by these; of so many plans, the last ones, no more are made for what differs there alone
 ROUTED, REMEMBERED = ("policy", "transport.congestion_control", "transport.kind", "transport.stripes."), 8
+DRAWS = 3  # of a step where packets are lost: each plays all of it, and steps before it
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
 
 
@@ -127,7 +128,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         return job
     algorithm = job.scenario.algorithms[0]
     try:
-        one = played(prepared(job, algorithm))
+        one = played(prepared(job, algorithm, draws=DRAWS))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")

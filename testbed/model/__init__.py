@@ -6,9 +6,9 @@ was measured are divided alike by `critical`, `memory`, `split`.
 
 from testbed.model.critical import Link, critical_path
 from testbed.model.memory import peak_alive
-from testbed.model.simulation import Stuck, simulate
+from testbed.model.simulation import simulate
 from testbed.model.split import Split, split_step
-from testbed.model.timeline import Timeline
+from testbed.model.timeline import Stuck, Timeline
 
 __all__ = [
     "Link",

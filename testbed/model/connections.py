@@ -14,6 +14,7 @@ from testbed.model.pacing import Startup
 from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
+from testbed.paths.lossy_windows import LossyWindow, Sent
 from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
 from testbed.paths.queues import ENOUGH
 from testbed.paths.recovering import LossyDatagrams
@@ -38,14 +39,34 @@ class _Sending(NamedTuple):
 class Kept(NamedTuple):
     """What connections, by their keys, keep from one step to the next.
 
-    windows: of those that lost packets; rounds: in which those that are paced did not run out of what to send.
+    windows: of those that lost packets in queues; rounds: in which those that are paced did not run out of what to
+    send. lossy: windows over paths that lose packets, which are the same ones later on. fluid: empty between steps, it
+    remembers rates.
     """
 
     windows: Mapping[object, Opened]
     rounds: Mapping[object, int]
+    lossy: Mapping[object, LossyWindow]
+    fluid: Fluid | None = None
+
+    @property
+    def matters(self) -> bool:
+        """Whether a step is another one with it."""
+        return bool(self.windows or self.rounds or self.lossy)
 
 
-NOTHING_KEPT = Kept({}, {})
+NOTHING_KEPT = Kept({}, {}, {})
+
+
+class Before(NamedTuple):
+    """What ranks do on the same connections before: so many messages to the next in a ring, then so many steps."""
+
+    message_bytes: float = 0.0
+    messages: int = 0
+    steps: int = 0
+
+
+NOTHING_BEFORE = Before()
 
 
 class Connections:
@@ -68,6 +89,7 @@ class Connections:
         self._queues: dict[str, Queue] = {}
         self._windows: dict[object, Window | None] = {}
         self._startups: dict[object, Startup | None] = {}
+        self._lossy_windows = dict(kept.lossy)
         self._before = kept
         self._legs: dict[object, tuple[Leg, ...]] = {}
 
@@ -76,7 +98,7 @@ class Connections:
         """Of what was before this step and in it."""
         windows = {key: own.opened for key, own in self._windows.items() if own and own.bounded}
         rounds = {key: own.rounds for key, own in self._startups.items() if own and own.rounds}
-        return Kept(windows, rounds)
+        return Kept(windows, rounds, self._lossy_windows, self._fluid)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -127,12 +149,21 @@ class Connections:
         ahead_s = 0.0 if sending.follows else self._fluid.ahead_s(key, shares, whole_bytes)
         until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
+        gone: list[Sent] = []
         for number, path in enumerate(sending.paths):
-            if path.lossy is not None:
-                until_s = max(until_s, self._lossy_until_s((key, number), path.lossy, each_bytes))
+            own = path.lossy
+            if own is None:
+                continue
+            if self._lateness.draw and isinstance(own, Lossy) and own.begins:
+                packets = math.ceil(each_bytes / own.packet_bytes)
+                gone.append(self._lossy_window((key, number), path, own).send(packets, clock.now_s))
+                until_s = max(until_s, gone[-1].left_s)
+            else:
+                until_s = max(until_s, self._lossy_until_s((key, number), own, each_bytes))
 
         def sent() -> None:
-            clock.later(sending.latency_s + max(0.0, until_s - clock.now_s), come)
+            in_time_s = clock.now_s + sending.latency_s + max(0.0, until_s - clock.now_s)
+            self._arrive(in_time_s, gone, come)
             all_left()
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
@@ -217,6 +248,49 @@ class Connections:
             return None  # a window alone overflows it
         queue = self._queues.setdefault(name, Queue(own, holds_bytes, packet_bytes))
         return Way(queue, source, rate, packet_bytes, back_s, *network.overflow)
+
+    def _arrive(self, in_time_s: float, gone: Sequence[Sent], come: Action) -> None:
+        """When all is there that was lost, too: more that is sent meanwhile may tell of it sooner."""
+        clock, there = self._clock, Event()
+
+        def look() -> None:
+            at_s = max([in_time_s, *(own.there_s for own in gone)])
+            if at_s > clock.now_s:
+                clock.later(at_s - clock.now_s, look)
+            elif not there.done:
+                there.happen()
+                come()
+
+        for loss in {loss for own in gone for loss in own.losses}:
+            loss.told.append(look)
+        look()
+
+    def open(self, ends: Ends, before: Before) -> None:
+        """Let windows over a path that loses packets be what messages leave, each of which waits for the one before."""
+        paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
+        for number, path in enumerate(paths):
+            if path.lossy is None or not isinstance(path.lossy, Lossy) or not path.lossy.begins:
+                continue
+            key = ((ends, 0), number) if stripes is None else ((ends, 0, number), 0)
+            window, at_s = self._lossy_window(key, path, path.lossy), 0.0
+            packets = math.ceil(before.message_bytes / len(paths) / path.lossy.packet_bytes)
+            for _ in range(before.messages):
+                at_s = window.send(packets, at_s).there_s
+            window.shift(at_s)
+
+    def shift(self, seconds: float) -> None:
+        """Have it told from so much later on what windows are."""
+        for window in self._lossy_windows.values():
+            window.shift(seconds)
+
+    def _lossy_window(self, key: object, path: Path, lossy: Lossy) -> LossyWindow:
+        """Of a connection, from its first message on."""
+        window = self._lossy_windows.get(key)
+        if window is None:
+            assert self._lateness.draw is not None
+            window = lossy.begun(path.latency_s(lossy.packet_bytes), self._lateness.draw)
+            self._lossy_windows[key] = window
+        return window
 
     def _lossy_until_s(self, key: object, lossy: Lossy | LossyDatagrams, size_bytes: float) -> float:
         """When so many bytes more have left a connection, for what losses do to it."""

@@ -15,8 +15,8 @@ from testbed.job.training import Training
 from testbed.job.workload import Workload, workload_of
 from testbed.job.workloads import WORKLOADS, is_added, source_of
 from testbed.model.memory import peak_alive
-from testbed.model.simulation import Stuck, simulate
-from testbed.model.timeline import Timeline
+from testbed.model.simulation import simulate
+from testbed.model.timeline import Stuck, Timeline
 from testbed.paths import network_of
 from testbed.scale import Scale
 from testbed.workload.schedules import write_csv

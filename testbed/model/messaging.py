@@ -78,7 +78,7 @@ class Messaging:
         protocol = PROTOCOLS.find(software.protocol)
         self._announced, self._copied = protocol.registers, protocol.copies
         parts = {software_of(rank): 1.0 for rank in range(ranks)}
-        self.fluid = Fluid({**network.capacities, **parts}, network.queues, network.classes)
+        self.fluid = kept.fluid or Fluid({**network.capacities, **parts}, network.queues, network.classes)
         self.busy_until_s = [0.0] * ranks
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}

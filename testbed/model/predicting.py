@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from testbed.collectives.baseline import baseline_rounds, baseline_times
 from testbed.config import Host
 from testbed.controller import Flow, PolicyChoice, View, compute
 from testbed.controller.table import Journey, wires
@@ -15,10 +16,18 @@ from testbed.fabric.plan import make_plan
 from testbed.job.job import Job, job_of
 from testbed.model import Timeline
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
+from testbed.model.connections import Before
 from testbed.model.messages import message_count
 from testbed.model.prepared import Prepared, played
 from testbed.paths import Ends, Lossy, Network, Path, network_of, payload_per_bit
-from testbed.paths.alpha_beta import Step, frame_per_payload, step_of
+from testbed.paths.alpha_beta import (
+    Step,
+    calibration_bytes,
+    frame_per_payload,
+    ring_steps,
+    step_of,
+    worst_plane,
+)
 from testbed.paths.hops import NETEM, Hop, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
 from testbed.paths.recovering import LossyDatagrams, poisson_quantile
@@ -26,6 +35,8 @@ from testbed.transport import PROTOCOLS, TrafficClass
 from testbed.transport.wire import ConnectionKey
 
 DRAWS = 9
+MORE = 4  # times as many
+MOST_DRAWN = 1_000  # messages of a step of which several are played, several times each
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 
 
@@ -49,7 +60,11 @@ def prepared(
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
-    folded = lossy or message_count(plan, workload.itemsize, MOST_MESSAGES, chunk_bytes) > MOST_MESSAGES
+    most = MOST_DRAWN if network.begins else MOST_MESSAGES
+    messages = message_count(plan, workload.itemsize, most, chunk_bytes)
+    folded = messages > most or (lossy and not network.begins)
+    if network.begins and messages:  # short steps meet few losses, and more of them cost little
+        draws = max(draws, min(MORE * draws, most // messages))
     if folded:  # nobody knows what of a flow for many meets in queues
         network = replace(network, overflow=None, startup=0.0)
     return Prepared(
@@ -60,8 +75,19 @@ def prepared(
         folded,
         draws=tuple(f"{seed}/{number}" for number in range(draws if lossy else 0)),
         dispatching=workload.dispatching,
-        warmup=job.scenario.warmup,
+        before=_before(job),
     )
+
+
+def _before(job: Job) -> Before:
+    """What ranks do before the step that is measured first, as far as their connections remember it."""
+    ranks, warmup = len(job.hosts), job.scenario.warmup
+    if ranks == 1 or not job.topology.lossy:
+        return Before(steps=warmup)
+    ring = ring_steps(Paths(job.topology, job.link_engine), job.hosts, worst_plane)
+    message_bytes = calibration_bytes(ring, job.topology.mtu, job.workload.message_bytes)
+    times = baseline_times(exact=True, lossy=True, warms_up=job.wiring.transport.warms_up)
+    return Before(message_bytes, times * baseline_rounds(ranks), warmup)
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:

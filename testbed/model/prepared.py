@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from testbed.model.connections import NOTHING_BEFORE, Before
 from testbed.model.folding import Isolated
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import simulate
@@ -36,7 +37,7 @@ class Prepared:
     folded: bool
     draws: tuple[str, ...] = ()
     dispatching: Dispatching | None = None
-    warmup: int = 0
+    before: Before = NOTHING_BEFORE
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
         """Carry it out. alone: as `simulate` has it. Stuck, NobodyServes."""
@@ -48,7 +49,7 @@ class Prepared:
             folded=self.folded,
             draws=[Random(seed) for seed in self.draws],
             dispatching=self.dispatching,
-            warmup=self.warmup,
+            before=self.before,
             alone=alone,
         )
 
@@ -70,7 +71,7 @@ class Prepared:
             self.software,
             self.folded,
             self.draws,
-            self.warmup,
+            self.before,
         )
 
 

@@ -13,15 +13,14 @@ from random import Random
 from statistics import mean
 
 from testbed.collectives.registry import rows_algorithm_of
-from testbed.errors import TestbedError
 from testbed.model.carrying import Call, Carrying, Events
 from testbed.model.computing import Computers
-from testbed.model.connections import NOTHING_KEPT, Kept
+from testbed.model.connections import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
 from testbed.model.folding import Folder, Isolated
 from testbed.model.messages import SizedStage, sized
 from testbed.model.messaging import MEAN, Key
 from testbed.model.served import Served
-from testbed.model.timeline import Timeline
+from testbed.model.timeline import Stuck, Timeline
 from testbed.paths.network import Lateness, Members, Network
 from testbed.transport import Software
 from testbed.workload.dispatch import Dispatching
@@ -39,10 +38,6 @@ from testbed.workload.plan import (
 MOST_WARMUP = 8  # that is played, of steps
 
 
-class Stuck(TestbedError, ValueError):
-    """A plan that never comes to its end; the message says who waits for what."""
-
-
 def simulate(
     plan: JobPlan,
     network: Network,
@@ -52,34 +47,35 @@ def simulate(
     folded: bool = False,
     draws: Sequence[Random] = (),
     dispatching: Dispatching | None = None,
-    warmup: int = 0,
+    before: Before = NOTHING_BEFORE,
     alone: dict[Hashable, Isolated] | None = None,
 ) -> Timeline:
     """Carry the plan out once. itemsize: bytes of an element. software: the protocol and its costs; None: none.
 
     folded: each collective is one flow through all that its messages go through, and takes alone on the network exactly
     what it takes message by message. draws: of those, where losses make messages late, each says which, once for all of
-    the plan, and the one of median length is returned; without all are late by the mean. Of collectives that are folded
-    those of a transport that mends losses itself take what they do on average of as many draws; others' messages are
-    late by the mean. dispatching: who serves requests that come while the plan, its `start`, is carried out. warmup:
-    steps before the one that is told, where connections are not what they were after one. alone: what collectives took
-    that were folded before; of the same network, itemsize, software and number of draws, which those of this plan are
-    put to. Stuck, NobodyServes.
+    the plan, and the one nearest to their mean is returned; without all are late by the mean. Of collectives that are
+    folded, those of TCP's windows and of a transport that mends losses itself take what they do on average of as many
+    draws; others' messages are late by the mean. dispatching: who serves requests that come while the plan, its
+    `start`, is carried out. before: the step that is told, where connections are not what they were. alone: what
+    collectives took that were folded before; of the same network, itemsize, software and number of draws, which those
+    of this plan are put to. Stuck, NobodyServes.
     """
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
-    whole.lone_draws = len(draws) if network.mends else 0
+    whole.lone_draws = len(draws) if network.mends or network.begins else 0
     whole.alone = {} if alone is None else alone
     # in collectives nothing is drawn for the whole step
     if not draws or (folded and not _has_messages(plan)):
-        return _settled(whole, min(warmup, MOST_WARMUP))
-    drawn = [whole.again(Lateness(draw)).run() for draw in draws]
-    return sorted(drawn, key=lambda timeline: timeline.step_time_s)[(len(drawn) - 1) // 2]
+        return _settled(whole, min(before.steps, MOST_WARMUP))
+    drawn = [whole.drawn(Lateness(draw), before) for draw in draws]
+    mean_s = mean(timeline.step_time_s for timeline in drawn)
+    return min(drawn, key=lambda timeline: abs(timeline.step_time_s - mean_s))
 
 
 def _settled(step: _Simulation, warmup: int) -> Timeline:
     """The median of the last three of so many steps and one more, each with what connections keep of that before it."""
     found = [step.run()]
-    while len(found) <= warmup and any(step.connections.kept):
+    while len(found) <= warmup and step.connections.kept.matters:
         step = step.again(MEAN)
         found.append(step.run())
     last = sorted(found[1:][-3:] or found, key=lambda timeline: timeline.step_time_s)
@@ -129,6 +125,18 @@ class _Simulation(Carrying):
         )
         other.folder, other.sized = self.folder, self.sized
         return other
+
+    def drawn(self, lateness: Lateness, before: Before) -> Timeline:
+        """The step after others on the same connections, whose windows say who lost what."""
+        step = self.again(lateness)
+        if self.network.begins:
+            ranks = len(self.plan.ranks)
+            for rank in range(ranks):
+                step.connections.open((rank, (rank + 1) % ranks), before)
+            for _ in range(min(before.steps, MOST_WARMUP)):
+                step.connections.shift(step.run().step_time_s)
+                step = step.again(lateness)
+        return step.run()
 
     def run(self) -> Timeline:
         for rank in range(len(self.plan.ranks)):
@@ -279,12 +287,14 @@ class _Simulation(Carrying):
         software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
         # who waits for several messages waits for the latest: late by the mean they would not be apart
         drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
-        made = [
-            _Simulation(plan, self.network, self.itemsize, software, False, lateness)
-            for lateness in drawn or [MEAN]
-        ]
-        took_s = mean(one.run().step_time_s for one in made)
-        return Isolated(took_s, made[0].worked_s, made[0].burst_bytes)
+        kept, took_s, first = NOTHING_KEPT, [], None
+        for lateness in drawn or [MEAN]:
+            one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
+            took_s.append(one.run().step_time_s)
+            one.connections.shift(took_s[-1])
+            first, kept = first or one, one.connections.kept
+        assert first is not None
+        return Isolated(mean(took_s), first.worked_s, first.burst_bytes)
 
     # ---- collectives, by the plans that real ranks have
 

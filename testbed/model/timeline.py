@@ -1,11 +1,16 @@
-"""When all that a plan has to do began and ended."""
+"""When all that a plan has to do began and ended; or why it never would."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from testbed.errors import TestbedError
 from testbed.workload.dispatch import Carried
 from testbed.workload.plan import JobPlan
+
+
+class Stuck(TestbedError, ValueError):
+    """A plan that never comes to its end; the message says who waits for what."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from random import Random
 
 from testbed.paths.congestion import CONGESTION_CONTROLS, CongestionControl, LossResponse
+from testbed.paths.lossy_windows import LossyWindow
 from testbed.plugins import OWN_FILE
 
 TAIL_PACKETS = 10  # a first window of RFC 6928
@@ -44,6 +46,19 @@ class Lossy:
         """What is under way on average; infinite where losses do not matter."""
         packets = control_of(self.congestion_control).window_packets(self.loss, self.rtt_s)
         return self.response.window * packets * self.packet_bytes
+
+    @property
+    def begins(self) -> bool:
+        """Whether its window is known from its first packet on, not only on average."""
+        return control_of(self.congestion_control).window is not None
+
+    def begun(self, one_way_s: float, draw: Random) -> LossyWindow:
+        """A connection from its first packet on; one_way_s: until a packet is there."""
+        growth = control_of(self.congestion_control).window
+        assert growth is not None
+        return LossyWindow(
+            growth(), self.loss, self.rtt_s, one_way_s, self.packet_bytes / self.path_rate, draw
+        )
 
     @property
     def mended_s(self) -> float:

@@ -58,7 +58,8 @@ class Lateness:
         """
         part_bytes = size_bytes / len(paths)
         latency_s = max(path.latency_s(part_bytes) for path in paths)
-        chances = [(own, own.late_chance(part_bytes, busy_s)) for path in paths if (own := path.lossy)]
+        lossy = [own for path in paths if (own := path.lossy) and not (self.draw and own.begins)]
+        chances = [(own, own.late_chance(part_bytes, busy_s)) for own in lossy]
         if not chances:
             return latency_s
         if self.draw is None:
@@ -119,6 +120,12 @@ class Network:
         """Whether packets are lost, and its transport mends that itself."""
         paths = (path for several in self.parallel.values() for path in several)
         return any(isinstance(path.lossy, LossyDatagrams) for path in paths)
+
+    @cached_property
+    def begins(self) -> bool:
+        """Whether packets are lost, and windows are known from a connection's first packet on."""
+        paths = (path for several in self.parallel.values() for path in several)
+        return any(path.lossy is not None and path.lossy.begins for path in paths)
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
         """Whether a message is."""

@@ -209,6 +209,11 @@ class LossyDatagrams:
     factor: float = 1.0
 
     @property
+    def begins(self) -> bool:
+        """Its windows are what they are on average."""
+        return False
+
+    @property
     def mended_s(self) -> float:
         """Until what was lost has come after all."""
         return self.factor * self._mended_s

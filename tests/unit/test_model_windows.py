@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from testbed.model import simulate
+from testbed.model.connections import Before
 from testbed.model.pacing import Startup
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths import Network, Path
@@ -152,7 +153,7 @@ def test_messages_that_overflow_a_queue_together_are_there_a_round_trip_later_an
     # what is lost leaves again when its sender has heard of it, behind nothing else
     assert whole_s < took_s < whole_s + 0.1 + lost / 100
     # with windows of half of what was under way all of it finds room, as some leaves when others have come
-    assert simulate(plan, small, 1, warmup=3).step_time_s == pytest.approx(whole_s, rel=0.05)
+    assert simulate(plan, small, 1, before=Before(steps=3)).step_time_s == pytest.approx(whole_s, rel=0.05)
     assert simulate(plan, replace(small, overflow=None), 1).step_time_s == pytest.approx(whole_s)
 
 

@@ -4,6 +4,6 @@ Each registers under its kernel name in the module where it stands. Somebody's o
 docs/plugins/congestion-controls.md.
 """
 
-from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, LossResponse
+from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, Growth, LossResponse
 
-__all__ = ["CONGESTION_CONTROLS", "CongestionControl", "LossResponse"]
+__all__ = ["CONGESTION_CONTROLS", "CongestionControl", "Growth", "LossResponse"]

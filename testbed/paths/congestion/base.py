@@ -17,8 +17,29 @@ class LossResponse:
     recovery: float = 1.0
 
 
+class Growth(ABC):
+    """How one connection's window goes up and down; packets and seconds."""
+
+    leaves_by_trains: ClassVar[bool] = False
+    """Whether it stops doubling once acknowledgements of a window come for half a round trip (HyStart)."""
+
+    @abstractmethod
+    def after_loss(self, window: float) -> float:
+        """What is left of it."""
+
+    @abstractmethod
+    def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
+        """With so many more packets acknowledged, where it was full and does not double any more."""
+
+    def waited(self, seconds: float) -> None:  # noqa: B027 - most have no clock
+        """Nothing was sent for so long."""
+
+
 class CongestionControl(ABC):
     """A congestion control of TCP, as the model of a step sees it."""
+
+    window: ClassVar[type[Growth] | None] = None
+    """Of one connection, from its first packet on; None: it is what it is on average, from the beginning."""
 
     response: ClassVar[LossResponse | None] = None
     """Where no calibration has measured it; None: as Reno's, which calibrations have."""

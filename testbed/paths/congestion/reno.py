@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import math
 
-from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl
+from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, Growth
 
 MATHIS = math.sqrt(1.5)
+
+
+class RenoGrowth(Growth):
+    """RFC 5681: half after a loss, a packet more for each window."""
+
+    def after_loss(self, window: float) -> float:
+        """Half."""
+        return window / 2
+
+    def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
+        """By one when all of it is acknowledged."""
+        return window + acknowledged / window
 
 
 @CONGESTION_CONTROLS.register("reno")
 class Reno(CongestionControl):
     """Mathis et al. 1997, "The macroscopic behavior of the TCP congestion avoidance algorithm"."""
+
+    window = RenoGrowth
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
