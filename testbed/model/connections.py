@@ -10,7 +10,7 @@ from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import AT_ONCE, Fluid
 from testbed.model.legs import Hopping, Leg, legs_of
-from testbed.model.pacing import Startup
+from testbed.model.pacing import FIRST_PACKETS, Opening, Startup
 from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
@@ -40,22 +40,24 @@ class Kept(NamedTuple):
     """What connections, by their keys, keep from one step to the next.
 
     windows: of those that lost packets in queues; rounds: in which those that are paced did not run out of what to
-    send. lossy: windows over paths that lose packets, which are the same ones later on. fluid: empty between steps, it
+    send. lossy: windows over paths that lose packets, which are the same ones later on. paces: packets that were
+    delivered in a round trip, of those whose first pace is less than the path's rate. fluid: empty between steps, it
     remembers rates.
     """
 
     windows: Mapping[object, Opened]
     rounds: Mapping[object, int]
     lossy: Mapping[object, LossyWindow]
+    paces: Mapping[object, float]
     fluid: Fluid | None = None
 
     @property
     def matters(self) -> bool:
         """Whether a step is another one with it."""
-        return bool(self.windows or self.rounds or self.lossy)
+        return bool(self.windows or self.rounds or self.lossy or self.paces)
 
 
-NOTHING_KEPT = Kept({}, {}, {})
+NOTHING_KEPT = Kept({}, {}, {}, {})
 
 
 class Before(NamedTuple):
@@ -90,6 +92,7 @@ class Connections:
         self._windows: dict[object, Window | None] = {}
         self._startups: dict[object, Startup | None] = {}
         self._lossy_windows = dict(kept.lossy)
+        self._openings: dict[object, Opening | None] = {}
         self._before = kept
         self._legs: dict[object, tuple[Leg, ...]] = {}
 
@@ -98,7 +101,8 @@ class Connections:
         """Of what was before this step and in it."""
         windows = {key: own.opened for key, own in self._windows.items() if own and own.bounded}
         rounds = {key: own.rounds for key, own in self._startups.items() if own and own.rounds}
-        return Kept(windows, rounds, self._lossy_windows, self._fluid)
+        paces = {key: own.packets for key, own in self._openings.items() if own}
+        return Kept(windows, rounds, self._lossy_windows, paces, self._fluid)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -151,6 +155,9 @@ class Connections:
         each_bytes = whole_bytes / len(sending.paths)
         gone: list[Sent] = []
         for number, path in enumerate(sending.paths):
+            if self._network.first_pace and (opening := self._opening((key, number), path, sending)):
+                packets = each_bytes / path.serialisation.packet_bytes
+                until_s = max(until_s, opening.left_s(packets, clock.now_s))
             own = path.lossy
             if own is None:
                 continue
@@ -179,6 +186,19 @@ class Connections:
         paced = startup.over
         startup.send(self._clock.now_s, sending.size_bytes)
         return paced
+
+    def _opening(self, key: object, path: Path, sending: _Sending) -> Opening | None:
+        """None where its first pace is no less than its path's rate."""
+        if key not in self._openings:
+            network, packet_bytes = self._network, path.serialisation.packet_bytes
+            slowest = min(network.capacities[part] for part in path.parts)
+            back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
+            round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
+            gain, packets = network.first_pace / FIRST_PACKETS, self._before.paces.get(key, FIRST_PACKETS)
+            opening = Opening(gain, round_trip_s, slowest / packet_bytes, packets)
+            slow = network.first_pace * packet_bytes < slowest * round_trip_s
+            self._openings[key] = opening if slow else None
+        return self._openings[key]
 
     def _startup(self, key: object, sending: _Sending) -> Startup | None:
         """None where that is no quicker than the link."""

@@ -156,6 +156,7 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
     }
     control = control_of(_model_of(job, wiring.congestion_control or USUAL))
     at_once = granted is None and not control.paces
+    startup = control.startup if granted is None and packet is None else 0.0
     return replace(
         network,
         capacities=capacities,
@@ -167,7 +168,8 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         written_above=written,
         # what is granted is dealt out in turn, a few packets each
         sends_at_once=at_once,
-        startup=control.startup if granted is None and packet is None else 0.0,
+        startup=startup,
+        first_pace=startup,
         overflow=(control.kept, control.growth) if at_once and packet is None else None,
         asks=granted is not None,
     )

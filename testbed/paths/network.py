@@ -85,7 +85,8 @@ class Network:
     classes: where a part's traffic has several queues, the part that each of them is.
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
-    startup: packets a round trip with which connections that are paced begin; 0 where nothing is known of that.
+    startup: packets a round trip with which connections that are paced begin, where these send at once what that is
+    quicker than the path for; 0 where nothing is known of that. first_pace: the same, where the path may be quicker.
     overflow: what a connection keeps of its window when a queue has no room for it, and by how many packets that grows
     in a round trip; None where nothing is known of that.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
@@ -104,6 +105,7 @@ class Network:
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
     startup: float = 0.0
+    first_pace: float = 0.0
     overflow: tuple[float, float] | None = None
     written_above: Mapping[Ends, float] = field(default_factory=dict)
     asks: bool = False

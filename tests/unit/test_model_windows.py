@@ -11,7 +11,7 @@ import pytest
 
 from testbed.model import simulate
 from testbed.model.connections import Before
-from testbed.model.pacing import Startup
+from testbed.model.pacing import Opening, Startup
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths import Network, Path
 from testbed.paths.congestion import CONGESTION_CONTROLS
@@ -182,3 +182,25 @@ def test_what_stays_in_startup_sends_at_once_and_what_has_left_it_takes_turns() 
     assert ends_s == pytest.approx([0.25, 0.45], rel=0.01)
     slow = replace(network, startup=10.0)  # no quicker than the link
     assert simulate(plan, slow, 1) == simulate(plan, network, 1)
+
+
+def test_a_message_of_a_paced_connection_that_has_had_little_to_send_takes_a_third_of_a_round_trip() -> None:
+    # BBR: 2.885 times what was delivered in a round trip, which for the first message is ten packets (tcp_bbr.c)
+    gain = 2 / math.log(2)
+    opening = Opening(gain, round_trip_s=0.04, rate=100_000.0)
+    assert opening.left_s(10, 0.0) == pytest.approx(0.04 / gain)
+    assert opening.left_s(10, 1.0) == pytest.approx(1 + 0.04 / gain)
+    # of a long one each round trip takes as many times more, until the path's rate
+    long = Opening(gain, round_trip_s=0.04, rate=100_000.0)
+    first, second = 10 * gain, 10 * gain**2
+    assert long.left_s(first + second, 0.0) == pytest.approx(0.08)
+    assert long.left_s(100_000, 1.0) < 1 + 0.04 * 4 + 1
+    assert long.left_s(1_000, 9.0) == pytest.approx(9 + 1_000 / 100_000)
+
+
+def test_messages_of_one_round_trip_are_measured_together() -> None:
+    gain = 2 / math.log(2)
+    opening = Opening(gain, round_trip_s=0.04, rate=100_000.0)
+    for number in range(5):
+        opening.left_s(5, number * 0.001)
+    assert opening.packets == pytest.approx(25)
