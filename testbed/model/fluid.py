@@ -265,22 +265,47 @@ class Fluid:
         numbers = np.array(list(self._busy), dtype=np.intp)
         paths, owner = self._laid.of(numbers)
         left = self._with_classes(paths)
-        if not order:
-            rates = fair(left, paths)
-        else:
-            left, rates = left.copy(), np.zeros(paths.many)
-            least = ALIKE * left  # what waits for all others still comes to an end
-            places = np.full(len(self._connections), len(order))
-            for number, at in order:
-                places[number] = at
-            place = places[numbers][owner]
-            for one in np.unique(place):
-                some = place == one
-                own = paths.only(some)
-                rates[some] = fair(np.maximum(left, least), own)
-                np.subtract.at(left, own.parts, own.loads * rates[some][own.path])
+        owners = numbers[owner].tolist()
+        rates = self._in_order(left, paths, owners, dict(order)) if order else fair(left, paths)
         each = np.bincount(owner, weights=rates).astype(float)
         return _Shares(numbers, each, each * INSTANT_S)
+
+    def _in_order(
+        self, left: Floats, paths: Paths, owners: Sequence[int], order: Mapping[int, int]
+    ) -> Floats:
+        """What has an earlier place takes all that it can use, those of one place share; who has none is last."""
+        rates = np.zeros(paths.many)
+        places: dict[int, list[int]] = {}
+        for path, number in enumerate(owners):
+            places.setdefault(order.get(number, len(order)), []).append(path)
+        starts = np.searchsorted(paths.path, np.arange(paths.many + 1)).tolist()
+        parts, loads = paths.parts.tolist(), paths.loads.tolist()
+        room = left.tolist()
+        least = (ALIKE * left).tolist()  # what waits for all others still comes to an end
+        for place in sorted(places):
+            some = places[place]
+            if len(some) == 1:
+                found = [self._alone(room, least, parts, loads, range(starts[some[0]], starts[some[0] + 1]))]
+            else:
+                marked = np.zeros(paths.many, dtype=bool)
+                marked[some] = True
+                found = fair(np.maximum(room, least), paths.only(marked)).tolist()
+            for path, rate in zip(some, found, strict=True):
+                rates[path] = rate
+                for step in range(starts[path], starts[path + 1]):
+                    room[parts[step]] -= loads[step] * rate
+        return rates
+
+    @staticmethod
+    def _alone(
+        room: Sequence[float],
+        least: Sequence[float],
+        parts: Sequence[int],
+        loads: Sequence[float],
+        steps: Iterable[int],
+    ) -> float:
+        """What one path gets of what is left: as `fair` has it."""
+        return min([max(room[parts[step]], least[parts[step]]) / loads[step] for step in steps])
 
     def _with_classes(self, paths: Paths) -> Floats:
         """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""
