@@ -128,7 +128,8 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         return job
     algorithm = job.scenario.algorithms[0]
     try:
-        one = played(prepared(job, algorithm, draws=DRAWS))
+        # how windows that queues cut grow goes by packets, of which real sizes have more than those that a run has
+        one = played(prepared(job, algorithm, draws=DRAWS, overflowing=False))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")

@@ -169,8 +169,11 @@ class Connections:
                 until_s = max(until_s, self._lossy_until_s((key, number), own, each_bytes))
 
         def sent() -> None:
-            in_time_s = clock.now_s + sending.latency_s + max(0.0, until_s - clock.now_s)
-            self._arrive(in_time_s, gone, come)
+            after_s = sending.latency_s + max(0.0, until_s - clock.now_s)
+            if gone:
+                self._arrive(clock.now_s + after_s, gone, come)
+            else:
+                clock.later(after_s, come)
             all_left()
 
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
@@ -217,6 +220,8 @@ class Connections:
     def _hops(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
         """Whether all of a message is in queues at once, and losses are theirs alone."""
         if sending.turn is None or len(sending.paths) > 1 or sending.paths[0].lossy is not None:
+            return False
+        if not self._network.routed:
             return False
         return sending.size_bytes <= self._fluid.holds_bytes(key, shares)
 

@@ -50,9 +50,14 @@ def predict(job: Job, algorithm: str, calibration: Calibration | None = None, dr
 
 
 def prepared(
-    job: Job, algorithm: str, calibration: Calibration | None = None, draws: int = DRAWS
+    job: Job,
+    algorithm: str,
+    calibration: Calibration | None = None,
+    draws: int = DRAWS,
+    *,
+    overflowing: bool = True,
 ) -> Prepared:
-    """All that `predict` goes by. ControllerError, BadCalibration."""
+    """All that `predict` goes by. overflowing: whether queues cut windows. ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
@@ -65,7 +70,7 @@ def prepared(
     folded = messages > most or (lossy and not network.begins)
     if network.begins and messages:  # short steps meet few losses, and more of them cost little
         draws = max(draws, min(MORE * draws, most // messages))
-    if folded:  # nobody knows what of a flow for many meets in queues
+    if folded or not overflowing:  # nobody knows what of a flow for many meets in queues
         network = replace(network, overflow=None, startup=0.0)
     return Prepared(
         plan,
@@ -168,6 +173,7 @@ def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
         written_above=written,
         # what is granted is dealt out in turn, a few packets each
         sends_at_once=at_once,
+        routed=True,
         startup=startup,
         first_pace=startup,
         overflow=(control.kept, control.growth) if at_once and packet is None else None,

@@ -92,7 +92,8 @@ class Network:
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
     has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
-    others take all at once.
+    others take all at once. routed: whether paths are those that packets take, link by link; of `network_of` parallel
+    links are one.
     """
 
     capacities: Mapping[str, float]
@@ -104,6 +105,7 @@ class Network:
     overheads: Mapping[Ends, float] = field(default_factory=dict)
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
+    routed: bool = False
     startup: float = 0.0
     first_pace: float = 0.0
     overflow: tuple[float, float] | None = None

@@ -60,7 +60,9 @@ def played(messages: Sequence[Sent], delay_s: float) -> list[float]:
             (wait, Message("to", "to", "test", (0,), count + number, packets * PACKET, 0, sends=True))
         )
     plan += [(Message("from", "from", "test", (), n, messages[n][1] * PACKET, 0),) for n in range(count)]
-    network = Network(capacities, paths, queues=dict.fromkeys(capacities, 1e9), send_buffer_bytes=1e9)
+    network = Network(
+        capacities, paths, queues=dict.fromkeys(capacities, 1e9), send_buffer_bytes=1e9, routed=True
+    )
     return [rank[0][1] for rank in simulate(JobPlan(tuple(plan)), network, 1).spans[count:]]
 
 

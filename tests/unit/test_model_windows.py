@@ -136,7 +136,7 @@ def meeting(senders: int, packets: int, queue_packets: int, **more: object) -> t
         plan.append((Message("to", "to", "test", (), senders + rank, packets * PACKET, 0, sends=True),))
     plan += [(Message("from", "from", "test", (), rank, packets * PACKET, 0),) for rank in range(senders)]
     queues = {name: queue_packets * PACKET * (100 if "card" in name else 1.0) for name in capacities}
-    network = Network(capacities, paths, queues=queues, send_buffer_bytes=1e9, **more)  # type: ignore[arg-type]
+    network = Network(capacities, paths, queues=queues, send_buffer_bytes=1e9, routed=True, **more)  # type: ignore[arg-type]
     return JobPlan(tuple(plan)), network
 
 
