@@ -89,7 +89,7 @@ class LossyWindow:
         self._next_loss = self._gap()
 
     def send(self, packets: int, now_s: float) -> Sent:
-        """So many more, behind what was sent before."""
+        """So many more, behind what was sent before. now_s: no earlier than that was asked for."""
         at_s = max(now_s, self._asked_s)
         self._hear(at_s)
         if not self._under_way and at_s > self._sent_s > -math.inf:
@@ -183,15 +183,19 @@ class LossyWindow:
     def _reduce(self, loss: Loss) -> None:
         """Once for all that are lost in a round trip."""
         known_s, sent_s = loss.known_s, loss.sent_s
-        if self._draw.random() < self._loss:  # what is sent again is lost, too, which others behind it tell
-            again = Loss(known_s, known_s + (1 + REORDERING) * self._rtt_s, DUPLICATES)
-            again.told = loss.told
-            insort(self._losses, again, key=attrgetter("known_s"))
-        insort(self._again, known_s + self._rtt_s)
+        if (
+            self._draw.random() < self._loss
+        ):  # what is sent again is lost, too, of which others behind it tell
+            loss.known_s += (1 + REORDERING) * self._rtt_s
+            loss.behind = DUPLICATES
+            insort(self._losses, loss, key=attrgetter("known_s"))
+        else:
+            insort(self._again, known_s + self._rtt_s)
         self._mended_s = max(self._mended_s, known_s + self._rtt_s)
         if sent_s > self._reduced_s:
             self._reduced_s = known_s
-            self.window = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
+            left = int(self._growth.after_loss(float(int(self.window))))  # the kernel's are whole
+            self.window = max(LEAST_PACKETS, float(left))
             self._threshold = self.window
 
     def _grow(self, flight: _Flight) -> None:
