@@ -112,7 +112,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
 
     step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
     says how many late messages delay it on average; of more or fewer, as many as a Poisson distribution has, each
-    delays it by as much. ControllerError, Stuck, BadCalibration.
+    delays it by as much, and so much more than by the mean the step takes. ControllerError, Stuck, BadCalibration.
     """
     calibration = find_calibration(VIRTUAL)
     paths = [path for parallel in routed(job, algorithm, calibration).parallel.values() for path in parallel]
@@ -122,7 +122,8 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
     none = replace(calibration, losses=never, late=False)
     least_s, mean_s = (played(prepared(job, algorithm, one, 0)).step_time_s for one in (none, calibration))
-    return max(step_s, least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s)
+    late_s = least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s
+    return step_s + max(0.0, late_s - mean_s)
 
 
 def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
