@@ -26,7 +26,7 @@ topology:
   wan:
     - {a: east, b: west, rate: 1 Gbit/s, delay: 10 ms}
 ranks: 2
-trials: 1
+trials: 2
 warmup: 0
 scale: {size_scale: 1}
 workload: {collectives: [{collective: scatter, size: 64 MB, algorithm: direct}]}
@@ -91,7 +91,7 @@ def test_a_clean_line_is_full_to_a_thousandth(folder: Path) -> None:
 def test_the_model_knows_what_losses_do(folder: Path, name: str) -> None:
     variant = variants_of(folder)[name]
     assert variant["verdict"]["status"] != "untrusted"
-    # some four losses of go-back-N, each of which costs a round trip of 20 ms
+    # some four losses of go-back-N, each of which costs a round trip of 20 ms; of one trial alone they may be ten
     assert abs(variant["predicted"]["error"]) < (0.25 if name == "go-back-n" else 0.1)
 
 
