@@ -10,11 +10,11 @@ from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import AT_ONCE, Fluid
 from testbed.model.legs import Hopping, Leg, legs_of
-from testbed.model.pacing import FIRST_PACKETS, Opening, Startup
+from testbed.model.pacing import Opening, Startup
 from testbed.model.waiting import Event, SendBuffer
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
-from testbed.paths.lossy_windows import LossyWindow, Sent
+from testbed.paths.lossy_windows import FIRST_PACKETS, LossyWindow, Sent
 from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
 from testbed.paths.queues import ENOUGH
 from testbed.paths.recovering import LossyDatagrams
@@ -194,9 +194,7 @@ class Connections:
         """None where its first pace is no less than its path's rate."""
         if key not in self._openings:
             network, packet_bytes = self._network, path.serialisation.packet_bytes
-            slowest = min(network.capacities[part] for part in path.parts)
-            back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
-            round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
+            slowest, round_trip_s = self._slowest(path), self._round_trip_s(path, sending)
             gain, packets = network.first_pace / FIRST_PACKETS, self._before.paces.get(key, FIRST_PACKETS)
             opening = Opening(gain, round_trip_s, slowest / packet_bytes, packets)
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
@@ -205,17 +203,26 @@ class Connections:
 
     def _startup(self, key: object, sending: _Sending) -> Startup | None:
         """None where that is no quicker than the link."""
-        network, (path,) = self._network, sending.paths
-        back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
-        packet_bytes, slowest = (
-            path.serialisation.packet_bytes,
-            min(network.capacities[part] for part in path.parts),
-        )
-        pace = network.startup * packet_bytes / (path.latency_s(0) + back_s)
-        if path.lossy is not None or pace < AT_ONCE * slowest:
+        (path,) = sending.paths
+        empty_s = path.latency_s(0) + self._back_s(sending.ends, sending.dscp)
+        pace = self._network.startup * path.serialisation.packet_bytes / empty_s
+        if path.lossy is not None or pace < AT_ONCE * self._slowest(path):
             return None
-        round_trip_s = path.latency_s(packet_bytes) + packet_bytes / slowest + back_s
-        return Startup(pace, round_trip_s, self._before.rounds.get(key, 0))
+        return Startup(pace, self._round_trip_s(path, sending), self._before.rounds.get(key, 0))
+
+    def _slowest(self, path: Path) -> float:
+        """Bytes per second of its slowest part."""
+        return min(self._network.capacities[part] for part in path.parts)
+
+    def _back_s(self, ends: Ends, dscp: int) -> float:
+        """What word of a message takes."""
+        return self._network.paths_of(ends[::-1], dscp)[0].latency_s(0)
+
+    def _round_trip_s(self, path: Path, sending: _Sending) -> float:
+        """Of a full packet."""
+        packet_bytes = path.serialisation.packet_bytes
+        through_s = path.latency_s(packet_bytes) + packet_bytes / self._slowest(path)
+        return through_s + self._back_s(sending.ends, sending.dscp)
 
     def _hops(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
         """Whether all of a message is in queues at once, and losses are theirs alone."""
@@ -263,7 +270,7 @@ class Connections:
             return None
         source, *others = path.parts
         rate, packet_bytes = network.capacities[source], path.serialisation.packet_bytes
-        back_s = network.paths_of(sending.ends[::-1], sending.dscp)[0].latency_s(0)
+        back_s = self._back_s(sending.ends, sending.dscp)
         slower = (name for name in others if network.capacities[name] < rate and network.queues.get(name))
         name = next(slower, None)
         if name is None:
@@ -337,7 +344,7 @@ class Connections:
         dealer = self._dealers.get((ends, dscp))
         if dealer is not None:
             return dealer
-        back_s = self._network.paths_of(ends[::-1], dscp)[0].latency_s(0)
+        back_s = self._back_s(ends, dscp)
         each_bytes = self._network.overheads.get(ends, 0.0) * stripes.segment_bytes
 
         def flow(

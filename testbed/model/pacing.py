@@ -13,8 +13,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from testbed.paths.lossy_windows import FIRST_PACKETS
+
 FULL_ROUNDS = 3  # `bbr_full_bw_cnt`
-FIRST_PACKETS = 10  # a first window of RFC 6928
 
 
 @dataclass(eq=False)

@@ -47,7 +47,7 @@ class CubicGrowth(Growth):
             some = min(left, (whole + 1 - window) * self._each)
             self._acknowledged += some
             left -= some
-            window = float(whole + 1) if some < left or left > 0 else window + some / self._each
+            window = float(whole + 1) if left > 0 else window + some / self._each
         return window
 
     def _find(self, window: int, now_s: float, rtt_s: float) -> None:
