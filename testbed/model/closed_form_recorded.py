@@ -21,8 +21,9 @@ from testbed.model.closed_form import Changes
 from testbed.model.paces import Pace, pace_of, pace_of_pairs
 from testbed.paths import Network, network_of
 from testbed.scale import UNSCALED
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause, waits
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Operation, Pause
 from testbed.workload.plan_traffic import plan_traffic
+from testbed.workload.tracking import waits
 
 PLACEMENT, MAPPING, ALGORITHMS = "workload.placement", "workload.mapping", "workload.algorithms"
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.model.split import Moves, Spans
-from testbed.workload.plan import JobPlan, waits
+from testbed.workload.plan import JobPlan
+from testbed.workload.tracking import waits
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from testbed.workload.dispatch import Carried, Dispatching, Growing, Sending
-from testbed.workload.plan import JobPlan, Operation, Tracker
+from testbed.workload.plan import JobPlan, Operation
+from testbed.workload.tracking import Tracker
 
 
 class Simulates(Protocol):

@@ -1,6 +1,6 @@
 """A job's plan carried out by nobody on a fluid network: when everything begins and ends, or why it never would.
 
-Ranks' operations start by the same rule as on real ranks (`workload.plan.Tracker`), and collectives send the messages
+Ranks' operations start by the same rule as on real ranks (`workload.tracking`), and collectives send the messages
 of the same plans. Computing takes its time exactly, messages what the fluid makes of them and `message_s` at each end.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import mean
+from typing import cast
 
 from testbed.collectives.registry import rows_algorithm_of
 from testbed.model.carrying import Call, Carrying, Events
@@ -32,8 +33,8 @@ from testbed.workload.plan import (
     Message,
     Operation,
     Pause,
-    Tracker,
 )
+from testbed.workload.tracking import Tracker, orders_of
 
 MOST_WARMUP = 8  # that is played, of steps
 PACED = 4  # times that a collective of connections that are paced is played alone
@@ -101,12 +102,14 @@ class _Simulation(Carrying):
     ) -> None:
         super().__init__(network, len(plan.ranks), itemsize, software, lateness, kept)
         self.plan = plan
-        self.trackers = [
-            Tracker(list(operations) if dispatching else operations) for operations in plan.ranks
-        ]
+        self.trackers = (
+            list(map(Tracker, plan.ranks, orders_of(plan)))
+            if dispatching is None
+            else [Tracker(list(operations)) for operations in plan.ranks]
+        )
         self.serving = None if dispatching is None else Served(self, dispatching)
-        self.begun: list[dict[int, float]] = [{} for _ in plan.ranks]
-        self.ended: list[dict[int, float]] = [{} for _ in plan.ranks]
+        self.begun = [[0.0] * len(operations) for operations in plan.ranks]
+        self.ended = [[0.0] * len(operations) for operations in plan.ranks]
         self.computing = [Computers(self, software.computing_share) for _ in plan.ranks]
         # whether operations are no more than their computing, or their messages
         self.at_once = not (software.launch_s or software.completion_s or software.computing_share)
@@ -146,8 +149,7 @@ class _Simulation(Carrying):
         if any(tracker.open for tracker in self.trackers):
             raise Stuck(self._why())
         spans = (
-            tuple((begun[index], ended[index]) for index in range(len(own.plan)))
-            for own, begun, ended in zip(self.trackers, self.begun, self.ended, strict=True)
+            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
         # what leads back here would wait for a collector, which takes half as long as the step did
@@ -169,6 +171,8 @@ class _Simulation(Carrying):
     def extend(self, rank: int, operations: Sequence[Operation]) -> None:
         """Give a rank more to do."""
         self.trackers[rank].extend(operations)
+        self.begun[rank] += [0.0] * len(operations)
+        self.ended[rank] += [0.0] * len(operations)
         self._start_ready(rank)
 
     def _start_ready(self, rank: int) -> None:
@@ -179,18 +183,40 @@ class _Simulation(Carrying):
             self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
+        if isinstance(operation, (Computing, Pause)) and self.at_once and self.serving is None:
+            self._pass(rank, index, operation.duration_s)
+            return
         over = partial(self._over, rank, index)
         if isinstance(operation, Computing):
-            if self.at_once:
-                self.later(operation.duration_s, over)
-            else:
-                self.computing[rank].begin(operation.duration_s, over)
+            self.computing[rank].begin(operation.duration_s, over)
         elif isinstance(operation, Pause):
             self.later(operation.duration_s, over)
         elif isinstance(operation, Block):
             self._move(rank, operation, over)
         else:
             self._communicate(rank, operation, over)
+
+    def _pass(self, rank: int, first: int, duration_s: float) -> None:
+        """Time, of an operation and of those that follow it alone: an event each, which do no more than they must."""
+        tracker = self.trackers[rank]
+        following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
+        begun, ended = self.begun[rank], self.ended[rank]
+        index, many = first, 0
+
+        def over() -> None:
+            nonlocal index, many
+            after = following[index]
+            if after < 0:
+                if many:
+                    tracker.done_on_the_way(first, many)
+                self._over(rank, index)
+                return
+            ended[index] = begun[after] = self.now_s
+            index = after
+            many += 1
+            self.later(plan[after].duration_s, over)
+
+        self.later(duration_s, over)
 
     def _over(self, rank: int, index: int) -> None:
         tracker = self.trackers[rank]

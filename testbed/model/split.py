@@ -19,8 +19,8 @@ from testbed.workload.plan import (
     Message,
     Operation,
     Pause,
-    waits,
 )
+from testbed.workload.tracking import waits
 
 Spans = Sequence[Sequence[tuple[float, float]]]
 """[rank][index in its plan]: when it began and ended, in seconds from the step's start."""

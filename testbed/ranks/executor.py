@@ -27,10 +27,10 @@ from testbed.workload.plan import (
     Message,
     Operation,
     Pause,
-    Tracker,
     jittered_s,
 )
 from testbed.workload.plan_arrays import ArrayKey, array_keys, room_elements
+from testbed.workload.tracking import Tracker, order_of
 
 STILL_S = 1.0  # from one look to the next of a rank that stands still
 FIRST = 0  # of what rank's data a message holds the pattern
@@ -87,6 +87,7 @@ class Executor:
         self.faults = faults or RankFaults()
         self.communicator, self.of_class, self.groups = of_class[0], of_class, groups
         self.operations = plan.ranks[self.communicator.rank]
+        self._order = order_of(self.operations)
         self.dtype, self.timeout_s, self.credits = dtype, timeout_s, credits
         self._rooms = {
             stream: np.zeros(numel, dtype) for stream, numel in room_elements(self.operations).items()
@@ -125,7 +126,7 @@ class Executor:
         not add up.
         """
         self._algorithm = algorithm
-        tracker = Tracker(self.operations)
+        tracker = Tracker(self.operations, self._order)
         done = Done([(start_s, start_s)] * len(self.operations))
         computing = Timed(self.computing_share)
         works: dict[int, tuple[Work, Callable[[], None]]] = {}

@@ -26,7 +26,8 @@ from testbed.transport import PeerLost, Transport, TransportError
 from testbed.transport.base import Request, TransportTimeout
 from testbed.transport.failures import tells_of_peers
 from testbed.workload.dispatch import Dispatching, Growing, PieceKey, Sending
-from testbed.workload.plan import Computing, Message, Operation, Pause, Tracker, operation_document
+from testbed.workload.plan import Computing, Message, Operation, Pause, operation_document
+from testbed.workload.tracking import Tracker
 
 # of point-to-point messages of a communicator that there is none of
 _TAGS = POINT_TO_POINT | (COMMUNICATORS - 1) << COMMUNICATOR_BIT

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause, RankPlan, waits
+from testbed.workload.plan import Computing, GroupCollective, Message, Operation, Pause, RankPlan
+from testbed.workload.tracking import waits
 
 WHOLE_BITS = 32
 ADDED_UP = (WHOLE_BITS, 16)  # bits of types that can be added up on their way: float32, bfloat16

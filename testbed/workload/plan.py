@@ -2,14 +2,13 @@
 
 As on an accelerator, operations of one stream come one after the other, and streams go on side by side; a stream that
 is a queue takes them in the order in which they can begin. The same plan
-is carried out by ranks on a network, and by a model of both: `Tracker` says for either of them what may start when.
+is carried out by ranks on a network, and by a model of both: `tracking` says for either of them what may start when.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -175,7 +174,8 @@ class JobPlan:
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
     buildings: of the ranks; () for one. near: what algorithms go by in their place, as `parallelism.hierarchy` says it;
-    () for buildings. tuning: what collectives go by whose algorithm is "auto".
+    () for buildings. tuning: what collectives go by whose algorithm is "auto". like: of each rank, one whose operations
+    wait for each other as its own do; () where none is known to.
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -187,6 +187,7 @@ class JobPlan:
     buildings: tuple[int, ...] = ()
     tuning: TuningTable = field(default_factory=TuningTable)
     near: tuple[int, ...] = ()
+    like: tuple[int, ...] = field(default=(), compare=False, repr=False)
     _known: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
@@ -281,25 +282,6 @@ def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def waits(plan: Sequence[Operation]) -> list[tuple[int, ...]]:
-    """What each operation of a rank waits for: what it says, and the one before it on its stream.
-
-    On a queue it is not known beforehand which one that is.
-    """
-    last: dict[str, int | None] = {}
-    found: list[tuple[int, ...]] = []
-    for index, operation in enumerate(plan):
-        after, stream = operation.after, operation.stream
-        earlier = last.get(stream)
-        if earlier is not None:
-            after = (*after, earlier)
-            last[stream] = index
-        elif stream not in last:
-            last[stream] = None if stream.startswith(QUEUE) else index
-        found.append(after if len(after) < 2 else tuple(sorted(set(after))))
-    return found
-
-
 def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
     """What an operation's computing takes in one step, the same in every run."""
     operation = plan.ranks[rank][index]
@@ -308,90 +290,3 @@ def jittered_s(plan: JobPlan, rank: int, index: int, step: int) -> float:
         return operation.duration_s
     deviation = random.Random(f"{plan.seed}/{step}/{rank}/{index}").gauss(0.0, plan.jitter)
     return operation.duration_s * max(0.0, 1.0 + deviation)
-
-
-@dataclass
-class Tracker:
-    """What of a rank's plan may start, what is done; before: what each operation waits for.
-
-    Of a queue's operations one may start at a time; the one before it is known then, and is in `before`.
-    """
-
-    plan: Sequence[Operation]
-    ready: list[int] = field(default_factory=list)
-    open: int = 0
-
-    def __post_init__(self) -> None:
-        self.open = len(self.plan)
-        self.before = waits(self.plan)
-        self._done: set[int] = set()
-        self._missing = list(map(len, self.before))
-        self._next: list[list[int]] = [[] for _ in self.plan]
-        self._queues: dict[str, deque[int]] = {}  # of those that are busy: what waits for them
-        self._queued = any(stream.startswith(QUEUE) for stream in {own.stream for own in self.plan})
-        for index, before in enumerate(self.before):
-            for earlier in before:
-                self._next[earlier].append(index)
-        for index, count in enumerate(self._missing):
-            if not count:
-                self._offer(index)
-
-    def extend(self, operations: Sequence[Operation]) -> None:
-        """Add operations to the plan, a list, behind those that are there.
-
-        Each waits for what it says, and on no stream but a queue for what is there already.
-        """
-        assert isinstance(self.plan, list)
-        for operation in operations:
-            index = len(self.plan)
-            self.plan.append(operation)
-            self._queued = self._queued or operation.stream.startswith(QUEUE)
-            self.before.append(tuple(sorted(set(operation.after))))
-            self._next.append([])
-            for earlier in self.before[index]:
-                self._next[earlier].append(index)
-            self._missing.append(sum(earlier not in self._done for earlier in self.before[index]))
-            self.open += 1
-            if not self._missing[index]:
-                self._offer(index)
-
-    def _offer(self, index: int) -> None:
-        """What waits for nothing any more may start, unless its queue is busy."""
-        if not self._queued:
-            self.ready.append(index)
-            return
-        stream = self.plan[index].stream
-        if stream in self._queues:
-            self._queues[stream].append(index)
-            return
-        if stream.startswith(QUEUE):
-            self._queues[stream] = deque()
-        self.ready.append(index)
-
-    def _leave(self, index: int) -> None:
-        """Let the next one of its queue start, if it has one."""
-        stream = self.plan[index].stream
-        if stream not in self._queues:
-            return
-        if not self._queues[stream]:
-            del self._queues[stream]
-            return
-        following = self._queues[stream].popleft()
-        self.before[following] = (*self.before[following], index)
-        self.ready.append(following)
-
-    def done(self, index: int) -> None:
-        """Note that an operation is over; what it kept waiting is put in `ready`."""
-        self.open -= 1
-        self._done.add(index)
-        if self._queues:
-            self._leave(index)
-        missing = self._missing
-        for later in self._next[index]:
-            missing[later] -= 1
-            if not missing[later]:
-                self._offer(later)
-
-    def under_way(self) -> list[int]:
-        """What could start and is not done."""
-        return [index for index, count in enumerate(self._missing) if not count and index not in self._done]

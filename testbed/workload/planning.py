@@ -93,18 +93,18 @@ def _plan(
         for rank in members:
             of_rank[rank][name] = Group(number, members)
     made: list[Made] = []
-    alike: dict[Hashable, Made] = {}
+    alike: dict[Hashable, int] = {}
+    like = []
     for rank, (position, which) in enumerate(places):
         line, own = next(line for line in lines[rank] if rank in line), schedules[which]
-        like = likeness(rank, of_rank[rank], options)
-        place = None if like is None else (position, id(own), like)
-        if place in alike:
-            made.append(alike[place].moved(of_rank[rank], line))
+        same = likeness(rank, of_rank[rank], options)
+        place = rank if same is None else (position, id(own), same)
+        like.append(alike.setdefault(place, rank))
+        if like[rank] != rank:
+            made.append(made[like[rank]].moved(of_rank[rank], line))
             continue
         planner = _RankPlanner(rank, position, lines[rank], of_rank[rank], own, stages, options)
         made.append(Made(of_rank[rank], line, planner.run(), planner.exchange()))
-        if place is not None:
-            alike[place] = made[-1]
     plans, exchanges = [one.plan for one in made], [one.exchange for one in made]
     return JobPlan(
         tuple(in_a_row(plans, options.training_steps, options.outer, exchanges)),
@@ -113,6 +113,7 @@ def _plan(
         options.jitter,
         options.seed,
         options.dscps,
+        like=tuple(like),
     )
 
 

@@ -20,7 +20,7 @@ from testbed.model.predicting import predict
 from testbed.model.requests import serving_figures
 from testbed.results.serving import Serving
 from testbed.scale import Scale
-from testbed.workload.plan import QUEUE, Computing, JobPlan, Tracker
+from testbed.workload.plan import QUEUE, Computing, JobPlan
 from testbed.workload.serving import closed_batches, drawn_arrivals, read_arrivals
 from testbed.workload.serving.queueing import (
     md1_wait_s,
@@ -29,6 +29,7 @@ from testbed.workload.serving.queueing import (
     recent_waits_s,
     waits_s,
 )
+from testbed.workload.tracking import Tracker
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios/inference"
 CARDS, SAMPLES, TABLES, DIM, POOLING, REQUESTS = 6, 4, 20, 8, 3, 30

@@ -13,7 +13,8 @@ from testbed.job.workload import workload_of
 from testbed.model.dry_run import DryRun, dry_runs
 from testbed.scale import Scale
 from testbed.workload.outer import Outer, Turn, in_a_row
-from testbed.workload.plan import Computing, GroupCollective, Message, Operation, waits
+from testbed.workload.plan import Computing, GroupCollective, Message, Operation
+from testbed.workload.tracking import waits
 from tests.unit.test_workload_planning import (
     MICROBATCHES,
     SCALE,
