@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from testbed.directions import QueueClass
-from testbed.model.fairness import ALIKE, Floats, Grown, Indices, Laid, Paths, fair
+from testbed.model.fairness import ALIKE, Floats, Laid, Paths, fair
 from testbed.paths.network import PartShares
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
@@ -47,11 +47,10 @@ class _Connection:
 
 
 class _Shares(NamedTuple):
-    """Of the connections that are busy, their numbers and bytes per second. instants: bytes of what is over."""
+    """Of the connections that are busy, by number, their bytes per second. instants: bytes of what is over."""
 
-    numbers: Indices
-    rates: Floats
-    instants: Floats
+    rates: Mapping[int, float]
+    instants: Mapping[int, float]
 
 
 class Fluid:
@@ -81,8 +80,8 @@ class Fluid:
         self._connections: list[_Connection] = []
         self._laid = Laid()
         self._by_key: dict[object, _Connection] = {}
-        self._busy: dict[int, _Connection] = {}
-        self._left = Grown(float)  # bytes of what each connection sends now
+        self.busy: dict[int, _Connection] = {}  # those that send, by number
+        self._left: list[float] = []  # bytes of what each connection sends now
         # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
         self._who = 0
         self._draw = random.Random(0)
@@ -91,10 +90,9 @@ class Fluid:
         self._turns: dict[int, int] = {}
         self._turn = count()
         self._shares: _Shares | None = None
-        # what the busy ones had left, in the order of their shares, where that is known; the time since then, and from
-        # then on until the first of them has none
-        self._flowing: Floats | None = None
-        self._passed_s = self._soonest_s = 0.0
+        # since when the busy ones have had that left; from then on, until the first of them has none, where it is known
+        self._passed_s = 0.0
+        self._soonest_s: float | None = None
 
     def send(
         self,
@@ -119,7 +117,7 @@ class Fluid:
         if len(connection.messages) == 1:
             self._settle()
             connection.burst_bytes = burst_bytes
-            self._busy[connection.number] = connection
+            self.busy[connection.number] = connection
             for part, load in connection.parts:
                 self._through[part][connection.number] = load
             self._who ^= connection.mark
@@ -132,8 +130,8 @@ class Fluid:
 
     def _first(self, connection: _Connection) -> None:
         """Begin with the connection's next message."""
-        self._left.array[connection.number], turn, _ = connection.messages[0]
-        self._flowing = None
+        self._left[connection.number], turn, _ = connection.messages[0]
+        self._soonest_s = None
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
@@ -154,7 +152,7 @@ class Fluid:
         self._connections.append(connection)
         self._laid.add(numbered)
         self._by_key[key] = connection
-        self._left.add([0.0])
+        self._left.append(0.0)
         return connection
 
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
@@ -188,7 +186,7 @@ class Fluid:
                 for number, other_load in self._through[part].items():
                     if number != own.number:
                         other = self._connections[number]
-                        waiting += other_load * min(float(self._left.array[number]), other.burst_bytes)
+                        waiting += other_load * min(self._left[number], other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
                 after_s = slowest_s if before else own_s
@@ -197,45 +195,43 @@ class Fluid:
 
     def next_s(self) -> float:
         """Seconds until the next message has left, infinity if nothing flows."""
-        if not self._busy:
+        if not self.busy:
             return math.inf
-        if self._flowing is None:
-            numbers, rates, _ = self._now()
-            self._flowing = self._left.array[numbers]
-            self._soonest_s = float(np.minimum.reduce(self._flowing / rates))
+        if self._soonest_s is None:
+            left = self._left
+            self._soonest_s = min([left[number] / rate for number, rate in self._now().rates.items()])
         return max(0.0, self._soonest_s - self._passed_s)
 
-    def advance(self, seconds: float) -> None:
-        """Let time pass, no more than `next_s`; tell of messages that have left."""
-        if self.next_s() - seconds > INSTANT_S:  # none has: most of the time
-            self._passed_s += seconds if self._busy else 0.0
+    def advance(self, seconds: float, next_s: float) -> None:
+        """Let time pass, no more than what `next_s` is; tell of messages that have left."""
+        if next_s - seconds > INSTANT_S:  # none has: most of the time
+            self._passed_s += seconds if self.busy else 0.0
             return
         self._passed_s += seconds
-        numbers, _, instants = self._now()
         self._settle()
-        left = self._flowing
-        assert left is not None
-        for number in numbers[left <= instants].tolist():
-            connection = self._busy[number]
+        left = self._left
+        for number in [own for own, instant in self._now().instants.items() if left[own] <= instant]:
+            connection = self.busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:
                 self._first(connection)
             else:
-                del self._busy[number]
+                del self.busy[number]
                 self._turns.pop(number, None)
                 for part, _ in connection.parts:
                     del self._through[part][number]
                 self._who ^= connection.mark
-                self._shares = self._flowing = None
+                self._shares = self._soonest_s = None
             sent()
 
     def _settle(self) -> None:
         """Take from what the busy ones have left what has gone meanwhile."""
         if self._passed_s:
-            numbers, rates, _ = self._now()
-            assert self._flowing is not None
-            self._left.array[numbers] = self._flowing = self._flowing - rates * self._passed_s
-            self._soonest_s -= self._passed_s
+            left, passed_s = self._left, self._passed_s
+            for number, rate in self._now().rates.items():
+                left[number] -= rate * passed_s
+            if self._soonest_s is not None:
+                self._soonest_s -= passed_s
             self._passed_s = 0.0
 
     def _now(self) -> _Shares:
@@ -244,7 +240,7 @@ class Fluid:
             key = self._who, self._order()
             found = self._known.get(key)
             if found is None:
-                if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self._busy)):
+                if len(self._known) >= min(MOST_SHARES, MOST_RATES // len(self.busy)):
                     self._known.clear()
                 found = self._known[key] = self._share(key[1])
             self._shares = found
@@ -262,13 +258,15 @@ class Fluid:
         return tuple(found)
 
     def _share(self, order: Order) -> _Shares:
-        numbers = np.array(list(self._busy), dtype=np.intp)
+        numbers = np.array(list(self.busy), dtype=np.intp)
         paths, owner = self._laid.of(numbers)
         left = self._with_classes(paths)
         owners = numbers[owner].tolist()
         rates = self._in_order(left, paths, owners, dict(order)) if order else fair(left, paths)
         each = np.bincount(owner, weights=rates).astype(float)
-        return _Shares(numbers, each, each * INSTANT_S)
+        ours = numbers.tolist()
+        instants = (each * INSTANT_S).tolist()
+        return _Shares(dict(zip(ours, each.tolist(), strict=True)), dict(zip(ours, instants, strict=True)))
 
     def _in_order(
         self, left: Floats, paths: Paths, owners: Sequence[int], order: Mapping[int, int]

@@ -86,30 +86,38 @@ class Messaging:
         self.burst_bytes = 0.0
         self.now_s = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.soon: deque[Callable[[], None]] = deque()  # what happens in this moment, behind what else does
         self.number = count()
         self.boxes: dict[Key, Mailbox] = {}
         self.lines: dict[Key, _Line] = {}
 
     def pass_time(self) -> None:
         """Until nothing is left that will happen."""
+        agenda, soon, fluid = self.agenda, self.soon, self.fluid
         while True:
-            while self.agenda and self.agenda[0][0] <= self.now_s:
-                heapq.heappop(self.agenda)[-1]()
-            step_s = self.fluid.next_s()
-            if self.agenda and self.agenda[0][0] <= self.now_s + step_s:
+            while agenda and agenda[0][0] <= self.now_s:
+                heapq.heappop(agenda)[2]()
+            while soon:
+                soon.popleft()()
+            step_s = fluid.next_s() if fluid.busy else math.inf
+            if agenda and agenda[0][0] <= self.now_s + step_s:
                 # what is told of messages that leave in this very moment happens in it
-                moment_s = self.agenda[0][0]
-                step_s, self.now_s = moment_s - self.now_s, moment_s
-                self.fluid.advance(step_s)
-            elif step_s < math.inf:
+                moment_s = agenda[0][0]
+                passed_s, self.now_s = moment_s - self.now_s, moment_s
+            elif fluid.busy:
+                passed_s = step_s
                 self.now_s += step_s
-                self.fluid.advance(step_s)
             else:
                 break
+            if fluid.busy:
+                fluid.advance(passed_s, step_s)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Act after so long."""
-        heapq.heappush(self.agenda, (self.now_s + seconds, next(self.number), action))
+        if (at_s := self.now_s + seconds) > self.now_s:
+            heapq.heappush(self.agenda, (at_s, next(self.number), action))
+        else:
+            self.soon.append(action)
 
     def send(self, key: Key, ends: Ends, size_bytes: int, dscp: int, held: bool = False) -> Event:
         """Begin to send; the event is that the connection has taken the last byte, or that it is known to be there."""
