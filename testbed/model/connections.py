@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.model.computing import Clock
@@ -34,6 +35,21 @@ class _Sending(NamedTuple):
     latency_s: float
     turn: int | None
     follows: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Lane:
+    """What of a connection's paths is the same for all messages.
+
+    plain: nothing is lost on them, nor is there a first pace. hops: whether it is one that is known link by link.
+    timed: by bytes of a message, those with all that goes with it, and its latency, where that is always the same.
+    """
+
+    shares: list[PartShares]
+    buffer: SendBuffer
+    plain: bool
+    hops: bool
+    timed: dict[float, tuple[float, float]] = field(default_factory=dict)
 
 
 class Kept(NamedTuple):
@@ -86,7 +102,7 @@ class Connections:
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
-        self._buffers: dict[object, SendBuffer] = {}
+        self._lanes: dict[object, _Lane] = {}
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
         self._queues: dict[str, Queue] = {}
         self._windows: dict[object, Window | None] = {}
@@ -114,17 +130,32 @@ class Connections:
             self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
             taken.and_then(left)
             return
-        whole_bytes = network.whole_bytes(ends, size_bytes)
         key = ends, dscp
-        busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
-        latency_s = self._lateness.arrival_s(paths, whole_bytes, max(0.0, busy_until_s - self._clock.now_s))
-        sending = _Sending(key, ends, dscp, paths, whole_bytes, latency_s, self._turn())
-        self._flow(sending, taken, left, come)
+        lane = self._lanes.get(key) or self._lane(key, paths)
+        if (timed := lane.timed.get(size_bytes)) is None:
+            whole_bytes = network.whole_bytes(ends, size_bytes)
+            busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
+            busy_s = max(0.0, busy_until_s - self._clock.now_s)
+            timed = whole_bytes, self._lateness.arrival_s(paths, whole_bytes, busy_s)
+            if lane.plain:
+                lane.timed[size_bytes] = timed
+        self._flow(_Sending(key, ends, dscp, paths, *timed, self._turn()), taken, left, come)
+
+    def _lane(self, key: object, paths: Sequence[Path]) -> _Lane:
+        """A connection's, from its first message on."""
+        network, lossless = self._network, all(path.lossy is None for path in paths)
+        lane = self._lanes[key] = _Lane(
+            [path.shares for path in paths],
+            SendBuffer(network.send_buffer_bytes),
+            lossless and not network.first_pace,
+            lossless and len(paths) == 1 and network.routed,
+        )
+        return lane
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
         clock, key, whole_bytes = self._clock, sending.key, sending.size_bytes
-        shares = [path.shares for path in sending.paths]
-        buffer = self._buffers.setdefault(key, SendBuffer(self._network.send_buffer_bytes))
+        lane = self._lanes.get(key) or self._lane(key, sending.paths)
+        shares, buffer = lane.shares, lane.buffer
 
         if self._network.startup and self._is_paced(key, sending, shares):
             sending = sending._replace(turn=None)
@@ -133,7 +164,8 @@ class Connections:
             left()
             buffer.leave(whole_bytes)
 
-        if self._hops(key, sending, shares):
+        # whether all of it is in queues at once, and losses are theirs alone
+        if lane.hops and sending.turn is not None and whole_bytes <= self._fluid.holds_bytes(key, shares):
             window = self._window(key, sending)
 
             def go(size_bytes: float, gone: Callable[[float], None]) -> None:
@@ -154,7 +186,7 @@ class Connections:
         until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
         gone: list[Sent] = []
-        for number, path in enumerate(sending.paths):
+        for number, path in enumerate(() if lane.plain else sending.paths):
             if self._network.first_pace and (opening := self._opening((key, number), path, sending)):
                 packets = each_bytes / path.serialisation.packet_bytes
                 until_s = max(until_s, opening.left_s(packets, clock.now_s))
@@ -223,14 +255,6 @@ class Connections:
         packet_bytes = path.serialisation.packet_bytes
         through_s = path.latency_s(packet_bytes) + packet_bytes / self._slowest(path)
         return through_s + self._back_s(sending.ends, sending.dscp)
-
-    def _hops(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
-        """Whether all of a message is in queues at once, and losses are theirs alone."""
-        if sending.turn is None or len(sending.paths) > 1 or sending.paths[0].lossy is not None:
-            return False
-        if not self._network.routed:
-            return False
-        return sending.size_bytes <= self._fluid.holds_bytes(key, shares)
 
     def _hop(
         self,

@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all o
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
 MOST_RATES = 10_000_000  # in all of those
 
-Order = tuple[tuple[int, int], ...]
+Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(eq=False)
@@ -247,22 +247,26 @@ class Fluid:
         return self._shares
 
     def _order(self) -> Order:
-        """Connections whose message has a turn, with the place of that, in this order."""
+        """Connections whose message has a turn, in the order of those; and their places, where some have the same."""
         turns = self._turns
-        if not turns:
-            return ()
-        found, place, before = [], -1, -1
-        for number in sorted(turns, key=turns.__getitem__):
-            place, before = place + (turns[number] != before), turns[number]
-            found.append((number, place))
-        return tuple(found)
+        if len(turns) < 2:
+            return tuple(turns), ()
+        found = tuple(sorted(turns, key=turns.__getitem__))
+        if len(set(turns.values())) == len(turns):
+            return found, ()
+        places = [0]
+        for before, number in pairwise(found):
+            places.append(places[-1] + (turns[number] != turns[before]))
+        return found, tuple(places)
 
     def _share(self, order: Order) -> _Shares:
         numbers = np.array(list(self.busy), dtype=np.intp)
         paths, owner = self._laid.of(numbers)
         left = self._with_classes(paths)
         owners = numbers[owner].tolist()
-        rates = self._in_order(left, paths, owners, dict(order)) if order else fair(left, paths)
+        found, places = order
+        places_of = dict(zip(found, places or range(len(found)), strict=True))
+        rates = self._in_order(left, paths, owners, places_of) if found else fair(left, paths)
         each = np.bincount(owner, weights=rates).astype(float)
         ours = numbers.tolist()
         instants = (each * INSTANT_S).tolist()
