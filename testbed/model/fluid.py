@@ -30,17 +30,19 @@ MOST_RATES = 10_000_000  # in all of those
 Order = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Connection:
     """Messages one after the other, on all of its paths at once.
 
-    parts: of all paths, and what goes through each for each byte of a message. messages: of each its bytes, its turn,
-    and who is told. queue_bytes: the least that waits in front of a part, of those where any do.
+    parts: of all paths, and what goes through each for each byte of a message; queued: those with queues. messages:
+    of each its bytes, its turn, and who is told. queue_bytes: the least that waits in front of a part, of those where
+    any do.
     """
 
     number: int
     mark: int
     parts: tuple[tuple[int, float], ...]
+    queued: tuple[int, ...]
     queue_bytes: float
     messages: deque[tuple[float, int | None, Callable[[], None]]] = field(default_factory=deque)
     burst_bytes: float = math.inf
@@ -73,6 +75,7 @@ class Fluid:
         ]  # of busy connections, by number, their load
         self._part = {name: number for number, name in enumerate(capacities)}
         self._capacities = np.array(list(capacities.values()), dtype=float)
+        self._rates: list[float] = self._capacities.tolist()
         self._classes = {
             self._part[name]: [(self._part[own], entry) for own, entry in entries]
             for name, entries in classes.items()
@@ -147,6 +150,7 @@ class Fluid:
             len(self._connections),
             self._draw.getrandbits(128),
             tuple(through.items()),
+            tuple(part for part in through if self._queues[part]),
             self._holds_bytes(through),
         )
         self._connections.append(connection)
@@ -175,22 +179,28 @@ class Fluid:
         """
         self._settle()
         own = self._by_key.get(key) or self._open(key, paths)
+        queues, rates, through = self._queues, self._rates, self._through
+        for part in own.queued:
+            if len(through[part]) > (own.number in through[part]):
+                break
+        else:
+            return 0.0
         latest_s = 0.0
-        slowest_s = max(load * size_bytes / float(self._capacities[part]) for part, load in own.parts)
+        slowest_s = max([load * size_bytes / rates[part] for part, load in own.parts])
         before = True  # it comes to the slowest part later by what it waited
         for part, load in own.parts:
             waiting = 0.0
-            own_s = load * size_bytes / float(self._capacities[part])
+            own_s = load * size_bytes / rates[part]
             before = before and own_s < slowest_s
-            if queue := self._queues[part]:
-                for number, other_load in self._through[part].items():
+            if queue := queues[part]:
+                for number, other_load in through[part].items():
                     if number != own.number:
                         other = self._connections[number]
                         waiting += other_load * min(self._left[number], other.burst_bytes)
                 waiting = min(waiting, queue)
             if waiting:
                 after_s = slowest_s if before else own_s
-                latest_s = max(latest_s, waiting / float(self._capacities[part]) + after_s)
+                latest_s = max(latest_s, waiting / rates[part] + after_s)
         return latest_s
 
     def next_s(self) -> float:
@@ -200,7 +210,8 @@ class Fluid:
         if self._soonest_s is None:
             left = self._left
             self._soonest_s = min([left[number] / rate for number, rate in self._now().rates.items()])
-        return max(0.0, self._soonest_s - self._passed_s)
+        rest_s = self._soonest_s - self._passed_s
+        return rest_s if rest_s > 0.0 else 0.0
 
     def advance(self, seconds: float, next_s: float) -> None:
         """Let time pass, no more than what `next_s` is; tell of messages that have left."""

@@ -7,11 +7,10 @@ are under way than there are slots.
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import count
 
 from testbed.model.connections import NOTHING_KEPT, Connections, Kept
@@ -93,29 +92,31 @@ class Messaging:
 
     def pass_time(self) -> None:
         """Until nothing is left that will happen."""
-        agenda, soon, fluid = self.agenda, self.soon, self.fluid
+        agenda, soon, fluid, busy = self.agenda, self.soon, self.fluid, self.fluid.busy
         while True:
-            while agenda and agenda[0][0] <= self.now_s:
-                heapq.heappop(agenda)[2]()
+            now_s = self.now_s
+            while agenda and agenda[0][0] <= now_s:
+                heappop(agenda)[2]()
             while soon:
                 soon.popleft()()
-            step_s = fluid.next_s() if fluid.busy else math.inf
-            if agenda and agenda[0][0] <= self.now_s + step_s:
+            if not busy:
+                if not agenda:
+                    break
+                self.now_s = agenda[0][0]
+                continue
+            step_s = fluid.next_s()
+            if agenda and agenda[0][0] <= now_s + step_s:
                 # what is told of messages that leave in this very moment happens in it
-                moment_s = agenda[0][0]
-                passed_s, self.now_s = moment_s - self.now_s, moment_s
-            elif fluid.busy:
-                passed_s = step_s
-                self.now_s += step_s
+                self.now_s = agenda[0][0]
+                fluid.advance(self.now_s - now_s, step_s)
             else:
-                break
-            if fluid.busy:
-                fluid.advance(passed_s, step_s)
+                self.now_s = now_s + step_s
+                fluid.advance(step_s, step_s)
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Act after so long."""
         if (at_s := self.now_s + seconds) > self.now_s:
-            heapq.heappush(self.agenda, (at_s, next(self.number), action))
+            heappush(self.agenda, (at_s, next(self.number), action))
         else:
             self.soon.append(action)
 
@@ -126,19 +127,17 @@ class Messaging:
             box.leave(lambda: self._stage(key, ends, size_bytes, dscp, taken), held=held)
             return taken
 
-        written = self.network.is_written(ends, size_bytes)
+        if self.network.is_written(ends, size_bytes):
 
-        def there() -> None:
-            box.arrive()
-            self.later(self._back_s(ends, dscp), taken.happen)
+            def there() -> None:
+                box.arrive()
+                self.later(self._back_s(ends, dscp), taken.happen)
 
-        def hand_over() -> None:
-            if written:
-                self._transmit(ends, size_bytes, dscp, there, Event())
-            else:
-                self._transmit(ends, size_bytes, dscp, box.arrive, taken)
-
-        box.leave(hand_over, held=held or self._announced or written)
+            box.leave(lambda: self._transmit(ends, size_bytes, dscp, there, Event()), held=True)
+        elif held or self._announced:
+            box.leave(lambda: self._transmit(ends, size_bytes, dscp, box.arrive, taken), held=True)
+        else:
+            self._transmit(ends, size_bytes, dscp, box.arrive, taken)
         return taken
 
     def receive(self, key: Key, ends: Ends, size_bytes: int, dscp: int) -> Event:
@@ -191,7 +190,10 @@ class Messaging:
         return there_s + self._back_s(ends, dscp, NOTE_BYTES)
 
     def _box(self, key: Key) -> Mailbox:
-        return self.boxes.setdefault(key, Mailbox())
+        box = self.boxes.get(key)
+        if box is None:
+            box = self.boxes[key] = Mailbox()
+        return box
 
     def _transmit(
         self,
@@ -217,27 +219,25 @@ class Messaging:
             self.sending[ends] -= size_bytes
 
         def begin() -> None:
-            self.sending[ends] = self.sending.get(ends, 0) + size_bytes
-            self.burst_bytes = max(self.burst_bytes, self.sending[ends])
+            self.sending[ends] = burst_bytes = self.sending.get(ends, 0) + size_bytes
+            self.burst_bytes = max(self.burst_bytes, burst_bytes)
             self.connections.send(ends, dscp, size_bytes, taken, left, come)
-
-        def ask() -> None:
-            # what its pair still sends meanwhile it would have waited for anyway
-            self.later(self._asked_s(ends, dscp), begin)
 
         if note and not worked:  # a card's own
             begin()
+        elif self.network.asks:
+            # what its pair still sends meanwhile it would have waited for anyway
+            self._work(here, size_bytes, lambda: self.later(self._asked_s(ends, dscp), begin), note)
         else:
-            self._work(here, size_bytes, ask if self.network.asks else begin, note)
+            self._work(here, size_bytes, begin, note)
 
     def _work(self, rank: int, size_bytes: float, action: Callable[[], None], note: bool) -> None:
         """A rank's software handles one message after the other; handing it over keeps none waiting."""
-        software = self.software
+        software, now_s, until_s = self.software, self.now_s, self.busy_until_s[rank]
         cost_s = size_bytes * software.byte_s + (software.of_note_s if note else software.message_s)
         self.worked_s[rank] += cost_s
-        self.busy_until_s[rank] = max(self.busy_until_s[rank], self.now_s) + cost_s
-        at_s = self.busy_until_s[rank] + (0.0 if note else software.handover_s)
-        self.later(at_s - self.now_s, action)
+        self.busy_until_s[rank] = until_s = (until_s if until_s > now_s else now_s) + cost_s
+        self.later(until_s + (0.0 if note else software.handover_s) - now_s, action)
 
     # ---- in chunks
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """Something that will have happened."""
 
@@ -28,7 +28,7 @@ class Event:
             self.then.append(action)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Mailbox:
     """Messages of one kind from one rank to another, in order: those that have come, those that are waited for.
 
@@ -36,8 +36,8 @@ class Mailbox:
     """
 
     come: int = 0
-    waiting: deque[Event] = field(default_factory=deque)
-    held: deque[Callable[[], None]] = field(default_factory=deque)
+    waiting: list[Event] = field(default_factory=list)  # these are few
+    held: list[Callable[[], None]] = field(default_factory=list)
     allowed: int = 0
 
     def leave(self, hand_over: Callable[[], None], *, held: bool) -> None:
@@ -51,13 +51,13 @@ class Mailbox:
     def arrive(self) -> None:
         """A message has come."""
         if self.waiting:
-            self.waiting.popleft().happen()
+            self.waiting.pop(0).happen()
         else:
             self.come += 1
 
     def receive(self) -> Event:
         """Wait for the next message; the event is that it has come."""
-        event = Event(done=self.come > 0)
+        event = Event(self.come > 0)
         if event.done:
             self.come -= 1
         else:
@@ -67,12 +67,12 @@ class Mailbox:
     def allow(self) -> None:
         """Let one of those that are held leave, now or when it comes."""
         if self.held:
-            self.held.popleft()()
+            self.held.pop(0)()
         else:
             self.allowed += 1
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class SendBuffer:
     """Of one connection: a sender goes on once all of its message is in here, which is before it has left.
 
@@ -87,14 +87,13 @@ class SendBuffer:
     def put(self, message_bytes: float, taken: Event) -> None:
         """A message behind all others; `taken` happens when all of it is in."""
         self.put_bytes += message_bytes
-        self.waiting.append((self.put_bytes, taken))
-        self._take()
+        if not self.waiting and self.put_bytes <= self.left_bytes + self.size_bytes:
+            taken.happen()
+        else:
+            self.waiting.append((self.put_bytes, taken))
 
     def leave(self, message_bytes: float) -> None:
         """The first message has left."""
         self.left_bytes += message_bytes
-        self._take()
-
-    def _take(self) -> None:
         while self.waiting and self.waiting[0][0] <= self.left_bytes + self.size_bytes:
             self.waiting.popleft()[1].happen()
