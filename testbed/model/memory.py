@@ -9,14 +9,27 @@ from testbed.workload.plan import Computing, JobPlan
 def peak_alive(plan: JobPlan, spans: Spans) -> list[float]:
     """By rank, in real bytes."""
     found = []
-    for operations, own in zip(plan.ranks, spans, strict=True):
+    for keeping, own in zip(plan.remembered("keeping", lambda: _keeping(plan)), spans, strict=True):
         changes = []
-        for operation, (begun_s, end_s) in zip(operations, own, strict=True):
-            if isinstance(operation, Computing) and (operation.holds or operation.gives):
-                changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
+        for index, operation in keeping:
+            begun_s, end_s = own[index]
+            changes += [(end_s, -operation.gives), (begun_s, operation.holds)]
         alive = peak = 0.0
         for _, change in sorted(changes):
             alive += change
             peak = max(peak, alive)
         found.append(peak)
     return found
+
+
+def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
+    """By rank, computing that begins or ceases to keep anything, with its indices."""
+    found: dict[int, list[tuple[int, Computing]]] = {}
+    for rank in plan.like or range(len(plan.ranks)):
+        if rank not in found:
+            found[rank] = [
+                (index, operation)
+                for index, operation in enumerate(plan.ranks[rank])
+                if isinstance(operation, Computing) and (operation.holds or operation.gives)
+            ]
+    return [found[rank] for rank in plan.like or range(len(plan.ranks))]

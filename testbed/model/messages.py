@@ -69,8 +69,8 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
 def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
     known: dict[tuple[object, int], int] = {}
     found = 0
-    for rank, operations in enumerate(plan.ranks):
-        for operation in operations:
+    for rank, operations in enumerate(plan.shared):
+        for _, operation in operations:
             if isinstance(operation, Message):
                 found += operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
             elif isinstance(operation, GroupCollective):

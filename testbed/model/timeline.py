@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.errors import TestbedError
 from testbed.workload.dispatch import Carried
@@ -28,7 +29,7 @@ class Timeline:
         """What was carried out, where that was not known beforehand."""
         return None if self.carried is None else self.carried.plan
 
-    @property
+    @cached_property
     def step_time_s(self) -> float:
         """Until the last rank is done."""
         return max((end for rank in self.spans for _, end in rank), default=0.0)

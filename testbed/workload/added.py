@@ -25,7 +25,7 @@ def _calls(plan: JobPlan) -> set[tuple[str, str, int]]:
     """Which collectives by which algorithms in which groups."""
     return {
         (operation.collective, operation.algorithm, operation.group)
-        for own in {id(own): own for own in plan.ranks}.values()
-        for operation in own
+        for own in {id(own): own for own in plan.shared}.values()
+        for _, operation in own
         if isinstance(operation, GroupCollective)
     }

@@ -22,7 +22,7 @@ from testbed.workload.block_plans import BlockPlanner
 from testbed.workload.blocks import BlockWise
 from testbed.workload.outer import WHOLE_BITS, Outer
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation
+from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation, altered
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.stages import Part
 from testbed.workload.within import NOTHING, Around, WithinRank
@@ -103,6 +103,9 @@ class LayerPlanner:
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._own_bytes = 0.0  # of gradients of what replicas have alike
         self._last = self._last_microbatches()
+        self._computings: dict[
+            tuple[Kind, float], Computing
+        ] = {}  # that others are alike but for name and turn
         self._tensor_blocks: BlockPlanner | None = None
         if options.blocks is not None and TENSOR in groups:
             self._tensor_blocks = BlockPlanner(self, options.blocks, *groups[TENSOR])
@@ -289,10 +292,12 @@ class LayerPlanner:
     def compute(self, name: str, kind: Kind, seconds: float) -> None:
         """Compute for so long, in real seconds, once the gate is open."""
         after, self.gate = tuple(self.gate), []
-        duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
-        self.computed.append(
-            self.add(Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s))
-        )
+        if (like := self._computings.get((kind, seconds))) is None:
+            duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
+            like = Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s)
+            self._computings[kind, seconds] = like
+        self.computed.append(len(self.plan))
+        self.plan.append(altered(like, name=name, after=after))
 
     def _collective(
         self,

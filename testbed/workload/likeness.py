@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.workload.layers import Group, Options
 from testbed.workload.parallelism import CONTEXT, EXPERT, TENSOR
@@ -29,19 +30,26 @@ class Made:
         ranks = dict(zip(self.line, line, strict=True))
         if all(one == other for same in (numbers, ranks) for one, other in same.items()):
             return self
-        plan = tuple(_moved(operation, numbers, ranks) for operation in self.plan)
+        plan = list(self.plan)
+        for index in self._shared:
+            plan[index] = _moved(plan[index], numbers, ranks)
         exchange = self.exchange and altered(self.exchange, group=numbers[self.exchange.group])
-        return Made(groups, line, plan, exchange)
+        return Made(groups, line, tuple(plan), exchange)
+
+    @cached_property
+    def _shared(self) -> list[int]:
+        """Indices of what other ranks take part in."""
+        kinds = GroupCollective, Message
+        return [index for index, operation in enumerate(self.plan) if isinstance(operation, kinds)]
 
 
 def _moved(operation: Operation, numbers: Mapping[int, int], ranks: Mapping[int, int]) -> Operation:
     if isinstance(operation, GroupCollective):
         return altered(operation, group=numbers[operation.group])
-    if isinstance(operation, Message):
-        peer = ranks[operation.peer]
-        stream, _, _ = operation.stream.rpartition(" ")
-        return altered(operation, peer=peer, stream=f"{stream} {peer}")
-    return operation
+    assert isinstance(operation, Message)
+    peer = ranks[operation.peer]
+    stream, _, _ = operation.stream.rpartition(" ")
+    return altered(operation, peer=peer, stream=f"{stream} {peer}")
 
 
 def likeness(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:

@@ -8,7 +8,7 @@ is carried out by ranks on a network, and by a model of both: `tracking` says fo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -150,8 +150,9 @@ Known = TypeVar("Known")
 def altered(operation: Kind, **values: Any) -> Kind:
     """As `dataclasses.replace`, in a fifth of its time: a step has tens of thousands."""
     made = object.__new__(type(operation))
-    vars(made).update(vars(operation), **values)
-    vars(made).pop("alike", None)  # which goes by what may be another now
+    own = made.__dict__
+    own.update(operation.__dict__, **values)
+    own.pop("alike", None)  # which goes by what may be another now
     return made
 
 
@@ -174,8 +175,8 @@ class JobPlan:
     holds_receivers: a message leaves once its receiver waits for it, and not before. jitter: standard deviation of
     computing, as a share of its time; seed: of that. dscps: of what operations send, by their kind, where not 0.
     buildings: of the ranks; () for one. near: what algorithms go by in their place, as `parallelism.hierarchy` says it;
-    () for buildings. tuning: what collectives go by whose algorithm is "auto". like: of each rank, one whose operations
-    wait for each other as its own do; () where none is known to.
+    () for buildings. tuning: what collectives go by whose algorithm is "auto". like: of each rank, one that
+    does the same, but for whom it sends to and in which groups; () where none is known to.
     """
 
     ranks: tuple[RankPlan, ...] = ()
@@ -212,20 +213,40 @@ class JobPlan:
 
     @cached_property
     def _has_nameless(self) -> bool:
-        alike = {id(own): own for own in self.ranks}
-        return any(_nameless(operation) for own in alike.values() for operation in own)
+        alike = {id(own): own for own in self.shared}
+        return any(_nameless(operation) for own in alike.values() for _, operation in own)
+
+    @cached_property
+    def shared(self) -> tuple[Sequence[tuple[int, Operation]], ...]:
+        """By rank, the operations that other ranks take part in, with their indices: few of all."""
+        if self.like:
+            first = {rank: [index for index, _ in _shared(self.ranks[rank])] for rank in set(self.like)}
+            return tuple(
+                [(index, own[index]) for index in first[rank]]
+                for own, rank in zip(self.ranks, self.like, strict=True)
+            )
+        found = {number: _shared(own) for number, own in {id(own): own for own in self.ranks}.items()}
+        return tuple(found[id(own)] for own in self.ranks)
 
     @cached_property
     def hashes(self) -> tuple[int, ...]:
         """Of each rank's operations, in whose place they can be told apart by."""
-        return tuple(map(hash, self.ranks))
+        if not self.like:
+            return tuple(map(hash, self.ranks))
+        first = {rank: hash(self.ranks[rank]) for rank in set(self.like)}
+        return tuple(
+            hash((first[rank], tuple(own))) for own, rank in zip(self.shared, self.like, strict=True)
+        )
 
     def _using(self, algorithm: str) -> JobPlan:
-        alike = {id(own): own for own in self.ranks}
-        made = {
-            number: tuple(altered(op, algorithm=algorithm) if _nameless(op) else op for op in own)
-            for number, own in alike.items()
-        }
+        made: dict[int, RankPlan] = {}
+        for own, shared in zip(self.ranks, self.shared, strict=True):
+            if id(own) not in made:
+                operations = list(own)
+                for index, operation in shared:
+                    if _nameless(operation):
+                        operations[index] = altered(operation, algorithm=algorithm)
+                made[id(own)] = tuple(operations)
         return replace(self, ranks=tuple(made[id(own)] for own in self.ranks))
 
     def near_of(self, group: int) -> tuple[int, ...]:
@@ -260,6 +281,11 @@ class JobPlan:
         buildings, near = tuple(document["buildings"]), tuple(document["near"])
         tuning = TuningTable.from_document(document["tuning"])
         return cls(tuple(ranks), groups, buildings=buildings, tuning=tuning, near=near, **rest)
+
+
+def _shared(plan: RankPlan) -> list[tuple[int, Operation]]:
+    kinds = Message, GroupCollective
+    return [(index, operation) for index, operation in enumerate(plan) if isinstance(operation, kinds)]
 
 
 def _nameless(operation: Operation) -> bool:

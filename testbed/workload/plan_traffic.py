@@ -14,8 +14,8 @@ def plan_traffic(plan: JobPlan, itemsize: int, dscp: int | None = None) -> Mappi
     """Payload bytes per ordered pair of ranks in a step; dscp: of this class of traffic alone."""
     found: Counter[tuple[int, int]] = Counter()
     alike: dict[object, list[GroupCollective]] = {}
-    for rank, operations in enumerate(plan.ranks):
-        for operation in operations:
+    for rank, operations in enumerate(plan.shared):
+        for _, operation in operations:
             if isinstance(operation, GroupCollective):
                 if rank == plan.groups[operation.group][1][0] and dscp in (None, plan.dscp(operation)):
                     alike.setdefault(operation.sending, []).append(operation)

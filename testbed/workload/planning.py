@@ -25,7 +25,7 @@ from testbed.workload.parallelism import (
     TENSOR,
     Mesh,
 )
-from testbed.workload.plan import Computing, JobPlan, Message, Pause, RankPlan
+from testbed.workload.plan import Computing, JobPlan, Message, Pause, RankPlan, altered
 from testbed.workload.schedules import Action, Kind, Schedule, next_stage
 from testbed.workload.stages import Stage
 
@@ -300,9 +300,9 @@ class _RankPlanner(LayerPlanner):
         """Note memory with the action's computing."""
         indices = self.computed[bisect_left(self.computed, first) :]
         if action.kind is Kind.FORWARD:
-            self.plan[indices[0]] = replace(self._computing(indices[0]), holds=kept)
+            self.plan[indices[0]] = altered(self._computing(indices[0]), holds=kept)
         elif action.kind is not Kind.BACKWARD_INPUT:
-            self.plan[indices[-1]] = replace(self._computing(indices[-1]), gives=kept / action.parts)
+            self.plan[indices[-1]] = altered(self._computing(indices[-1]), gives=kept / action.parts)
 
     def _computing(self, index: int) -> Computing:
         operation = self.plan[index]
