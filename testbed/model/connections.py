@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
 from testbed.model.fluid import AT_ONCE, Fluid
+from testbed.model.lanes import Lane
 from testbed.model.legs import Hopping, Leg, legs_of
 from testbed.model.pacing import Opening, Startup
-from testbed.model.waiting import Event, SendBuffer
+from testbed.model.waiting import Event
 from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
 from testbed.paths.lossy_windows import FIRST_PACKETS, LossyWindow, Sent
@@ -35,21 +35,6 @@ class _Sending(NamedTuple):
     latency_s: float
     turn: int | None
     follows: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """What of a connection's paths is the same for all messages.
-
-    plain: nothing is lost on them, nor is there a first pace. hops: whether it is one that is known link by link.
-    timed: by bytes of a message, those with all that goes with it, and its latency, where that is always the same.
-    """
-
-    shares: list[PartShares]
-    buffer: SendBuffer
-    plain: bool
-    hops: bool
-    timed: dict[float, tuple[float, float]] = field(default_factory=dict)
 
 
 class Kept(NamedTuple):
@@ -102,7 +87,8 @@ class Connections:
         # of lossy ones: when they are done with what they have; of their windows what is open, and when that was so
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
-        self._lanes: dict[object, _Lane] = {}
+        self._lanes: dict[object, Lane] = {}
+        self._at_once = bool(network.sends_at_once or network.startup)
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
         self._queues: dict[str, Queue] = {}
         self._windows: dict[object, Window | None] = {}
@@ -124,32 +110,30 @@ class Connections:
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
     ) -> None:
         """A message. taken: happens when sockets have it; left, come: called when it has left, and when it is there."""
-        network = self._network
-        paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
-        if stripes is not None:
-            self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
-            taken.and_then(left)
-            return
-        key = ends, dscp
-        lane = self._lanes.get(key) or self._lane(key, paths)
+        network, key = self._network, (ends, dscp)
+        if (lane := self._lanes.get(key)) is None:
+            paths, stripes = network.paths_of(ends, dscp), network.dealing.get(ends)
+            if stripes is not None:
+                self._dealer(ends, dscp, paths, stripes).send(size_bytes, taken, come)
+                taken.and_then(left)
+                return
+            lane = self._lane(key, paths)
         if (timed := lane.timed.get(size_bytes)) is None:
             whole_bytes = network.whole_bytes(ends, size_bytes)
-            busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(paths)))
+            busy_until_s = max(self._until_s.get((key, number), 0.0) for number in range(len(lane.paths)))
             busy_s = max(0.0, busy_until_s - self._clock.now_s)
-            timed = whole_bytes, self._lateness.arrival_s(paths, whole_bytes, busy_s)
+            timed = whole_bytes, self._lateness.arrival_s(lane.paths, whole_bytes, busy_s)
             if lane.plain:
                 lane.timed[size_bytes] = timed
-        self._flow(_Sending(key, ends, dscp, paths, *timed, self._turn()), taken, left, come)
+        turn = self._turn()
+        if lane.plain and not lane.is_queued(self._fluid, timed[0], turn):
+            lane.send(self._clock, self._fluid, *timed, turn, taken, left, come)
+        else:
+            self._flow(_Sending(key, ends, dscp, lane.paths, *timed, turn), taken, left, come)
 
-    def _lane(self, key: object, paths: Sequence[Path]) -> _Lane:
+    def _lane(self, key: object, paths: Sequence[Path]) -> Lane:
         """A connection's, from its first message on."""
-        network, lossless = self._network, all(path.lossy is None for path in paths)
-        lane = self._lanes[key] = _Lane(
-            [path.shares for path in paths],
-            SendBuffer(network.send_buffer_bytes),
-            lossless and not network.first_pace,
-            lossless and len(paths) == 1 and network.routed,
-        )
+        lane = self._lanes[key] = Lane.of(key, paths, self._network)
         return lane
 
     def _flow(self, sending: _Sending, taken: Event, left: Action, come: Action) -> None:
@@ -164,8 +148,7 @@ class Connections:
             left()
             buffer.leave(whole_bytes)
 
-        # whether all of it is in queues at once, and losses are theirs alone
-        if lane.hops and sending.turn is not None and whole_bytes <= self._fluid.holds_bytes(key, shares):
+        if lane.is_queued(self._fluid, whole_bytes, sending.turn):
             window = self._window(key, sending)
 
             def go(size_bytes: float, gone: Callable[[float], None]) -> None:
@@ -186,7 +169,7 @@ class Connections:
         until_s = clock.now_s + ahead_s
         each_bytes = whole_bytes / len(sending.paths)
         gone: list[Sent] = []
-        for number, path in enumerate(() if lane.plain else sending.paths):
+        for number, path in enumerate(sending.paths):
             if self._network.first_pace and (opening := self._opening((key, number), path, sending)):
                 packets = each_bytes / path.serialisation.packet_bytes
                 until_s = max(until_s, opening.left_s(packets, clock.now_s))
@@ -396,5 +379,4 @@ class Connections:
 
     def _turn(self) -> int | None:
         """The next in queues, where messages come there at once."""
-        at_once = self._network.sends_at_once or self._network.startup
-        return self._fluid.next_turn() if at_once else None
+        return self._fluid.next_turn() if self._at_once else None
