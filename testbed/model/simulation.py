@@ -183,16 +183,20 @@ class _Simulation(Carrying):
             self._start(rank, index, tracker.plan[index])
 
     def _start(self, rank: int, index: int, operation: Operation) -> None:
-        if isinstance(operation, (Computing, Pause)) and self.at_once and self.serving is None:
-            self._pass(rank, index, operation.duration_s)
-            return
         over = partial(self._over, rank, index)
-        if isinstance(operation, Computing):
+        if self.at_once and isinstance(operation, (Computing, Pause)):
+            if self.serving is None and self.trackers[rank].following[index] >= 0:
+                self._pass(rank, index, operation.duration_s)
+            else:
+                self.later(operation.duration_s, over)
+        elif isinstance(operation, Computing):
             self.computing[rank].begin(operation.duration_s, over)
         elif isinstance(operation, Pause):
             self.later(operation.duration_s, over)
         elif isinstance(operation, Block):
             self._move(rank, operation, over)
+        elif self.at_once:
+            self._exchange_messages(rank, operation, over)
         else:
             self._communicate(rank, operation, over)
 
@@ -207,8 +211,7 @@ class _Simulation(Carrying):
             nonlocal index, many
             after = following[index]
             if after < 0:
-                if many:
-                    tracker.done_on_the_way(first, many)
+                tracker.done_on_the_way(first, many)
                 self._over(rank, index)
                 return
             ended[index] = begun[after] = self.now_s
@@ -229,9 +232,6 @@ class _Simulation(Carrying):
 
     def _communicate(self, rank: int, operation: Operation, over: Callable[[], None]) -> None:
         """With what an operation takes beside its messages, and from others' computing."""
-        if self.at_once:
-            self._exchange_messages(rank, operation, over)
-            return
         software, computing = self.software, self.computing[rank]
 
         def ended() -> None:

@@ -151,8 +151,12 @@ class Tracker:
         missing = self._missing
         for later in self._next[index]:
             missing[later] -= 1
-            if not missing[later]:
+            if missing[later]:
+                continue
+            if self._queued:
                 self._offer(later)
+            else:
+                self.ready.append(later)
 
     def done_on_the_way(self, index: int, many: int) -> None:
         """Note that so many are over, from this one on, each but the first `following` the one before."""
