@@ -165,7 +165,18 @@ def _registration(spec: RegistrationSpec, scale: Scale) -> Registration:
 
 def distances_of(topology: Topology, hosts: Sequence[Host]) -> tuple[tuple[str, ...], ...]:
     """Per rank, how far every rank is."""
-    return tuple(tuple(distance(topology, one, other) for other in hosts) for one in hosts)
+    tiered = {building.name for building in topology.buildings if building.clos is not None}
+    known: dict[tuple[str, str], str] = {}
+
+    def far(one: Host, other: Host) -> str:
+        # elsewhere all hosts of two buildings, or of one, are as far from each other
+        racks = one.building == other.building and one.building in tiered
+        pair = (one.name, other.name) if racks else (one.building, other.building)
+        if pair not in known:
+            known[pair] = distance(topology, one, other)
+        return known[pair]
+
+    return tuple(tuple(far(one, other) for other in hosts) for one in hosts)
 
 
 def background_hosts(

@@ -82,16 +82,15 @@ class Played(NamedTuple):
     alive: tuple[float, ...]
 
 
-_known: OrderedDict[Hashable, Played] = OrderedDict()
+_known: dict[Hashable, Played] = {}
 _alone: OrderedDict[Hashable, dict[Hashable, Isolated]] = OrderedDict()
 
 
 def played(prepared: Prepared) -> Played:
     """What a step comes to, played if none like it was. Stuck, NobodyServes."""
     like = prepared.likeness
-    if like in _known:
-        _known.move_to_end(like)
-        return _known[like]
+    if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
+        return known
     on_network = prepared.network.likeness, prepared.itemsize, prepared.software, len(prepared.draws)
     alone = _alone.setdefault(on_network, {})
     while len(_alone) > NETWORKS:
@@ -101,5 +100,5 @@ def played(prepared: Prepared) -> Played:
     if like is not None:
         _known[like] = found
         while len(_known) > REMEMBERED:
-            _known.popitem(last=False)
+            del _known[next(iter(_known))]
     return found

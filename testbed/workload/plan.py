@@ -229,6 +229,11 @@ class JobPlan:
         return tuple(found[id(own)] for own in self.ranks)
 
     @cached_property
+    def operations(self) -> int:
+        """How many all ranks have."""
+        return sum(map(len, self.ranks))
+
+    @cached_property
     def hashes(self) -> tuple[int, ...]:
         """Of each rank's operations, in whose place they can be told apart by."""
         if not self.like:

@@ -63,7 +63,7 @@ def plan_job(
         (coordinate[PIPELINE], coordinate[REPLICATE] if of_replicas else 0)
         for coordinate in mesh.coordinates()
     ]
-    schedules = [(own.orders, own.owners, own.microbatches) for own in of_replicas or [schedule]]
+    schedules = [own.hashed for own in of_replicas or [schedule]]
     key = groups, tuple(others), tuple(places), tuple(schedules), tuple(stages), repr(options)
     plan = _known.pop(key, None) or _plan(groups, others, places, of_replicas or [schedule], stages, options)
     _known[key] = plan
@@ -73,7 +73,7 @@ def plan_job(
 
 
 def _operations() -> int:
-    return sum(len(own) for plan in _known.values() for own in plan.ranks)
+    return sum(plan.operations for plan in _known.values())
 
 
 Line = tuple[int, ...]  # the ranks of a pipeline
