@@ -1,0 +1,51 @@
+"""What waits for what of a rank's operations: found once for ranks that do alike, and what follows it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from testbed.config import load_scenario
+from testbed.job.job import job_of
+from testbed.model.memory import peak_alive
+from testbed.model.predicting import prepared
+from testbed.scale import Scale
+from testbed.workload.plan import QUEUE, Computing, Message
+from testbed.workload.tracking import order_of, orders_of
+from tests.unit.test_workload_likeness import MORE, SCENARIO, SHAPES, planned
+
+
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_found_once_for_ranks_that_do_alike_is_what_each_has(
+    shape: tuple[int, ...], more: dict[str, object]
+) -> None:
+    made = planned(shape, more)
+    each = replace(made, like=())
+    assert orders_of(made) == orders_of(each)
+    assert made.shared == each.shared
+    assert made.using("ring") == each.using("ring")
+    spans = [[(index, index + 2.5) for index in range(len(own))] for own in made.ranks]
+    assert peak_alive(made, spans) == peak_alive(each, spans)
+
+
+def test_only_what_waits_for_one_alone_and_is_waited_for_by_it_alone_follows_it() -> None:
+    first, second, third = (Computing(name, "compute", "forward") for name in "abc")
+    sent = Message("sent", "to 1", "pipeline", (1,), 1, 1, 0, sends=True)
+    last = Computing("d", "compute", "forward", (3,))
+    assert order_of((first, second, third, sent, last)).following == [1, -1, -1, -1, -1]
+    queued = tuple(Computing(name, f"{QUEUE} 0", "forward") for name in "ab")
+    assert order_of(queued).following == [-1, -1]
+
+
+@pytest.mark.parametrize("degree", ["pipeline_parallel", "data_parallel_shard", "tensor_parallel"])
+def test_what_follows_at_once_ends_when_it_would_by_itself(degree: str) -> None:
+    changes = {"workload.parallelism": {f"{degree}_degree": 2, "data_parallel_replicate_degree": 4}}
+    job = job_of(load_scenario(SCENARIO).changed(changes, "a test"), Scale())
+    step = prepared(job, "ring")
+    assert any(after >= 0 for order in orders_of(step.plan) for after in order.following)
+    by_itself = replace(step.plan)
+    orders = [order._replace(following=[-1] * len(order.before)) for order in orders_of(step.plan)]
+    assert by_itself.remembered("orders", lambda: orders) is orders
+    assert replace(step, plan=by_itself).play() == step.play()
