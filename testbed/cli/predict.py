@@ -81,8 +81,9 @@ def predict(
     if short := list(dict.fromkeys(one for entry in found.values() for one in entry.short_queues)):
         console.print(f"\n{short_queue_words(short)}", soft_wrap=True)
     scaled = "" if predicted.scale.is_one else f", {predicted.scale}"
+    how = ", packet by packet" if all(entry.by_packets for entry in found.values()) else ""
     console.print(
-        f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}; `testbed run {scenario}` "
-        "measures.",
+        f"\nBy the model with {predicted.calibration.words}{scaled}, in {time_text(took_s)}{how}; "
+        f"`testbed run {scenario}` measures.",
         soft_wrap=True,
     )

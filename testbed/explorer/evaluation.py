@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.catalogue import accelerators
@@ -20,6 +18,7 @@ from testbed.job.workload import Workload
 from testbed.model import Stuck
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
+from testbed.model.garbage import uncollected
 from testbed.model.predicting import predict_tail_s, prepared
 from testbed.model.prepared import played
 from testbed.plugins import shortened
@@ -106,20 +105,8 @@ def check_modelled(scenario: Scenario) -> None:
 
 def evaluate(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
     """`scenario` with the configuration's changes, on the model; with as many sequences in a step."""
-    with _uncollected():
+    with uncollected():
         return _evaluated(scenario, configuration)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """A try makes some ten thousand operations that live as long as it does: looking for cycles takes a third of it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation | Infeasible:
@@ -128,8 +115,8 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         return job
     algorithm = job.scenario.algorithms[0]
     try:
-        # how windows that queues cut grow goes by packets, of which real sizes have more than those that a run has
-        one = played(prepared(job, algorithm, draws=DRAWS, overflowing=False))
+        # real sizes have more packets than those that a run has
+        one = played(prepared(job, algorithm, draws=DRAWS, by_packets=False))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")

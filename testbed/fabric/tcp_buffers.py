@@ -18,13 +18,22 @@ def buffer_sysctls(topology: Topology) -> dict[str, str]:
     newer versions count in microseconds and without what waits. Where acknowledgements queue behind data on a short
     path, a window then stays a third too small (6.12 and 7.3; not 6.1, where this makes no difference).
     """
-    received = max(LINUX_RECEIVE_BUFFER_BYTES, _wanted_bytes(topology))
+    received = _receive_buffer_bytes(topology)
     return {
         "net.ipv4.tcp_rmem": f"4096 {received} {received}",
         "net.ipv4.tcp_wmem": f"4096 16384 {send_buffer_bytes(topology)}",
         # how much of one connection may wait in its card: Linux's own up to 6.17, then four times as much
         "net.ipv4.tcp_limit_output_bytes": str(1 << 20),
     }
+
+
+def _receive_buffer_bytes(topology: Topology) -> int:
+    return max(LINUX_RECEIVE_BUFFER_BYTES, _wanted_bytes(topology))
+
+
+def receive_window_bytes(topology: Topology) -> int:
+    """Payload that a receiver lets be under way: packets count with all of their memory, about twice that."""
+    return _receive_buffer_bytes(topology) // 2
 
 
 def send_buffer_bytes(topology: Topology) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from testbed.collectives.carrying import AHEAD
 from testbed.collectives.late_counts import COUNT_BYTES
 from testbed.collectives.registry import RowsAlgorithm
-from testbed.model.connections import NOTHING_KEPT, Kept
+from testbed.model.keeping import NOTHING_KEPT, Kept
 from testbed.model.messages import SizedRound, SizedStage
 from testbed.model.messaging import MEAN, Key, Messaging
 from testbed.model.waiting import Event

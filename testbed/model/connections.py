@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from testbed.model.computing import Clock
 from testbed.model.dealing import Dealer, Part
-from testbed.model.fluid import AT_ONCE, Fluid
+from testbed.model.fluid import Fluid
+from testbed.model.keeping import NOTHING_KEPT, Before, Kept
 from testbed.model.lanes import Lane
 from testbed.model.legs import Hopping, Leg, legs_of
-from testbed.model.pacing import Opening, Startup
+from testbed.model.pacing import Opening
 from testbed.model.waiting import Event
-from testbed.model.windows import Opened, Queue, Way, Window
 from testbed.paths.losses import Lossy
 from testbed.paths.lossy_windows import FIRST_PACKETS, LossyWindow, Sent
-from testbed.paths.network import Ends, Lateness, Network, PartShares, Path
-from testbed.paths.queues import ENOUGH
+from testbed.paths.network import Ends, Lateness, Network, Path
 from testbed.paths.recovering import LossyDatagrams
 from testbed.transport.channels import StripeSettings
 
@@ -37,41 +36,6 @@ class _Sending(NamedTuple):
     follows: bool = False
 
 
-class Kept(NamedTuple):
-    """What connections, by their keys, keep from one step to the next.
-
-    windows: of those that lost packets in queues; rounds: in which those that are paced did not run out of what to
-    send. lossy: windows over paths that lose packets, which are the same ones later on. paces: packets that were
-    delivered in a round trip, of those whose first pace is less than the path's rate. fluid: empty between steps, it
-    remembers rates.
-    """
-
-    windows: Mapping[object, Opened]
-    rounds: Mapping[object, int]
-    lossy: Mapping[object, LossyWindow]
-    paces: Mapping[object, float]
-    fluid: Fluid | None = None
-
-    @property
-    def matters(self) -> bool:
-        """Whether a step is another one with it."""
-        return bool(self.windows or self.rounds or self.lossy or self.paces)
-
-
-NOTHING_KEPT = Kept({}, {}, {}, {})
-
-
-class Before(NamedTuple):
-    """What ranks do on the same connections before: so many messages to the next in a ring, then so many steps."""
-
-    message_bytes: float = 0.0
-    messages: int = 0
-    steps: int = 0
-
-
-NOTHING_BEFORE = Before()
-
-
 class Connections:
     """All of a job's."""
 
@@ -88,11 +52,7 @@ class Connections:
         self._until_s: dict[object, float] = {}
         self._open: dict[object, tuple[float, float]] = {}
         self._lanes: dict[object, Lane] = {}
-        self._at_once = bool(network.sends_at_once or network.startup)
         self._dealers: dict[tuple[Ends, int], Dealer] = {}
-        self._queues: dict[str, Queue] = {}
-        self._windows: dict[object, Window | None] = {}
-        self._startups: dict[object, Startup | None] = {}
         self._lossy_windows = dict(kept.lossy)
         self._openings: dict[object, Opening | None] = {}
         self._before = kept
@@ -101,10 +61,8 @@ class Connections:
     @property
     def kept(self) -> Kept:
         """Of what was before this step and in it."""
-        windows = {key: own.opened for key, own in self._windows.items() if own and own.bounded}
-        rounds = {key: own.rounds for key, own in self._startups.items() if own and own.rounds}
         paces = {key: own.packets for key, own in self._openings.items() if own}
-        return Kept(windows, rounds, self._lossy_windows, paces, self._fluid)
+        return Kept(self._lossy_windows, paces, self._fluid)
 
     def send(
         self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
@@ -141,27 +99,17 @@ class Connections:
         lane = self._lanes.get(key) or self._lane(key, sending.paths)
         shares, buffer = lane.shares, lane.buffer
 
-        if self._network.startup and self._is_paced(key, sending, shares):
-            sending = sending._replace(turn=None)
-
         def all_left() -> None:
             left()
             buffer.leave(whole_bytes)
 
         if lane.is_queued(self._fluid, whole_bytes, sending.turn):
-            window = self._window(key, sending)
-
-            def go(size_bytes: float, gone: Callable[[float], None]) -> None:
-                self._hop(key, sending, size_bytes, self._turn() if window else sending.turn, gone)
 
             def whole(latency_s: float) -> None:
                 clock.later(latency_s, come)
                 all_left()
 
-            if window:
-                window.send(whole_bytes, go, all_left, come)
-            else:
-                go(whole_bytes, whole)
+            self._hop(key, sending, whole)
             buffer.put(whole_bytes, taken)
             return
         # who follows has its connection's share already
@@ -194,17 +142,6 @@ class Connections:
         self._fluid.send(key, shares, whole_bytes, sent, turn=sending.turn)
         buffer.put(whole_bytes, taken)
 
-    def _is_paced(self, key: object, sending: _Sending, shares: Sequence[PartShares]) -> bool:
-        """Of a connection of a congestion control that paces, whether it does so by the link's rate now."""
-        if key not in self._startups:
-            self._startups[key] = self._startup(key, sending) if len(sending.paths) == 1 else None
-        startup = self._startups[key]
-        if startup is None or sending.size_bytes > self._fluid.holds_bytes(key, shares):
-            return True
-        paced = startup.over
-        startup.send(self._clock.now_s, sending.size_bytes)
-        return paced
-
     def _opening(self, key: object, path: Path, sending: _Sending) -> Opening | None:
         """None where its first pace is no less than its path's rate."""
         if key not in self._openings:
@@ -215,15 +152,6 @@ class Connections:
             slow = network.first_pace * packet_bytes < slowest * round_trip_s
             self._openings[key] = opening if slow else None
         return self._openings[key]
-
-    def _startup(self, key: object, sending: _Sending) -> Startup | None:
-        """None where that is no quicker than the link."""
-        (path,) = sending.paths
-        empty_s = path.latency_s(0) + self._back_s(sending.ends, sending.dscp)
-        pace = self._network.startup * path.serialisation.packet_bytes / empty_s
-        if path.lossy is not None or pace < AT_ONCE * self._slowest(path):
-            return None
-        return Startup(pace, self._round_trip_s(path, sending), self._before.rounds.get(key, 0))
 
     def _slowest(self, path: Path) -> float:
         """Bytes per second of its slowest part."""
@@ -243,8 +171,6 @@ class Connections:
         self,
         key: object,
         sending: _Sending,
-        size_bytes: float,
-        turn: int | None,
         gone: Callable[[float], None],
     ) -> None:
         (path,) = sending.paths
@@ -255,38 +181,13 @@ class Connections:
             self._clock,
             self._fluid,
             self._legs[key],
-            size_bytes,
+            sending.size_bytes,
             packet_bytes,
             latency_s,
-            turn,
+            sending.turn,
             sending.follows,
             gone,
         ).begin()
-
-    def _window(self, key: object, sending: _Sending) -> Window | None:
-        """Of a connection that sends at once, where it may overflow a queue that holds its messages; else None."""
-        if key not in self._windows:
-            way = self._way(sending)
-            opened = self._before.windows.get(key, Opened(math.inf, 0.0))
-            self._windows[key] = way and Window(way, self._clock.later, lambda: self._clock.now_s, opened)
-        return self._windows[key]
-
-    def _way(self, sending: _Sending) -> Way | None:
-        network, (path,) = self._network, sending.paths
-        if network.overflow is None:
-            return None
-        source, *others = path.parts
-        rate, packet_bytes = network.capacities[source], path.serialisation.packet_bytes
-        back_s = self._back_s(sending.ends, sending.dscp)
-        slower = (name for name in others if network.capacities[name] < rate and network.queues.get(name))
-        name = next(slower, None)
-        if name is None:
-            return None
-        own, holds_bytes = network.capacities[name], network.queues[name]
-        if holds_bytes < ENOUGH * own * (path.latency_s(packet_bytes) + back_s):
-            return None  # a window alone overflows it
-        queue = self._queues.setdefault(name, Queue(own, holds_bytes, packet_bytes))
-        return Way(queue, source, rate, packet_bytes, back_s, *network.overflow)
 
     def _arrive(self, in_time_s: float, gone: Sequence[Sent], come: Action) -> None:
         """When all is there that was lost, too: more that is sent meanwhile may tell of it sooner."""
@@ -379,4 +280,4 @@ class Connections:
 
     def _turn(self) -> int | None:
         """The next in queues, where messages come there at once."""
-        return self._fluid.next_turn() if self._at_once else None
+        return self._fluid.next_turn() if self._network.sends_at_once else None

@@ -9,7 +9,7 @@ from testbed.flight import NetworkPaths, PairPath
 from testbed.job.declared import flows_of
 from testbed.job.job import Job
 from testbed.model.calibration import Calibration
-from testbed.model.predicting import Routes
+from testbed.model.routes import Routes
 from testbed.paths.alpha_beta import step_of
 from testbed.paths.hops import Hop
 

@@ -36,7 +36,7 @@ class Lane:
             paths,
             [path.shares for path in paths],
             SendBuffer(network.send_buffer_bytes),
-            lossless and not network.first_pace and not network.startup,
+            lossless and not network.first_pace,
             lossless and len(paths) == 1 and network.routed,
         )
 

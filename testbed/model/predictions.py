@@ -11,7 +11,7 @@ from testbed.config.figures import size_text, time_text
 from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
-from testbed.model.predicting import predict
+from testbed.model.predicting import prepared
 from testbed.model.requests import serving_figures
 from testbed.notebooks import html_table
 from testbed.paths.queues import ShortQueue, short_queues
@@ -23,7 +23,8 @@ class Prediction:
     """What the model says of one variant. step_time_s: seconds; wan_bytes: payload between buildings in a step; real.
 
     unmodelled: what the scenario asks for and the model leaves out, by name. short_queues: that may overflow, of which
-    the model knows nothing. serving: of requests, as results' `Serving` has it.
+    the model knows nothing. serving: of requests, as results' `Serving` has it. by_packets: whether it went packet by
+    packet.
     """
 
     step_time_s: float
@@ -31,6 +32,7 @@ class Prediction:
     unmodelled: tuple[str, ...] = ()
     short_queues: tuple[ShortQueue, ...] = ()
     serving: Mapping[str, Any] | None = None
+    by_packets: bool = False
 
     def _repr_html_(self) -> str:
         """As a notebook shows it."""
@@ -66,12 +68,13 @@ def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> P
         job = common or job_of(scenario.variant(name), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
-        timeline = predict(job, algorithm, calibration)
+        step = prepared(job, algorithm, calibration)
+        timeline, by_packets = step.play(), bool(step.network.packets)
         step_s = scale.real_s(timeline.step_time_s)
         served = None
         if job.workload.serving:
             served = serving_figures(job.as_carried(timeline.carried), algorithm, timeline.spans)
         wan_bytes = round(scale.real_bytes(job.wan_bytes(algorithm)))
-        short = tuple(short_queues(job.scenario.topology.resolve()))
-        found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short, served)
+        short = () if by_packets else tuple(short_queues(job.scenario.topology.resolve()))
+        found[name] = Prediction(step_s, wan_bytes, job.unmodelled, short, served, by_packets)
     return found

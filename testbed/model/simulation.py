@@ -16,8 +16,8 @@ from typing import cast
 from testbed.collectives.registry import rows_algorithm_of
 from testbed.model.carrying import Call, Carrying, Events
 from testbed.model.computing import Computers
-from testbed.model.connections import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
 from testbed.model.folding import Folder, Isolated
+from testbed.model.keeping import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
 from testbed.model.messages import SizedStage, sized
 from testbed.model.messaging import MEAN, Key
 from testbed.model.served import Served
@@ -37,6 +37,7 @@ from testbed.workload.plan import (
 from testbed.workload.tracking import Tracker, orders_of
 
 MOST_WARMUP = 8  # that is played, of steps
+TOLD = 3  # steps of which the median is told, where each is a little different
 PACED = 4  # times that a collective of connections that are paced is played alone
 
 
@@ -66,6 +67,8 @@ def simulate(
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends or network.begins else 0
     whole.alone = {} if alone is None else alone
+    if network.packets and not draws:
+        return whole.drawn(MEAN, before)
     # in collectives nothing is drawn for the whole step
     if not draws or (folded and not _has_messages(plan)):
         return _settled(whole, min(before.steps, MOST_WARMUP))
@@ -120,10 +123,13 @@ class _Simulation(Carrying):
         self.lone_draws = 0  # of collectives that are folded
         self.alone: dict[Hashable, Isolated] = {}
 
-    def again(self, lateness: Lateness) -> _Simulation:
-        """The same from its beginning, but for when messages arrive, with windows as they are; what is folded stays."""
+    def again(self, lateness: Lateness, kept: Kept | None = None) -> _Simulation:
+        """The same from its beginning, but for when messages arrive; what is folded stays.
+
+        kept: of its connections; None: all, as it is now.
+        """
         serving = None if self.serving is None else self.serving.dispatching
-        kept = self.connections.kept
+        kept = self.connections.kept if kept is None else kept
         other = _Simulation(
             self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
         )
@@ -132,24 +138,37 @@ class _Simulation(Carrying):
 
     def drawn(self, lateness: Lateness, before: Before) -> Timeline:
         """The step after others on the same connections, whose windows say who lost what."""
-        step = self.again(lateness)
-        if self.network.begins or self.network.first_pace:
+        step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
+        if self.network.begins or self.network.first_pace or self.network.packets:
             ranks = len(self.plan.ranks)
             for rank in range(ranks):
                 step.connections.open((rank, (rank + 1) % ranks), before)
+            step.pass_time()
             for _ in range(min(before.steps, MOST_WARMUP)):
                 step.connections.shift(step.run().step_time_s)
                 step = step.again(lateness)
-        return step.run()
+        if lateness.draw or not self.network.looks_for_rates:
+            return step.run()
+        return step.usual()
+
+    def usual(self) -> Timeline:
+        """The median of this step and two more: now and then a connection looks for its path's rate, or round trip."""
+        step, found = self, [self.run()]
+        while len(found) < TOLD:
+            step = step.again(MEAN)
+            found.append(step.run())
+        return sorted(found, key=lambda timeline: timeline.step_time_s)[TOLD // 2]
 
     def run(self) -> Timeline:
+        began_s = self.now_s
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         self.pass_time()
         if any(tracker.open for tracker in self.trackers):
             raise Stuck(self._why())
         spans = (
-            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
+            tuple((one_s - began_s, other_s - began_s) for one_s, other_s in zip(begun, ended, strict=True))
+            for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
         # what leads back here would wait for a collector, which takes half as long as the step did

@@ -19,10 +19,14 @@ TAIL_PACKETS = 10  # a first window of RFC 6928
 USUAL = "reno"  # stands for congestion controls that the model does not know, and says so
 
 
+def is_known(name: str) -> bool:
+    """Whether the model has this congestion control, or it is in a file."""
+    return name in CONGESTION_CONTROLS or OWN_FILE.fullmatch(name) is not None
+
+
 def control_of(name: str) -> type[CongestionControl]:
     """By name, or of a file as FILE.py:NAME; the usual one for a name that the model does not know. PluginError."""
-    known = name in CONGESTION_CONTROLS or OWN_FILE.fullmatch(name) is not None
-    return CONGESTION_CONTROLS.find(name if known else USUAL)
+    return CONGESTION_CONTROLS.find(name if is_known(name) else USUAL)
 
 
 @dataclass(frozen=True)

@@ -230,4 +230,4 @@ class LossyWindow:
         self._most_until_s -= seconds
         self._asked_s -= seconds
         self._sent_s -= seconds
-        self._growth.waited(-seconds)
+        self._growth.shift(seconds)

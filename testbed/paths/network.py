@@ -14,6 +14,7 @@ from testbed.fabric.tcp_buffers import send_buffer_bytes
 from testbed.paths.alpha_beta import frame_per_payload, nearest_plane
 from testbed.paths.hops import NETEM, Paths, passage
 from testbed.paths.losses import Lossy
+from testbed.paths.packet_paths import PacketPath
 from testbed.paths.recovering import LossyDatagrams
 from testbed.paths.serialisation import NOTHING_HELD, Serialisation
 from testbed.transport.channels import StripeSettings
@@ -72,6 +73,9 @@ class Lateness:
 Ends = tuple[int, int]
 """A rank that sends, and the one that it sends to."""
 
+ANY = -1
+"""In place of a DSCP: whatever it is."""
+
 Members = tuple[int, ...]
 """The ranks of a group."""
 
@@ -85,15 +89,14 @@ class Network:
     classes: where a part's traffic has several queues, the part that each of them is.
     header_bytes: that a message has in front of its payload; overheads: and how much for each byte, by ends.
     send_buffer_bytes: of each connection, at the most. sends_at_once: a window's bytes are, not paced.
-    startup: packets a round trip with which connections that are paced begin, where these send at once what that is
-    quicker than the path for; 0 where nothing is known of that. first_pace: the same, where the path may be quicker.
-    overflow: what a connection keeps of its window when a queue has no room for it, and by how many packets that grows
-    in a round trip; None where nothing is known of that.
+    first_pace: packets a round trip with which connections that are paced begin, where their path may be quicker; 0
+    where nothing is known of that.
     written_above: by ends, which messages leave only when their receiver has said where to, and are done with at their
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
     has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
-    others take all at once. routed: whether paths are those that packets take, link by link; of `network_of` parallel
-    links are one.
+    others take all at once. packets: of a step played packet by packet, by ends and DSCP, what each connection's
+    take; by ends and ANY, of pairs in the same building. routed: whether paths are those that packets take, link by
+    link; of `network_of` parallel links are one.
     """
 
     capacities: Mapping[str, float]
@@ -106,12 +109,11 @@ class Network:
     send_buffer_bytes: float = 0.0
     sends_at_once: bool = True
     routed: bool = False
-    startup: float = 0.0
     first_pace: float = 0.0
-    overflow: tuple[float, float] | None = None
     written_above: Mapping[Ends, float] = field(default_factory=dict)
     asks: bool = False
     dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
+    packets: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = field(default_factory=dict)
 
     @cached_property
     def likeness(self) -> Hashable:
@@ -130,6 +132,15 @@ class Network:
         """Whether packets are lost, and windows are known from a connection's first packet on."""
         paths = (path for several in self.parallel.values() for path in several)
         return any(path.lossy is not None and path.lossy.begins for path in paths)
+
+    @cached_property
+    def looks_for_rates(self) -> bool:
+        """Whether packets are paced by rates that are measured."""
+        return any(path.growth is None for paths in self.packets.values() for path in paths)
+
+    def packet_paths(self, ends: Ends, dscp: int) -> tuple[PacketPath, ...]:
+        """What a message's packets take, one for each connection."""
+        return self.packets.get((ends, dscp)) or self.packets[ends, ANY]
 
     def is_written(self, ends: Ends, size_bytes: float) -> bool:
         """Whether a message is."""

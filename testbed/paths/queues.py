@@ -1,4 +1,4 @@
-"""Queues that are too short for what is under way: where windows open they overflow, of which no model here knows."""
+"""Queues that are too short for what is under way: where windows open they overflow, of which a fluid knows nothing."""
 
 from __future__ import annotations
 

@@ -34,6 +34,9 @@ class Growth(ABC):
     def waited(self, seconds: float) -> None:  # noqa: B027 - most have no clock
         """Nothing was sent for so long."""
 
+    def shift(self, seconds: float) -> None:  # noqa: B027 - most have no clock
+        """Tell the time from so much later on."""
+
 
 class CongestionControl(ABC):
     """A congestion control of TCP, as the model of a step sees it."""

@@ -68,10 +68,15 @@ class CubicGrowth(Growth):
         self._each = max(each, LEAST_ACKNOWLEDGED)
 
     def waited(self, seconds: float) -> None:
-        """Its clock stands meanwhile."""
-        self._found_s += seconds
+        """Its clock stands meanwhile (`cubictcp_cwnd_event`), but not the one of what it found."""
         if self._since_s is not None:
             self._since_s += seconds
+
+    def shift(self, seconds: float) -> None:
+        """All of its times."""
+        self._found_s -= seconds
+        if self._since_s is not None:
+            self._since_s -= seconds
 
 
 @CONGESTION_CONTROLS.register("cubic")

@@ -1,0 +1,77 @@
+"""What connections keep from one step to the next, and what ranks do on them before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from testbed.model.fluid import Fluid
+from testbed.model.waiting import Event
+from testbed.paths.lossy_windows import LossyWindow
+from testbed.paths.network import Ends
+
+Action = Callable[[], None]
+
+
+class Agenda(Protocol):
+    """Whose time it is, in seconds, and who acts at a time of it."""
+
+    now_s: float
+
+    def at(self, moment_s: float, action: Action) -> None:
+        """Act then."""
+
+
+class Lasting(Protocol):
+    """Connections that are the same ones in the next step."""
+
+    @property
+    def kept(self) -> Kept:
+        """Themselves."""
+
+    def go_on(self, agenda: Agenda) -> None:
+        """By another's time, from its beginning."""
+
+    def send(
+        self, ends: Ends, dscp: int, size_bytes: float, taken: Event, left: Action, come: Action
+    ) -> None:
+        """A message."""
+
+    def open(self, ends: Ends, before: Before) -> None:
+        """Do what was done before."""
+
+    def shift(self, seconds: float) -> None:
+        """So much has gone by."""
+
+
+class Kept(NamedTuple):
+    """What connections, by their keys, keep from one step to the next.
+
+    lossy: windows over paths that lose packets, which are the same ones later on. paces: packets that were
+    delivered in a round trip, of those whose first pace is less than the path's rate. fluid: empty between steps, it
+    remembers rates. packets: of a step that is played packet by packet, all of them.
+    """
+
+    lossy: Mapping[object, LossyWindow]
+    paces: Mapping[object, float]
+    fluid: Fluid | None = None
+    packets: Lasting | None = None
+
+    @property
+    def matters(self) -> bool:
+        """Whether a step is another one with it."""
+        return bool(self.lossy or self.paces or self.packets)
+
+
+NOTHING_KEPT = Kept({}, {})
+
+
+class Before(NamedTuple):
+    """What ranks do on the same connections before: so many messages to the next in a ring, then so many steps."""
+
+    message_bytes: float = 0.0
+    messages: int = 0
+    steps: int = 0
+
+
+NOTHING_BEFORE = Before()

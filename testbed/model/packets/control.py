@@ -1,0 +1,198 @@
+"""What a congestion control decides of one connection: its window and its pace, by what the sender tells it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, NamedTuple
+
+from testbed.model.packets.rates import Stamp
+from testbed.model.packets.slow_start import HyStart
+from testbed.paths.congestion import Growth
+
+FIRST_PACKETS = 10  # RFC 6928
+LEAST_PACKETS = 2.0
+
+
+class Heard(NamedTuple):
+    """An acknowledgement, in packets and seconds.
+
+    delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
+    it. flying, before: under way now, and until it came. recovering: whether losses are being mended. latest_s: round
+    trip of the one sent last; negative where it is not known. least_s, usual_s: the least and the smoothed one.
+    departs_s: when the next packet may leave.
+    """
+
+    now_s: float
+    delivered: int
+    advanced: bool
+    lost: int
+    flying: int
+    before: int
+    recovering: bool
+    latest_s: float
+    least_s: float
+    usual_s: float
+    departs_s: float
+
+
+class Control(ABC):
+    """Of one connection. window: packets."""
+
+    paces: ClassVar[bool] = False
+    """Whether packets leave one by one, at its pace."""
+
+    window: float = float(FIRST_PACKETS)
+
+    @abstractmethod
+    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
+        """Bytes per second; out: packets that are not acknowledged."""
+
+    def stamp(self, now_s: float, *, first: bool) -> Stamp | None:
+        """Of a packet that is sent. first: nothing else is under way."""
+        return None
+
+    def came(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
+        """A packet was delivered."""
+
+    def starve(self, flying: int) -> None:  # noqa: B027 - most do not mind
+        """There is not enough to send."""
+
+    def resume(self, now_s: float, idle_s: float, usual_s: float) -> None:  # noqa: B027 - most do not mind
+        """It sends, and nothing was under way for so long."""
+
+    def sent(self) -> None:  # noqa: B027 - most do not count
+        """A packet is sent, or sent again."""
+
+    def use(self, *, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:  # noqa: B027
+        """All is sent that may be. full: so much is under way as the window has."""
+
+    def time(self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: float) -> None:  # noqa: B027
+        """A round trip was measured."""
+
+    @abstractmethod
+    def heard(self, told: Heard) -> None:
+        """An acknowledgement."""
+
+    @abstractmethod
+    def lose(self, *, again: bool) -> None:
+        """Packets are lost; again: of those that were sent after a timeout."""
+
+    def recovered(self) -> None:  # noqa: B027 - most say so themselves
+        """What was lost is mended."""
+
+    @abstractmethod
+    def mended(self) -> None:
+        """A probe has mended a loss that nothing else told of."""
+
+    @abstractmethod
+    def time_out(self, flying: int, *, anew: bool) -> None:
+        """Nothing was heard for too long. anew: it is not the same episode of losses as before."""
+
+    @abstractmethod
+    def shift(self, seconds: float) -> None:
+        """Tell the time from so much later on."""
+
+
+class ByLosses(Control):
+    """A window that opens until packets are lost: as a `Growth` has it, and RFC 6937 while losses are mended."""
+
+    def __init__(self, growth: type[Growth]) -> None:
+        self.window = float(FIRST_PACKETS)
+        self._growth = growth()
+        self._hystart = HyStart() if growth.leaves_by_trains else None
+        self._threshold = math.inf
+        self._least_s = math.inf  # round trip of data, whatever the handshake took
+        self._prior = self._given = self._taken = 0  # of RFC 6937
+        self._is_full, self._most, self._most_until = False, 0, 0
+
+    def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
+        """That Linux reckons with, though nothing is paced by it (`tcp_update_pacing_rate`)."""
+        gain = 2.0 if self.window < self._threshold / 2 else 1.2
+        return gain * packet_bytes * max(self.window, out) / usual_s
+
+    def resume(self, now_s: float, idle_s: float, usual_s: float) -> None:
+        """Its clock stands meanwhile."""
+        self._growth.waited(idle_s)
+
+    def sent(self) -> None:
+        """See RFC 6937."""
+        self._taken += 1
+
+    def use(self, *, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:
+        """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
+        if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
+            self._is_full, self._most, self._most_until = full, out, next_packet
+
+    def time(self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: float) -> None:
+        """It may double no more."""
+        self._least_s = min(self._least_s, latest_s)
+        if self._hystart and self.window < self._threshold:
+            window = int(self.window)
+            if self._hystart.acknowledged(now_s, unacknowledged, next_packet, latest_s, window, pace):
+                self._threshold = float(window)
+
+    def heard(self, told: Heard) -> None:
+        """Go down, or up."""
+        if told.recovering:
+            self._reduce(told.delivered, told.flying, more=told.advanced and not told.lost)
+        elif told.advanced:
+            self._grow(told.delivered, told.now_s)
+
+    def _reduce(self, delivered: int, flying: int, *, more: bool) -> None:
+        """As Linux has it (`tcp_cwnd_reduction`)."""
+        if not delivered:
+            return
+        self._given += delivered
+        threshold = int(self._threshold)
+        room = threshold - flying
+        if room < 0:
+            some = -(-threshold * self._given // self._prior) - self._taken
+        else:
+            some = min(room, max(self._given - self._taken, delivered) + more)
+        self.window = float(flying + max(some, 0 if self._taken else 1))
+
+    def _grow(self, delivered: int, now_s: float) -> None:
+        window = self.window
+        if window < self._threshold:
+            if not self._is_full and window >= 2 * self._most:
+                return
+            self.window = min(window + delivered, self._threshold)
+            delivered -= int(self.window - window)
+        if delivered > 0 and self._is_full and self.window >= self._threshold:
+            self.window = self._growth.grown(self.window, delivered, now_s, self._least_s)
+
+    def _cut(self) -> None:
+        # the kernel's windows are whole
+        self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
+
+    def lose(self, *, again: bool) -> None:
+        """Begin to go down."""
+        self._prior = int(self.window)
+        self._given = self._taken = 0
+        if not again:
+            self._cut()
+
+    def recovered(self) -> None:
+        """That is what is left."""
+        self.window = self._threshold
+
+    def mended(self) -> None:
+        """It was a loss."""
+        self._cut()
+        self.window = self._threshold
+
+    def time_out(self, flying: int, *, anew: bool) -> None:
+        """One packet, and all forgotten (`tcp_enter_loss`)."""
+        if anew:
+            self._cut()
+            self._growth = type(self._growth)()
+            if self._hystart:
+                self._hystart.begin_again()
+        self.window = float(flying + 1)
+
+    def shift(self, seconds: float) -> None:
+        """Of its clocks."""
+        self._growth.shift(seconds)
+        if self._hystart:
+            self._hystart.shift(seconds)

@@ -1,0 +1,381 @@
+"""The end of a connection that sends, packet by packet, as Linux' TCP does.
+
+RFC 8985 for what is lost (RACK, in `scoreboard`) and for last packets (TLP); RFC 6298's timer, no less than 200 ms.
+Not as on paper: timers go by jiffies, a loss that fewer than three packets tell of waits for one of these at the least,
+and what is written waits while the card has enough of the connection (TCP small queues, autocorking).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from random import Random
+
+from testbed.model.keeping import Agenda
+from testbed.model.packets.bbr import Bbr
+from testbed.model.packets.control import FIRST_PACKETS, ByLosses, Control, Heard
+from testbed.model.packets.frames import Frame
+from testbed.model.packets.line import Line
+from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Acknowledgement, Receiver
+from testbed.model.packets.scoreboard import DUPLICATES, Packet, Scoreboard
+from testbed.model.packets.timers import LEAST_S, Timer
+from testbed.model.waiting import Event, SendBuffer
+from testbed.paths.packet_paths import PacketPath
+from testbed.transport.wire import PACKET_HEADERS_BYTES
+
+LEAST_TIMEOUT_S = 0.2
+OVERHEAD_BYTES = 1024  # of a packet in memory
+IN_CARD_BYTES = 1 << 20  # `tcp_limit_output_bytes`
+IN_CARD_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
+OPEN, RECOVERY, LOSS = range(3)
+
+Action = Callable[[], None]
+
+
+class Sender:
+    """One connection. buffer_bytes: of what it was given and is not acknowledged, at the most. draw: for BBR's cycle.
+
+    again: packets that were sent again.
+    """
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        path: PacketPath,
+        there: Sequence[Line],
+        back: Sequence[Line],
+        buffer_bytes: float,
+        draw: Random,
+    ) -> None:
+        self._agenda, self._there = agenda, there
+        self._full_bytes = path.payload_bytes
+        self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
+        # as the handshake has found it
+        usual_s = sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back))
+        self._receiver = Receiver(agenda, back, self._hear, usual_s)
+        self._control: Control = (
+            Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else ByLosses(path.growth)
+        )
+        self._buffer = SendBuffer(buffer_bytes)
+        self._unsent: deque[Packet] = deque()
+        self._numbered = 0
+        self._board = Scoreboard(usual_s)
+        self._state, self._high = OPEN, 0
+        self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
+        self._usual_s, self._deviation_s = usual_s, usual_s / 2  # round trip
+        self._timed = False  # whether that of data is known, which alone counts then
+        self._doublings = 0
+        self._sent_s = -math.inf
+        self._in_card: deque[tuple[float, int]] = deque()
+        self._in_card_bytes = 0
+        self._woken_s = 0.0
+        self._departs_s = self._paced_s = 0.0
+        self._timer = Timer(agenda)
+        self.again = 0
+
+    @property
+    def window(self) -> float:
+        """Packets."""
+        return self._control.window
+
+    # ---- what it is given
+
+    def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
+        """A message. taken: happens when all of it is in the buffer; left, come: when sent once, when there."""
+        board = self._board
+        if not self._unsent and not self._in_card and board.flying < self.window and not board.next_lost():
+            self._control.starve(board.flying)
+        size_bytes = rest = max(1, math.ceil(size_bytes))
+        packet = self._unsent[-1] if self._unsent else None
+        while rest:
+            if packet is None or packet.size_bytes == self._full_bytes:
+                packet = Packet(self._numbered)
+                self._numbered += 1
+                self._unsent.append(packet)
+            some = min(rest, self._full_bytes - packet.size_bytes)
+            packet.size_bytes += some
+            rest -= some
+        assert packet is not None
+        packet.ends = (*packet.ends, come)
+        packet.left = (*packet.left, left)
+        self._buffer.put(size_bytes, taken)
+        self._push()
+
+    def _left_card(self) -> None:
+        self._push(left_card=True)
+
+    def _push(self, *, left_card: bool = False) -> None:
+        """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
+        board, control = self._board, self._control
+        sent = full = False
+        window = int(min(control.window, self._most_window))
+        while True:
+            packet = board.next_lost()
+            if packet is None and not self._unsent:
+                break
+            if board.flying >= window:
+                full = True
+                break
+            if control.paces and self._departs_s > self._agenda.now_s:
+                self._wait_for_pace()
+                break
+            if self._in_card and self._waits_for_card(new=packet is None and not left_card):
+                break
+            if packet is None:
+                packet = self._unsent.popleft()
+                self._begin(packet)
+                sent = True
+            else:
+                self.again += 1
+            self._transmit(packet)
+        full = full or board.flying >= window
+        if sent or full:
+            control.use(
+                full=full,
+                out=len(board.out),
+                unacknowledged=board.unacknowledged,
+                next_packet=board.next,
+            )
+        if sent:
+            self._arm()
+
+    def _begin(self, packet: Packet) -> None:
+        now_s, board = self._agenda.now_s, self._board
+        if not board.flying and now_s > self._sent_s > -math.inf:
+            self._control.resume(now_s, now_s - self._sent_s, self._usual_s)
+        self._sent_s = now_s
+        packet.stamp = self._control.stamp(now_s, first=not board.out)
+        board.add(packet)
+
+    def _transmit(self, packet: Packet) -> None:
+        now_s, control = self._agenda.now_s, self._control
+        if packet.times:
+            packet.stamp = control.stamp(now_s, first=False)
+        self._board.fly(packet, now_s)
+        control.sent()
+        if control.paces:
+            self._pace(packet)
+        begins_s = self._there[0].begins_s(now_s)
+        if begins_s > now_s:
+            self._in_card.append((begins_s, packet.size_bytes + OVERHEAD_BYTES))
+            self._in_card_bytes += packet.size_bytes + OVERHEAD_BYTES
+        full = packet.size_bytes == self._full_bytes
+        come = partial(self._receiver.take, packet.number, full, packet.ends)
+        Frame(self._agenda, self._there, packet.size_bytes + PACKET_HEADERS_BYTES, come).go()
+        if packet.left:
+            left, packet.left = packet.left, ()
+            for action in left:
+                action()
+
+    # ---- what it waits for
+
+    def _pace(self, packet: Packet) -> None:
+        """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
+        before_s, self._departs_s = self._departs_s, max(self._departs_s, self._agenda.now_s)
+        if packet.number >= FIRST_PACKETS:
+            takes_s = packet.size_bytes / self._linux_pace()
+            self._departs_s += takes_s - min(takes_s / 2, self._departs_s - before_s)
+
+    def _wait_for_pace(self) -> None:
+        if self._paced_s != self._departs_s:
+            self._paced_s = self._departs_s
+            self._agenda.at(self._departs_s, self._push)
+
+    def _waits_for_card(self, *, new: bool) -> bool:
+        """Whether the card has enough of it, or more may come for its last packet, which is `new`.
+
+        It goes on when one has left.
+        """
+        now_s, waiting = self._agenda.now_s, self._in_card
+        while waiting and waiting[0][0] <= now_s:
+            self._in_card_bytes -= waiting.popleft()[1]
+        if not waiting:
+            return False
+        corked = new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes
+        most = max(2 * (self._full_bytes + OVERHEAD_BYTES), self._linux_pace() / IN_CARD_SHARE)
+        if not corked and self._in_card_bytes <= min(most, IN_CARD_BYTES):
+            return False
+        if self._woken_s <= now_s:
+            self._woken_s = waiting[0][0]
+            self._agenda.at(self._woken_s, self._left_card)
+        return True
+
+    def _linux_pace(self) -> float:
+        if not (self._timed or self._control.paces):
+            return math.inf  # the kernel has none before the first acknowledgement
+        return self._control.pace(self._full_bytes, len(self._board.out), self._usual_s)
+
+    # ---- what it hears
+
+    def _hear(self, told: Acknowledgement) -> None:
+        now_s, board, control = self._agenda.now_s, self._board, self._control
+        unacknowledged, flying = board.unacknowledged, board.flying
+        numbers = told.news
+        if len(numbers) < told.next - unacknowledged:  # some of what others said was lost
+            numbers = [*numbers, *range(unacknowledged, told.next)]
+        delivered, sent_s = 0, []
+        for number in numbers:
+            packet = board.out.get(number)
+            if packet is None or packet.here:
+                continue
+            delivered += 1
+            if packet.stamp is not None:
+                control.came(packet.sent_s, number, packet.stamp)
+            board.arrive(packet, now_s)
+            if packet.times == 1:
+                sent_s.append(packet.sent_s)
+        while board.unacknowledged < told.next:
+            self._buffer.leave(board.acknowledge().size_bytes)
+        advanced = board.unacknowledged > unacknowledged
+        latest_s = now_s - max(sent_s) if sent_s else -1.0
+        if sent_s:
+            self._time(now_s - min(sent_s), latest_s)
+        self._hear_probe(told)
+        lost = 0
+        if board.here or self._state != OPEN:
+            lost = self._find_lost()
+            self._change_state(lost)
+        control.heard(
+            Heard(
+                now_s,
+                delivered,
+                advanced,
+                lost,
+                board.flying,
+                flying,
+                self._state == RECOVERY,
+                latest_s,
+                board.least_s,
+                self._usual_s,
+                self._departs_s,
+            )
+        )
+        if advanced:
+            self._arm()
+        self._push()
+
+    def _time(self, sample_s: float, latest_s: float) -> None:
+        """RFC 6298."""
+        board = self._board
+        board.least_s = min(board.least_s, latest_s)
+        self._doublings = 0
+        if self._timed:
+            self._deviation_s += (abs(sample_s - self._usual_s) - self._deviation_s) / 4
+            self._usual_s += (sample_s - self._usual_s) / 8
+        else:
+            self._timed, self._usual_s, self._deviation_s = True, sample_s, sample_s / 2
+        self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace())
+
+    def _hear_probe(self, told: Acknowledgement) -> None:
+        """Whether a probe has mended a loss, which then is one (`tcp_process_tlp_ack`)."""
+        if self._probed is None or told.next < self._probed[0]:
+            return
+        high, again = self._probed
+        if not again or told.doubled:
+            self._probed = None
+        elif told.next > high:
+            self._probed = None
+            self._control.mended()
+
+    def _find_lost(self) -> int:
+        """Packets; others it looks for when it has waited long enough."""
+        board = self._board
+        reordering_s = 0.0
+        if self._state == OPEN and board.here < DUPLICATES:
+            reordering_s = min(board.least_s / 4, self._usual_s)
+        lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
+        if later_s:
+            self._timer.set(later_s + LEAST_S, self._stop_waiting)
+        return lost
+
+    def _change_state(self, lost: int) -> None:
+        if self._state != OPEN and self._board.unacknowledged >= self._high:
+            if self._state == RECOVERY:
+                self._control.recovered()
+            self._state = OPEN
+        if lost and self._state != RECOVERY:
+            self._control.lose(again=self._state == LOSS)
+            self._high = self._board.next
+            self._state = RECOVERY
+
+    # ---- timers
+
+    @property
+    def _timeout_s(self) -> float:
+        return (self._usual_s + max(4 * self._deviation_s, LEAST_TIMEOUT_S)) * (1 << self._doublings)
+
+    def _arm(self) -> None:
+        board = self._board
+        if not board.out:
+            self._timer.stop()
+            return
+        wait_s, act = self._timeout_s, self._time_out
+        if self._timed and self._state == OPEN and not board.here and self._probed is None:
+            probe_s = 2 * self._usual_s + (LEAST_TIMEOUT_S if len(board.out) == 1 else LEAST_S)
+            if probe_s < wait_s:
+                wait_s, act = probe_s, self._probe
+        self._timer.set(wait_s, act)
+
+    def _probe(self) -> None:
+        """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
+        if self._unsent:
+            packet = self._unsent.popleft()
+            self._begin(packet)
+        else:
+            packet = next(reversed(self._board.out.values()))
+            self.again += 1
+        again = packet.times > 0
+        self._transmit(packet)
+        self._probed = self._board.next, again
+        self._timer.set(self._timeout_s, self._time_out)
+
+    def _stop_waiting(self) -> None:
+        """For packets that may only be late."""
+        board = self._board
+        lost = self._find_lost()
+        if lost and self._state != RECOVERY:
+            self._change_state(lost)
+            now_s = self._agenda.now_s
+            self._control.heard(
+                Heard(
+                    now_s,
+                    1,
+                    advanced=False,
+                    lost=lost,
+                    flying=board.flying,
+                    before=board.flying,
+                    recovering=True,
+                    latest_s=-1.0,
+                    least_s=board.least_s,
+                    usual_s=self._usual_s,
+                    departs_s=self._departs_s,
+                )
+            )
+        self._timer.set(self._timeout_s, self._time_out)
+        self._push()
+
+    def _time_out(self) -> None:
+        board = self._board
+        anew = self._state == OPEN or board.unacknowledged >= self._high
+        board.time_out(self._agenda.now_s)
+        self._control.time_out(board.flying, anew=anew)
+        self._state, self._high, self._probed = LOSS, board.next, None
+        self._doublings += 1
+        self._timer.set(self._timeout_s, self._time_out)
+        self._push()
+
+    # ---- from one step to the next
+
+    def go_on(self, agenda: Agenda, seconds: float) -> None:
+        """By another's time, which is so much less; nothing is under way."""
+        self._agenda = self._receiver.agenda = agenda
+        self._timer.go_on(agenda)
+        self._control.shift(seconds)
+        self._board.shift(seconds)
+        self._sent_s -= seconds
+        self._woken_s = self._paced_s = 0.0
+        self._departs_s -= seconds
+        self._in_card.clear()
+        self._in_card_bytes = 0

@@ -1,0 +1,269 @@
+"""Packets one by one, against closed forms and standards that others wrote."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from random import Random
+from statistics import mean
+
+import pytest
+
+from testbed.model.packets.bbr import Greatest
+from testbed.model.packets.line import Line
+from testbed.model.packets.sender import Sender
+from testbed.model.packets.stripes import StripedPair
+from testbed.model.packets.timers import JIFFY_S, Timer
+from testbed.model.waiting import Event
+from testbed.paths.congestion import Growth
+from testbed.paths.congestion.cubic import CubicGrowth
+from testbed.paths.congestion.reno import RenoGrowth
+from testbed.paths.packet_paths import PacketHop, PacketPath
+from testbed.transport.channels import StripeSettings
+from testbed.transport.wire import PACKET_HEADERS_BYTES
+
+PAYLOAD = 8934
+FRAME = PAYLOAD + PACKET_HEADERS_BYTES  # 9000 bytes
+RATE_BPS = FRAME * 8 * 10_000.0  # 10,000 full packets a second
+PACKET_S = 1e-4
+
+
+class Clock:
+    """Time, and who acts when."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = count()
+
+    def at(self, moment_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (moment_s, next(self._number), action))
+
+    def run(self) -> None:
+        while self._agenda:
+            self.now_s, _, action = heapq.heappop(self._agenda)
+            action()
+
+
+class Never(Random):
+    """Loses those packets of a line, by their number, that it is told of."""
+
+    def __init__(self, *lost: int) -> None:
+        super().__init__(0)
+        self._lost, self._next = set(lost), 0
+
+    def random(self) -> float:
+        self._next += 1
+        return 0.0 if self._next - 1 in self._lost else 1.0
+
+
+class Path:
+    """One link there and one back, and the connections over it."""
+
+    def __init__(
+        self, delay_s: float, queue_packets: float = math.inf, loss: float = 0.0, draw: Random | None = None
+    ) -> None:
+        self.clock = Clock()
+        self.hop = PacketHop("there", RATE_BPS, delay_s, queue_packets * FRAME, loss)
+        self.back = PacketHop("back", RATE_BPS, delay_s, math.inf)
+        # a card ten times as quick, whose queue has room for all
+        self.card = PacketHop("card", 10 * RATE_BPS, 0.0, math.inf)
+        self.line, self.back_line = Line(self.hop, draw), Line(self.back, None)
+
+    def sender(self, growth: type[Growth] | None = RenoGrowth) -> Sender:
+        path = PacketPath((self.card, self.hop), (self.back,), growth, PAYLOAD)
+        lines = [Line(self.card, None), self.line]
+        return Sender(self.clock, path, lines, [self.back_line], math.inf, Random(1))
+
+    def took_s(self, packets: float, growth: type[Growth] | None = RenoGrowth) -> float:
+        """Of one message, until all of it is there."""
+        there: list[float] = []
+        sender = self.sender(growth)
+        sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: there.append(self.clock.now_s))
+        self.clock.run()
+        assert len(there) == 1
+        self.again = sender.again
+        return there[0]
+
+
+def test_a_packet_takes_its_time_at_each_hop_and_the_delay() -> None:
+    assert Path(0.003).took_s(1) == pytest.approx(PACKET_S / 10 + PACKET_S + 0.003)
+    assert Path(0.003).took_s(10) == pytest.approx(PACKET_S / 10 + 10 * PACKET_S + 0.003)
+
+
+@pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth, None])
+def test_a_long_message_takes_what_the_link_needs_for_it(growth: type[Growth] | None) -> None:
+    took_s = Path(0.0005, 1000).took_s(20_000, growth)
+    assert 2.0 < took_s < 1.05 * 2.0
+
+
+def test_windows_double_in_each_round_trip() -> None:
+    # 10, 20, 40, 80 packets of RFC 6928 and 5681: the last of 150 leaves in the fourth round trip
+    delay_s = 0.1
+    for packets, rounds in ((10, 0), (30, 1), (70, 2), (150, 3)):
+        took_s = Path(delay_s).took_s(packets)
+        assert took_s == pytest.approx(rounds * 2 * delay_s + delay_s, abs=0.02)
+
+
+@pytest.mark.parametrize("loss", [0.002, 0.01])
+def test_renos_window_is_that_of_independent_losses(loss: float) -> None:
+    # 1.31 over the root (Ott, Kemperman and Mathis 1996), less what delayed acknowledgements leave unused
+    delay_s, packets = 0.05, int(40 / loss)
+
+    def window(seed: int) -> float:
+        took_s = Path(delay_s, loss=loss, draw=Random(seed)).took_s(packets)
+        return packets * 2 * delay_s / took_s
+
+    assert mean(map(window, range(8))) == pytest.approx(1.31 / math.sqrt(loss), rel=0.25)
+
+
+def test_a_loss_that_three_packets_tell_of_costs_a_round_trip_and_half_the_window() -> None:
+    path = Path(0.05, loss=0.5, draw=Never(20))
+    sender = path.sender()
+    there: list[float] = []
+    sender.send(60 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s))
+    path.clock.run()
+    clean_s = Path(0.05).took_s(60)
+    assert sender.again == 1
+    assert 0 <= there[0] - clean_s < 2 * 2 * 0.05 + 0.01
+    # 40 at most were under way
+    assert sender.window < 35
+
+
+def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
+    # RFC 8985: a probe, two round trips and 200 ms later as one packet alone may wait for its acknowledgement
+    path = Path(0.05, loss=0.5, draw=Never(9))
+    took_s = path.took_s(10)
+    clean_s = Path(0.05).took_s(10)
+    assert path.again == 1
+    assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 2 * JIFFY_S
+
+
+def test_a_first_window_that_is_lost_waits_for_the_least_timeout() -> None:
+    path = Path(0.01, loss=0.5, draw=Never(*range(10)))
+    took_s = path.took_s(10)
+    assert path.again >= 10
+    # nothing was heard of data, so that no probe is sent; Linux' least timeout, and packet by packet from then on
+    assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * JIFFY_S
+
+
+def test_a_queue_drops_what_it_has_no_room_for() -> None:
+    clock, hop = Clock(), PacketHop("link", RATE_BPS, 0.0, 5 * FRAME)
+    line = Line(hop, None)
+    # one is being sent, five wait
+    come = [line.take(clock.now_s, FRAME) for _ in range(8)]
+    assert come[:6] == [pytest.approx((place + 1) * PACKET_S) for place in range(6)]
+    assert come[6:] == [None, None]
+    assert (line.sent, line.dropped) == (6, 2)
+    assert line.take(2.5 * PACKET_S, FRAME) == pytest.approx(7 * PACKET_S)
+
+
+def test_bytes_are_there_once_and_in_order_whatever_is_lost() -> None:
+    path = Path(0.002, 20, loss=0.05, draw=Random(3))
+    sender = path.sender(CubicGrowth)
+    come: list[int] = []
+    for number in range(50):
+        sender.send((number % 7 + 0.3) * PAYLOAD, Event(), lambda: None, partial(come.append, number))
+    path.clock.run()
+    assert come == list(range(50))
+    assert sender.again >= path.line.lost + path.line.dropped > 0
+
+
+def test_two_that_share_a_link_come_to_halves() -> None:
+    path = Path(0.005, 100)
+    senders = [path.sender(), path.sender()]
+    there: list[float] = []
+    for sender in senders:
+        sender.send(20_000 * PAYLOAD, Event(), lambda: None, lambda: there.append(path.clock.now_s))
+    path.clock.run()
+    assert max(there) == pytest.approx(4.0, rel=0.05)
+    assert min(there) > 0.75 * max(there)
+
+
+def test_bbr_keeps_the_queue_short_where_reno_fills_it() -> None:
+    # twice the product of bandwidth and delay is what it has under way at the most
+    product = 0.02 / PACKET_S
+
+    def most(growth: type[Growth] | None) -> tuple[float, int]:
+        path = Path(0.01, 10 * product)
+        took_s = path.took_s(30_000, growth)
+        return took_s, path.line.dropped
+
+    bbr_s, bbr_dropped = most(None)
+    assert bbr_s < 1.08 * 3.0
+    assert bbr_dropped == 0
+    _, reno_dropped = most(RenoGrowth)
+    assert reno_dropped > 0
+
+
+def test_a_sender_goes_on_when_its_buffer_has_room() -> None:
+    path = Path(0.01)
+    own = PacketPath((path.hop,), (path.back,), RenoGrowth, PAYLOAD)
+    sender = Sender(path.clock, own, [path.line], [path.back_line], 5 * PAYLOAD, Random(1))
+    taken = [Event() for _ in range(3)]
+    at_s: list[float] = []
+    for event in taken:
+        event.and_then(lambda: at_s.append(path.clock.now_s))
+        sender.send(4 * PAYLOAD, event, lambda: None, lambda: None)
+    path.clock.run()
+    # the second one once the first is acknowledged but for a packet's worth, a round trip later
+    assert at_s[0] == 0.0
+    assert at_s[1] == pytest.approx(0.02 + 4 * PACKET_S, abs=3 * PACKET_S)
+    assert at_s[2] > at_s[1]
+
+
+def test_segments_go_round_and_wait_for_word_of_those_before() -> None:
+    path = Path(0.01)
+    there, back = [path.sender() for _ in range(2)], [path.sender() for _ in range(2)]
+    pair = StripedPair(StripeSettings(2, 4096, outstanding=1, fast_bytes=64), there, back)
+    come: list[float] = []
+    taken = Event()
+    pair.send(4 * 4096, taken, lambda: come.append(path.clock.now_s))
+    pair.send(64, Event(), lambda: come.append(-path.clock.now_s))
+    path.clock.run()
+    # two segments at once, two more when these are acknowledged; what is small goes at once and is not waited for
+    assert come[0] == pytest.approx(-0.01, abs=1e-3)
+    assert come[1] == pytest.approx(0.03, abs=2e-3)
+    assert taken.done
+
+
+def test_timers_go_by_jiffies_and_the_last_one_counts() -> None:
+    clock, rung = Clock(), list[tuple[str, float]]()
+    clock.now_s = 0.004
+    timer = Timer(clock)
+    timer.set(0.25, lambda: rung.append(("first", clock.now_s)))
+    timer.set(0.011, lambda: rung.append(("second", clock.now_s)))
+    clock.run()
+    assert [name for name, _ in rung] == ["second"]
+    assert rung[0][1] == pytest.approx(0.02)
+    timer.set(0.5, lambda: rung.append(("third", clock.now_s)))
+    timer.stop()
+    clock.run()
+    assert len(rung) == 1
+
+
+def test_the_greatest_of_the_last_rounds_is_kept() -> None:
+    greatest = Greatest(10)
+    draw = Random(5)
+    values: list[tuple[int, float]] = []
+    for at in range(200):
+        value = draw.random()
+        greatest.add(at, value)
+        values.append((at, value))
+        best = max(own for when, own in values if at - when <= 10)
+        # a filter of three never says more, and forgets none that is still the greatest before others take its place
+        assert greatest.value <= best
+        assert greatest.value >= value
+
+
+def test_acknowledgements_of_one_gap_go_together_after_the_first_ones() -> None:
+    # of 59 behind it three at once, then one in a millisecond; two for each other pair
+    path = Path(0.02, loss=0.5, draw=Never(70))
+    sender = path.sender()
+    sender.send(140 * PAYLOAD, Event(), lambda: None, lambda: None)
+    path.clock.run()
+    assert sender.again == 1
+    assert path.back_line.sent < 140 / 2 + 16
