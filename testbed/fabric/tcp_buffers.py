@@ -8,6 +8,7 @@ from testbed.config import Building, Topology
 from testbed.config.wan import ETHERNET_HEADER_BYTES
 
 LINUX_RECEIVE_BUFFER_BYTES, LINUX_SEND_BUFFER_BYTES = 6 << 20, 4 << 20
+IN_CARD_BYTES = 1 << 20  # of one connection, at the most
 LARGEST_BUFFER_BYTES = 1 << 30  # TCP's largest window
 
 
@@ -23,7 +24,7 @@ def buffer_sysctls(topology: Topology) -> dict[str, str]:
         "net.ipv4.tcp_rmem": f"4096 {received} {received}",
         "net.ipv4.tcp_wmem": f"4096 16384 {send_buffer_bytes(topology)}",
         # how much of one connection may wait in its card: Linux's own up to 6.17, then four times as much
-        "net.ipv4.tcp_limit_output_bytes": str(1 << 20),
+        "net.ipv4.tcp_limit_output_bytes": str(IN_CARD_BYTES),
     }
 
 

@@ -61,6 +61,25 @@ class _Cut:
     untaken: int = 0
 
 
+class Turns:
+    """Who of so many connections has the next segment: round them, but for those with too many unacknowledged."""
+
+    def __init__(self, connections: int, outstanding: int) -> None:
+        self.unacknowledged = [0] * connections
+        self._outstanding, self._next = outstanding, 0
+
+    def take(self) -> int | None:
+        """Give one a segment; None where all have too many."""
+        count = len(self.unacknowledged)
+        for step in range(count):
+            channel = (self._next + step) % count
+            if self.unacknowledged[channel] < self._outstanding:
+                self._next = channel + 1
+                self.unacknowledged[channel] += 1
+                return channel
+        return None
+
+
 @dataclass(eq=False)
 class Dealer:
     """Of one pair of ranks and class of traffic, with so many connections. flow: sends a part."""
@@ -69,13 +88,12 @@ class Dealer:
     connections: int
     next_turn: Callable[[], int | None]
     flow: Flowing
-    unacknowledged: list[int] = field(init=False)
-    turn: int = 0
+    turns: Turns = field(init=False)
     waiting: deque[_Cut] = field(default_factory=deque)
     order: deque[_Cut] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.unacknowledged = [0] * self.connections
+        self.turns = Turns(self.connections, self.stripes.outstanding)
 
     def send(self, size_bytes: float, taken: Event, come: Callable[[], None]) -> None:
         """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
@@ -115,10 +133,9 @@ class Dealer:
     def _cut(self, message: _Cut) -> list[list[float]]:
         """Its segments' bytes, by connection, as far as there is room."""
         found: list[list[float]] = [[] for _ in range(self.connections)]
-        while message.left_bytes > 0 and (channel := self._with_room()) is not None:
+        while message.left_bytes > 0 and (channel := self.turns.take()) is not None:
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
-            self.unacknowledged[channel] += 1
             found[channel].append(size_bytes)
         return found
 
@@ -128,16 +145,6 @@ class Dealer:
         for start in range(0, len(sizes), most):
             own = sizes[start : start + most]
             yield Part(sum(own), len(own), follows=follows)
-
-    def _with_room(self) -> int | None:
-        """The next in turn of those that have."""
-        count = self.connections
-        for step in range(count):
-            channel = (self.turn + step) % count
-            if self.unacknowledged[channel] < self.stripes.outstanding:
-                self.turn = channel + 1
-                return channel
-        return None
 
     def _send(self, message: _Cut, channel: int, part: Part, turn: int | None) -> None:
         def come() -> None:
@@ -151,7 +158,7 @@ class Dealer:
                 message.taken.happen()
 
         def acknowledged() -> None:
-            self.unacknowledged[channel] -= part.segments
+            self.turns.unacknowledged[channel] -= part.segments
             self._deal(follows=True)
 
         taken = Event()

@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
 
 from testbed.model.connections import Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
-from testbed.model.garbage import uncollected
 from testbed.model.keeping import NOTHING_KEPT, Kept, Lasting
 from testbed.model.packets.connections import PacketConnections
 from testbed.model.waiting import Event, Mailbox
@@ -100,15 +98,12 @@ class Messaging:
         else:
             self.connections = Connections(self, network, self.fluid, lateness, kept)
 
-    def at(self, moment_s: float, action: Callable[[], None], _push: Any = heappush) -> None:
+    def at(self, moment_s: float, action: Callable[[], None]) -> None:
         """Act then."""
-        _push(self.agenda, (moment_s, next(self.number), action))
+        heappush(self.agenda, (moment_s, next(self.number), action))
 
     def pass_time(self) -> None:
         """Until nothing is left that will happen."""
-        if self.network.packets:
-            self._pass_time_of_packets()
-            return
         agenda, soon, fluid, busy = self.agenda, self.soon, self.fluid, self.fluid.busy
         while True:
             now_s = self.now_s
@@ -129,17 +124,6 @@ class Messaging:
             else:
                 self.now_s = now_s + step_s
                 fluid.advance(step_s, step_s)
-
-    def _pass_time_of_packets(self) -> None:
-        """The same, where nothing flows."""
-        agenda, soon = self.agenda, self.soon
-        with uncollected():
-            while agenda or soon:
-                if soon and not (agenda and agenda[0][0] <= self.now_s):
-                    soon.popleft()()
-                else:
-                    self.now_s, _, action = heappop(agenda)
-                    action()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         """Act after so long."""

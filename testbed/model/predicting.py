@@ -66,13 +66,14 @@ def prepared(
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
-    network, seed = routed(job, algorithm, calibration), job.scenario.seed
+    routes, seed = Routes(job, calibration), job.scenario.seed
+    network = _routed(routes, algorithm)
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, Before(steps=job.scenario.warmup)
     if by_packets and not lossy:
-        packets, before = by_packet(job, algorithm, chunk_bytes)
+        packets, before = _by_packet(routes, algorithm, chunk_bytes)
         network = replace(network, packets=packets)
     if not network.packets:
         before = _before(job) if lossy else before
@@ -93,20 +94,21 @@ def prepared(
     )
 
 
-def by_packet(
-    job: Job, algorithm: str, chunk_bytes: float
+def _by_packet(
+    routes: Routes, algorithm: str, chunk_bytes: float
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before]:
     """What packets take, none where they are not played; and what is played before a step.
 
     They are where TCP carries all, with windows that the model knows, through queues without classes; of steps before
     as many as there is room for. Not where links lose them, which takes many draws. chunk_bytes: of messages' chunks.
     """
-    wiring, workload, before = job.wiring, job.workload, Before(steps=job.scenario.warmup)
+    job, workload, before = routes.job, routes.job.workload, Before(steps=routes.job.scenario.warmup)
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
     nothing = paths, before
     if workload.dispatching is not None or len(job.hosts) == 1:
         return nothing
-    if wiring.transport.mends is not None or wiring.transport.packet(job.topology.mtu) is not None:
+    transport = job.wiring.transport
+    if transport.mends is not None or transport.packet(job.topology.mtu) is not None:
         return nothing  # it is not TCP
     plan = workload.start.using(algorithm)
     messages = message_count(plan, workload.itemsize, MOST_PACKETS_MESSAGES, chunk_bytes)
@@ -115,7 +117,7 @@ def by_packet(
     step = messages + sent_bytes / payload_bytes
     if not messages or messages > MOST_PACKETS_MESSAGES or step > MOST_PACKETS:
         return nothing
-    paths = Routes(job, find_calibration(VIRTUAL)).packets(job.flows_of(algorithm))
+    paths = routes.packets(job.flows_of(algorithm))
     paced = any(path.growth is None for own in paths.values() for path in own)
     first = _before(job)
     warm = len(job.hosts) * first.messages * first.message_bytes / payload_bytes
@@ -171,11 +173,15 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
 
 def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
     """The model's network, with the paths that the policy gives to connections between buildings. ControllerError."""
+    return _routed(Routes(job, calibration), algorithm)
+
+
+def _routed(routes: Routes, algorithm: str) -> Network:
+    job = routes.job
     training = job.workload.training
     network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
     capacities, queues = dict(network.capacities), dict(network.queues)
     parallel: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    routes = Routes(job, calibration)
     classes = {}
     for name, direction in routes.links.values():
         rate = capacities[name] = routes.per_bit * direction.rate_bps

@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.model.folding import Isolated
+from testbed.model.garbage import uncollected
 from testbed.model.keeping import NOTHING_BEFORE, Before
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import simulate
@@ -41,6 +42,10 @@ class Prepared:
 
     def play(self, alone: dict[Hashable, Isolated] | None = None) -> Timeline:
         """Carry it out. alone: as `simulate` has it. Stuck, NobodyServes."""
+        with uncollected():
+            return self._play(alone)
+
+    def _play(self, alone: dict[Hashable, Isolated] | None) -> Timeline:
         return simulate(
             self.plan,
             self.network,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from random import Random
 
-from testbed.model.packets.control import FIRST_PACKETS, Control, Heard
+from testbed.model.packets.control import PACE_SHARE, Control, Heard
 from testbed.model.packets.rates import Rates, Sample, Stamp
+from testbed.paths.lossy_windows import FIRST_PACKETS
 
 STARTUP, DRAIN, PROBE_RATE, PROBE_ROUND_TRIP = range(4)
 HIGH = 2885 / 1000 + 1 / 1000  # `bbr_high_gain`
@@ -22,7 +23,7 @@ FULL, FULL_ROUNDS = 1.25, 3
 LEAST_S, PROBE_S = 10.0, 0.2  # for which a round trip is the least; that it is looked for
 LEAST_PACKETS = 4
 EXTRA_ROUNDS, EXTRA_S = 5, 0.1
-GSO_BYTES, PACE_SHARE, SLOW = (1 << 16) - 321, 1024, 1.2e6 / 8
+GSO_BYTES, SLOW = (1 << 16) - 321, 1.2e6 / 8
 
 
 class Greatest:
@@ -122,7 +123,7 @@ class Bbr(Control):
         """Samples tell less then."""
         self._rates.limit(flying)
 
-    def resume(self, now_s: float, idle_s: float, usual_s: float) -> None:
+    def resume(self, now_s: float, idle_s: float) -> None:
         """At its rate, without looking for more."""
         if not self._rates.limited_until:
             return

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 from testbed.model.packets.rates import Stamp
 from testbed.model.packets.slow_start import HyStart
 from testbed.paths.congestion import Growth
+from testbed.paths.lossy_windows import FIRST_PACKETS, LEAST_PACKETS
 
-FIRST_PACKETS = 10  # RFC 6928
-LEAST_PACKETS = 2.0
+PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
 
 
 class Heard(NamedTuple):
@@ -19,7 +19,7 @@ class Heard(NamedTuple):
 
     delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
     it. flying, before: under way now, and until it came. recovering: whether losses are being mended. latest_s: round
-    trip of the one sent last; negative where it is not known. least_s, usual_s: the least and the smoothed one.
+    trip of the one sent last; negative where it is not known. least_s: the least one.
     departs_s: when the next packet may leave.
     """
 
@@ -32,7 +32,6 @@ class Heard(NamedTuple):
     recovering: bool
     latest_s: float
     least_s: float
-    usual_s: float
     departs_s: float
 
 
@@ -58,7 +57,7 @@ class Control(ABC):
     def starve(self, flying: int) -> None:  # noqa: B027 - most do not mind
         """There is not enough to send."""
 
-    def resume(self, now_s: float, idle_s: float, usual_s: float) -> None:  # noqa: B027 - most do not mind
+    def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
         """It sends, and nothing was under way for so long."""
 
     def sent(self) -> None:  # noqa: B027 - most do not count
@@ -111,7 +110,7 @@ class ByLosses(Control):
         gain = 2.0 if self.window < self._threshold / 2 else 1.2
         return gain * packet_bytes * max(self.window, out) / usual_s
 
-    def resume(self, now_s: float, idle_s: float, usual_s: float) -> None:
+    def resume(self, now_s: float, idle_s: float) -> None:
         """Its clock stands meanwhile."""
         self._growth.waited(idle_s)
 

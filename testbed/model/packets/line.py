@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from random import Random
 
 from testbed.paths.packet_paths import PacketHop
-
-Action = Callable[[], None]
 
 
 class Line:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from testbed.model.packets.rates import Stamp
 
 NOW_S = 1e-9
-DUPLICATES = 3  # packets behind a lost one that tell of it at once
 
 
 class Packet:

@@ -13,22 +13,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from testbed.fabric.tcp_buffers import IN_CARD_BYTES
 from testbed.model.keeping import Agenda
 from testbed.model.packets.bbr import Bbr
-from testbed.model.packets.control import FIRST_PACKETS, ByLosses, Control, Heard
+from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
 from testbed.model.packets.frames import Frame
 from testbed.model.packets.line import Line
 from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Acknowledgement, Receiver
-from testbed.model.packets.scoreboard import DUPLICATES, Packet, Scoreboard
+from testbed.model.packets.scoreboard import Packet, Scoreboard
 from testbed.model.packets.timers import LEAST_S, Timer
 from testbed.model.waiting import Event, SendBuffer
+from testbed.paths.lossy_windows import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
 from testbed.paths.packet_paths import PacketPath
 from testbed.transport.wire import PACKET_HEADERS_BYTES
 
-LEAST_TIMEOUT_S = 0.2
 OVERHEAD_BYTES = 1024  # of a packet in memory
-IN_CARD_BYTES = 1 << 20  # `tcp_limit_output_bytes`
-IN_CARD_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
 OPEN, RECOVERY, LOSS = range(3)
 
 Action = Callable[[], None]
@@ -144,7 +143,7 @@ class Sender:
     def _begin(self, packet: Packet) -> None:
         now_s, board = self._agenda.now_s, self._board
         if not board.flying and now_s > self._sent_s > -math.inf:
-            self._control.resume(now_s, now_s - self._sent_s, self._usual_s)
+            self._control.resume(now_s, now_s - self._sent_s)
         self._sent_s = now_s
         packet.stamp = self._control.stamp(now_s, first=not board.out)
         board.add(packet)
@@ -194,7 +193,7 @@ class Sender:
         if not waiting:
             return False
         corked = new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes
-        most = max(2 * (self._full_bytes + OVERHEAD_BYTES), self._linux_pace() / IN_CARD_SHARE)
+        most = max(2 * (self._full_bytes + OVERHEAD_BYTES), self._linux_pace() / PACE_SHARE)
         if not corked and self._in_card_bytes <= min(most, IN_CARD_BYTES):
             return False
         if self._woken_s <= now_s:
@@ -237,24 +236,28 @@ class Sender:
         if board.here or self._state != OPEN:
             lost = self._find_lost()
             self._change_state(lost)
-        control.heard(
+        self._tell(delivered, flying, lost, latest_s, advanced=advanced)
+        if advanced:
+            self._arm()
+        self._push()
+
+    def _tell(self, delivered: int, before: int, lost: int, latest_s: float, *, advanced: bool) -> None:
+        """The congestion control, of what was heard: see `Heard`."""
+        board = self._board
+        self._control.heard(
             Heard(
-                now_s,
+                self._agenda.now_s,
                 delivered,
                 advanced,
                 lost,
                 board.flying,
-                flying,
+                before,
                 self._state == RECOVERY,
                 latest_s,
                 board.least_s,
-                self._usual_s,
                 self._departs_s,
             )
         )
-        if advanced:
-            self._arm()
-        self._push()
 
     def _time(self, sample_s: float, latest_s: float) -> None:
         """RFC 6298."""
@@ -284,7 +287,7 @@ class Sender:
         board = self._board
         reordering_s = 0.0
         if self._state == OPEN and board.here < DUPLICATES:
-            reordering_s = min(board.least_s / 4, self._usual_s)
+            reordering_s = min(REORDERING * board.least_s, self._usual_s)
         lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
         if later_s:
             self._timer.set(later_s + LEAST_S, self._stop_waiting)
@@ -304,7 +307,7 @@ class Sender:
 
     @property
     def _timeout_s(self) -> float:
-        return (self._usual_s + max(4 * self._deviation_s, LEAST_TIMEOUT_S)) * (1 << self._doublings)
+        return (self._usual_s + max(4 * self._deviation_s, TIMEOUT_S)) * (1 << self._doublings)
 
     def _arm(self) -> None:
         board = self._board
@@ -313,7 +316,7 @@ class Sender:
             return
         wait_s, act = self._timeout_s, self._time_out
         if self._timed and self._state == OPEN and not board.here and self._probed is None:
-            probe_s = 2 * self._usual_s + (LEAST_TIMEOUT_S if len(board.out) == 1 else LEAST_S)
+            probe_s = 2 * self._usual_s + (TIMEOUT_S if len(board.out) == 1 else LEAST_S)
             if probe_s < wait_s:
                 wait_s, act = probe_s, self._probe
         self._timer.set(wait_s, act)
@@ -337,22 +340,7 @@ class Sender:
         lost = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            now_s = self._agenda.now_s
-            self._control.heard(
-                Heard(
-                    now_s,
-                    1,
-                    advanced=False,
-                    lost=lost,
-                    flying=board.flying,
-                    before=board.flying,
-                    recovering=True,
-                    latest_s=-1.0,
-                    least_s=board.least_s,
-                    usual_s=self._usual_s,
-                    departs_s=self._departs_s,
-                )
-            )
+            self._tell(1, board.flying, lost, -1.0, advanced=False)
         self._timer.set(self._timeout_s, self._time_out)
         self._push()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from testbed.model.dealing import Turns
 from testbed.model.packets.sender import Sender
 from testbed.model.waiting import Event
 from testbed.transport.channels import FRAME, StripeSettings
@@ -39,13 +40,12 @@ class StripedPair:
     stripes: StripeSettings
     there: Sequence[Sender]
     back: Sequence[Sender]
-    _unacknowledged: list[int] = field(init=False)
-    _turn: int = 0
+    _turns: Turns = field(init=False)
     _waiting: deque[_Message] = field(default_factory=deque)
     _order: deque[_Message] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self._unacknowledged = [0] * len(self.there)
+        self._turns = Turns(len(self.there), self.stripes.outstanding)
 
     def send(self, size_bytes: float, taken: Event, come: Action) -> None:
         """A message. taken: when sockets have all of it; come: called when it is there, and all before it are."""
@@ -60,13 +60,12 @@ class StripedPair:
 
     def _deal(self) -> None:
         """Out, as far as there is room."""
-        while self._waiting and (channel := self._with_room()) is not None:
+        while self._waiting and (channel := self._turns.take()) is not None:
             message = self._waiting[0]
             size_bytes = min(self.stripes.segment_bytes, message.left_bytes)
             message.left_bytes -= size_bytes
             if message.left_bytes <= 0:
                 self._waiting.popleft()
-            self._unacknowledged[channel] += 1
             self._segment(message, channel, size_bytes)
             if message.left_bytes <= 0 and self.stripes.mode == "spray":
                 message.coming += 1
@@ -78,7 +77,7 @@ class StripedPair:
             self._come(message)
 
         def acknowledged() -> None:
-            self._unacknowledged[channel] -= 1
+            self._turns.unacknowledged[channel] -= 1
             self._deal()
 
         def in_socket() -> None:
@@ -101,16 +100,6 @@ class StripedPair:
             return
         while self._order and self._order[0].there:
             self._order.popleft().come()
-
-    def _with_room(self) -> int | None:
-        """The next in turn of those that have."""
-        count = len(self.there)
-        for step in range(count):
-            channel = (self._turn + step) % count
-            if self._unacknowledged[channel] < self.stripes.outstanding:
-                self._turn = channel + 1
-                return channel
-        return None
 
 
 def _nothing() -> None:

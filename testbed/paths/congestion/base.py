@@ -56,12 +56,6 @@ class CongestionControl(ABC):
     startup: ClassVar[float] = 0.0
     """Of one that paces: packets in a round trip, at which it begins; 0 where it does not tell."""
 
-    kept: ClassVar[float] = 0.5
-    """What it keeps of a window of which packets were lost."""
-
-    growth: ClassVar[float] = 1.0
-    """Packets by which a window grows in a round trip that it was too small for, after that."""
-
     @staticmethod
     @abstractmethod
     def window_packets(loss: float, rtt_s: float) -> float:

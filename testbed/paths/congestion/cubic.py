@@ -84,8 +84,6 @@ class Cubic(CongestionControl):
     """RFC 9438, section 5.1, with the round trip in seconds."""
 
     window = CubicGrowth
-    kept = LEFT
-    growth = 3 * (1 - LEFT) / (1 + LEFT)  # as Reno's on average, which is more than its own on short paths
 
     @staticmethod
     def window_packets(loss: float, rtt_s: float) -> float:
