@@ -100,6 +100,18 @@ def test_a_long_message_takes_what_the_link_needs_for_it(growth: type[Growth] | 
     assert 2.0 < took_s < 1.05 * 2.0
 
 
+@pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth, None])
+def test_links_without_delay_and_rate_take_no_time(growth: type[Growth] | None) -> None:
+    # as a model has them whose calibration tells of no latency within a building; BBR's pace is of a microsecond's round trip
+    clock, there = Clock(), []
+    hop, back = (PacketHop(name, math.inf, 0.0, math.inf) for name in ("there", "back"))
+    path = PacketPath((hop,), (back,), growth, PAYLOAD)
+    sender = Sender(clock, path, [Line(hop, None)], [Line(back, None)], math.inf, Random(1))
+    sender.send(1000 * PAYLOAD, Event(), lambda: None, lambda: there.append(clock.now_s))
+    clock.run()
+    assert there == [pytest.approx(0.0, abs=1e-3)]
+
+
 def test_windows_double_in_each_round_trip() -> None:
     # 10, 20, 40, 80 packets of RFC 6928 and 5681: the last of 150 leaves in the fourth round trip
     delay_s = 0.1
