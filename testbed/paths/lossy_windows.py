@@ -25,6 +25,11 @@ LEAST_PACKETS = 2.0
 DUPLICATES = 3  # packets behind a lost one that tell of it at once
 REORDERING = 0.25  # of a round trip that fewer are waited for, RFC 8985
 TOGETHER = 1 / 32  # of a round trip
+# packets that an acknowledgement tells of, and how long it waits for the second one: `TCP_DELACK_MIN`
+EACH, DELAYED_S = (
+    2,
+    0.04,
+)  # packets that an acknowledgement tells of, and how long it waits for the second one
 TIMEOUT_S = 0.2  # Linux' least, beyond a round trip
 
 
@@ -76,6 +81,7 @@ class LossyWindow:
         self._threshold = math.inf
         self._flying: deque[_Flight] = deque()
         self._under_way = 0
+        self._alone_s = math.inf  # when a packet that no other came after is acknowledged
         self._apart = False  # what is sent next is acknowledged apart, as it tells of a loss
         self._line_free_s = -math.inf  # when the path's slowest hop has all of what was sent
         # that are not known yet, the next to be first; of those that are sent again, when they are acknowledged
@@ -142,6 +148,14 @@ class LossyWindow:
     def _fly(self, known_s: float, packets: int) -> None:
         """Those of a small part of a round trip go together, at their mean time: a window would fall to pieces."""
         self._under_way += packets
+        if self._alone_s < math.inf:
+            packets += 1
+        self._alone_s = math.inf
+        if packets % EACH:
+            packets -= 1
+            self._alone_s = known_s + DELAYED_S
+            if not packets:
+                return
         if self._flying and not self._apart and 0 <= known_s - self._flying[-1].known_s < self._together_s:
             last = self._flying.pop()
             both = last.packets + packets
@@ -165,7 +179,7 @@ class LossyWindow:
             next_s = min(next_s, self._losses[0].known_s)
         if self._again:
             next_s = min(next_s, self._again[0])
-        return next_s
+        return min(next_s, self._alone_s)
 
     def _hear(self, now_s: float) -> None:
         """Of all until now, in its order."""
@@ -175,6 +189,10 @@ class LossyWindow:
             elif self._again and self._again[0] <= next_s:
                 self._under_way -= 1
                 self._grow(_Flight(self._again.pop(0), 1))
+            elif self._alone_s <= next_s:
+                self._under_way -= 1
+                self._grow(_Flight(self._alone_s, 1))
+                self._alone_s = math.inf
             else:
                 flight = self._flying.popleft()
                 self._under_way -= flight.packets
@@ -209,7 +227,10 @@ class LossyWindow:
                 if self._growth.leaves_by_trains and self.window * self._packet_s > self._rtt_s / 2:
                     self._threshold = self.window
         elif self._full:
-            self.window = self._growth.grown(self.window, flight.packets, flight.known_s, self._rtt_s)
+            left = flight.packets
+            while left > 0:
+                self.window = self._growth.grown(self.window, min(left, EACH), flight.known_s, self._rtt_s)
+                left -= EACH
 
     def _use(self, now_s: float, *, full: bool) -> None:
         """What the window is used for counts for a round trip."""
@@ -224,6 +245,7 @@ class LossyWindow:
             loss.sent_s -= seconds
             loss.known_s -= seconds
         self._again = [known_s - seconds for known_s in self._again]
+        self._alone_s -= seconds
         self._line_free_s -= seconds
         self._reduced_s -= seconds
         self._mended_s -= seconds

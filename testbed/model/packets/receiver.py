@@ -9,9 +9,9 @@ from typing import NamedTuple
 from testbed.model.keeping import Agenda
 from testbed.model.packets.frames import Frame
 from testbed.model.packets.line import Line
-from testbed.model.packets.timers import jiffies_s
+from testbed.model.packets.timers import timer_s
+from testbed.paths.lossy_windows import DELAYED_S
 
-DELAYED_S = 0.04  # an acknowledgement waits for a second packet, `TCP_DELACK_MIN`
 QUICK = 16  # the first ones do not, `TCP_MAX_QUICKACKS`
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
 SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
@@ -67,7 +67,7 @@ class Receiver:
         if now or not full or self._waiting > 1 or self._acknowledged < QUICK:
             self._acknowledge()
         elif not self._late_s:
-            self._late_s = jiffies_s(self.agenda.now_s, DELAYED_S)
+            self._late_s = timer_s(self.agenda.now_s, DELAYED_S)
             self.agenda.at(self._late_s, self._late)
         for come in told:
             come()

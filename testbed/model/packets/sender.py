@@ -29,7 +29,9 @@ from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 OVERHEAD_BYTES = 1024  # of a packet in memory
 OPEN, RECOVERY, LOSS = range(3)
-LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency and a rate of any height have none
+LEAST_ROUND_TRIP_S = (
+    1e-6  # that the kernel can tell: cards without latency and a rate of any height have none
+)
 
 Action = Callable[[], None]
 
@@ -53,7 +55,9 @@ class Sender:
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
         # as the handshake has found it
-        usual_s = max(LEAST_ROUND_TRIP_S, sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back)))
+        usual_s = max(
+            LEAST_ROUND_TRIP_S, sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back))
+        )
         self._receiver = Receiver(agenda, back, self._hear, usual_s)
         self._control: Control = (
             Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else ByLosses(path.growth)

@@ -6,14 +6,20 @@ import math
 from collections.abc import Callable
 
 from testbed.model.keeping import Agenda
+from testbed.paths.congestion.base import JIFFY_S
 
-JIFFY_S = 0.01  # of the virtual clock's kernel (HZ=100)
 LEAST_S = 2e-3  # `TCP_TIMEOUT_MIN_US`
+# levels of the wheel (`calc_wheel_index`): each is 8 times as coarse as the one before, and begins 8 times as far ahead
+COARSER, FIRST_LEVEL = 8, 63
 
 
-def jiffies_s(now_s: float, seconds: float) -> float:
-    """When a timer that is set now goes off."""
-    return (now_s // JIFFY_S + -(-seconds // JIFFY_S)) * JIFFY_S
+def timer_s(now_s: float, seconds: float) -> float:
+    """When a timer that is set now goes off: never early, so a bucket of the wheel later at the least."""
+    ahead = math.ceil(seconds / JIFFY_S)
+    apart, ends = 1, FIRST_LEVEL
+    while ahead >= ends:
+        apart, ends = apart * COARSER, ends * COARSER
+    return (int(now_s / JIFFY_S) + ahead + apart) // apart * apart * JIFFY_S
 
 
 class Timer:
@@ -26,7 +32,7 @@ class Timer:
 
     def set(self, seconds: float, act: Callable[[], None]) -> None:
         """After so long."""
-        at_s = jiffies_s(self.agenda.now_s, seconds)
+        at_s = timer_s(self.agenda.now_s, seconds)
         self._at_s, self._act = at_s, act
         if at_s < self._alarm_s:
             self._alarm_s = at_s

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 from testbed.plugins import Registry, derived_from
 
+JIFFY_S = 0.001  # of the virtual clock's kernel (HZ=1000)
+
 
 @dataclass(frozen=True)
 class LossResponse:
@@ -36,6 +38,40 @@ class Growth(ABC):
 
     def shift(self, seconds: float) -> None:  # noqa: B027 - most have no clock
         """Tell the time from so much later on."""
+
+
+class WholeGrowth(Growth):
+    """By one packet for so many acknowledged, which are counted, as Linux has it (`tcp_cong_avoid_ai`).
+
+    Windows are whole.
+    """
+
+    def __init__(self) -> None:
+        self._counted = 0
+
+    @abstractmethod
+    def each(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
+        """Packets acknowledged for one more. acknowledged: that are new."""
+
+    def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
+        """By those that are counted."""
+        whole = int(window)
+        each = self.each(whole, acknowledged, now_s, rtt_s)
+        if self._counted >= each:  # of larger windows
+            self._counted = 0
+            whole += 1
+        self._counted += acknowledged
+        more, self._counted = divmod(self._counted, each)
+        return float(whole + more)
+
+    def after_loss(self, window: float) -> float:
+        """And the count begins anew."""
+        self._counted = 0
+        return float(self.left(int(window)))
+
+    @abstractmethod
+    def left(self, window: int) -> int:
+        """Of it, after a loss."""
 
 
 class CongestionControl(ABC):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 
-from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, Growth
+from testbed.paths.congestion.base import CONGESTION_CONTROLS, CongestionControl, WholeGrowth
 
 MATHIS = math.sqrt(1.5)
 
 
-class RenoGrowth(Growth):
+class RenoGrowth(WholeGrowth):
     """RFC 5681: half after a loss, a packet more for each window."""
 
-    def after_loss(self, window: float) -> float:
+    def left(self, window: int) -> int:
         """Half."""
-        return window / 2
+        return window >> 1
 
-    def grown(self, window: float, acknowledged: int, now_s: float, rtt_s: float) -> float:
-        """By one when all of it is acknowledged."""
-        return window + acknowledged / window
+    def each(self, window: int, acknowledged: int, now_s: float, rtt_s: float) -> int:
+        """All of the window."""
+        return window
 
 
 @CONGESTION_CONTROLS.register("reno")
