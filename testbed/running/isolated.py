@@ -25,6 +25,7 @@ from testbed.paths.alpha_beta import (
     worst_plane,
 )
 from testbed.paths.hops import NETEM, Paths
+from testbed.paths.losses import control_of
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS
 from testbed.transport.wire import ConnectionKey
@@ -51,6 +52,8 @@ class IsolatedBaseline:
         self.software = software_of(transport, scale)
         self._wiring = wiring
         self._lossy = topology.lossy
+        sockets = [wiring.congestion_control, *(own.congestion_control for own in transport.sockets)]
+        self._remembers = any(control_of(name).paces for name in sockets if name)
         # which plane a message takes is the policy's to say, and several connections may take several
         best = all_planes if wiring.transport.takes_several_paths else nearest_plane
         paths = Paths(topology, link_engine)
@@ -101,6 +104,7 @@ class IsolatedBaseline:
             order_s=rounds * self.software.message_s if self.exact else 0.0,
             path_s=self._model_s(self._ring),
             resent=_resent_between(calibrations),
+            remembers=self._remembers,
         )
 
     def _model_s(self, ring: Sequence[Step]) -> float:

@@ -418,6 +418,19 @@ def test_what_tcp_has_lost_since_matters_only_where_it_holds_the_collective_back
     assert (at_rate.ok, at_rate.severity) == (False, "untrusted")
 
 
+def test_rates_that_bbr_remembers_hold_the_collective_back_after_losses() -> None:
+    # 115 ms before, 127 after six ranks' steps whose queues overflowed, on a network that nobody touched
+    before, after = attempts(0.115), attempts(0.127)
+    lossless = network_as_before(BaselineTimes(before, after, path_s=0.115, remembers=True), exact=True)
+    assert (lossless.ok, lossless.severity) == (False, "untrusted")
+    paced = BaselineTimes(before, after, path_s=0.115, resent=15, remembers=True)
+    assert network_as_before(paced, exact=True).severity == "caution"
+    far = network_as_before(
+        BaselineTimes(before, attempts(0.2), path_s=0.115, resent=15, remembers=True), exact=True
+    )
+    assert (far.ok, far.severity) == (False, "caution")
+
+
 def test_what_tcp_sends_again_makes_it_a_matter_of_its_memory() -> None:
     restless = [Attempt(0.104, 3), Attempt(0.107, 1)]
     found = network_as_before(BaselineTimes(attempts(0.1), restless), exact=True)
