@@ -58,6 +58,8 @@ class Connections:
         self._before = kept
         self._legs: dict[object, tuple[Leg, ...]] = {}
 
+    overflowed = False  # what queues lose is in how long a message takes
+
     @property
     def kept(self) -> Kept:
         """Of what was before this step and in it."""
@@ -205,8 +207,12 @@ class Connections:
             loss.told.append(look)
         look()
 
-    def open(self, ends: Ends, before: Before) -> None:
-        """Let windows over a path that loses packets be what messages leave, each of which waits for the one before."""
+    def open(self, ranks: int, before: Before) -> None:
+        """Let windows over paths that lose packets be what messages leave, each of which waits for the one before."""
+        for rank in range(ranks):
+            self._go_round((rank, (rank + 1) % ranks), before)
+
+    def _go_round(self, ends: Ends, before: Before) -> None:
         paths, stripes = self._network.paths_of(ends, 0), self._network.dealing.get(ends)
         for number, path in enumerate(paths):
             if path.lossy is None or not isinstance(path.lossy, Lossy) or not path.lossy.begins:

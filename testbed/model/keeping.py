@@ -29,6 +29,10 @@ class Lasting(Protocol):
     def kept(self) -> Kept:
         """Themselves."""
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether queues have had no room."""
+
     def go_on(self, agenda: Agenda) -> None:
         """By another's time, from its beginning."""
 
@@ -37,8 +41,8 @@ class Lasting(Protocol):
     ) -> None:
         """A message."""
 
-    def open(self, ends: Ends, before: Before) -> None:
-        """Do what was done before."""
+    def open(self, ranks: int, before: Before) -> None:
+        """Go round once."""
 
     def shift(self, seconds: float) -> None:
         """So much has gone by."""
@@ -67,11 +71,18 @@ NOTHING_KEPT = Kept({}, {})
 
 
 class Before(NamedTuple):
-    """What ranks do on the same connections before: so many messages to the next in a ring, then so many steps."""
+    """What ranks do on the same connections before: go round a ring so many times, then so many steps.
+
+    messages: of each rank to the next each time, in so many pieces, which follow on those of the rank before. told:
+    steps after all that of which the median is told, where they differ.
+    """
 
     message_bytes: float = 0.0
+    pieces: int = 1
     messages: int = 0
+    times: int = 0
     steps: int = 0
+    told: int = 1
 
 
 NOTHING_BEFORE = Before()

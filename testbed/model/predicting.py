@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from testbed.collectives import pieces_for
 from testbed.collectives.baseline import baseline_rounds, baseline_times
 from testbed.job.job import Job, job_of
 from testbed.model import Timeline
@@ -14,7 +15,7 @@ from testbed.model.keeping import Before
 from testbed.model.messages import message_count
 from testbed.model.prepared import Prepared, played
 from testbed.model.routes import Routes, class_part, model_of
-from testbed.model.simulation import MOST_WARMUP, TOLD
+from testbed.model.simulation import MOST_WARMUP
 from testbed.paths import Ends, Network, Path, network_of
 from testbed.paths.alpha_beta import (
     calibration_bytes,
@@ -34,6 +35,10 @@ MOST_DRAWN = 1_000  # messages of a step of which several are played, several ti
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 # packets that are played of a step and those before it, some ten microseconds each; and messages of such a step
 MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 50_000
+LEAST_TOLD, TOLD = (
+    3,
+    9,
+)  # steps of which the median is told, where each is a little different: of pace, and at the most
 
 
 def predict(
@@ -72,8 +77,8 @@ def prepared(
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, Before(steps=job.scenario.warmup)
-    if by_packets and not lossy:
-        packets, before = _by_packet(routes, algorithm, chunk_bytes)
+    if by_packets and (draws or not lossy):
+        packets, before, draws = _by_packet(routes, algorithm, chunk_bytes, draws)
         network = replace(network, packets=packets)
     if not network.packets:
         before = _before(job) if lossy else before
@@ -95,16 +100,16 @@ def prepared(
 
 
 def _by_packet(
-    routes: Routes, algorithm: str, chunk_bytes: float
-) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before]:
-    """What packets take, none where they are not played; and what is played before a step.
+    routes: Routes, algorithm: str, chunk_bytes: float, draws: int
+) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before, int]:
+    """What packets take, none where they are not played; what is played before a step; and how many draws of it.
 
-    They are where TCP carries all, with windows that the model knows, through queues without classes; of steps before
-    as many as there is room for. Not where links lose them, which takes many draws. chunk_bytes: of messages' chunks.
+    They are where TCP carries all, with windows that the model knows, through queues without classes; of steps before,
+    and of draws where links lose packets, as many as there is room for. chunk_bytes: of messages' chunks.
     """
     job, workload, before = routes.job, routes.job.workload, Before(steps=routes.job.scenario.warmup)
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
-    nothing = paths, before
+    nothing = paths, before, draws
     if workload.dispatching is not None or len(job.hosts) == 1:
         return nothing
     transport = job.wiring.transport
@@ -118,11 +123,18 @@ def _by_packet(
     if not messages or messages > MOST_PACKETS_MESSAGES or step > MOST_PACKETS:
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
+    first, lossy = _before(job), job.topology.lossy
+    warm = len(job.hosts) * first.times * first.messages * first.message_bytes / payload_bytes
+    if lossy and warm + step > MOST_PACKETS:  # windows that lose packets forget what was before
+        first, warm = first._replace(times=0), 0.0
+    room = int((MOST_PACKETS - warm) / step)
     paced = any(path.growth is None for own in paths.values() for path in own)
-    first = _before(job)
-    warm = len(job.hosts) * first.messages * first.message_bytes / payload_bytes
-    steps = min(before.steps, MOST_WARMUP, int((MOST_PACKETS - warm) / step) - (TOLD if paced else 1))
-    return nothing if steps < min(before.steps, 1) else (paths, first._replace(steps=steps))
+    steps = min(before.steps, MOST_WARMUP, room - (LEAST_TOLD if paced and not lossy else 1))
+    if steps < (0 if lossy else min(before.steps, 1)):
+        return nothing
+    if lossy:
+        draws = max(1, min(MORE * draws, int(MOST_PACKETS / (warm + (steps + 1) * step))))
+    return paths, first._replace(steps=steps, told=min(TOLD, room - steps)), draws
 
 
 def _before(job: Job) -> Before:
@@ -133,7 +145,8 @@ def _before(job: Job) -> Before:
     ring = ring_steps(Paths(job.topology, job.link_engine), job.hosts, worst_plane)
     message_bytes = calibration_bytes(ring, job.topology.mtu, job.workload.message_bytes)
     times = baseline_times(exact=True, lossy=job.topology.lossy, warms_up=job.wiring.transport.warms_up)
-    return Before(message_bytes, times * baseline_rounds(ranks), warmup)
+    pieces = pieces_for("all_reduce", "ring", message_bytes * ranks, ranks)
+    return Before(message_bytes, pieces, baseline_rounds(ranks), times, warmup)
 
 
 def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float | None:

@@ -37,7 +37,6 @@ from testbed.workload.plan import (
 from testbed.workload.tracking import Tracker, orders_of
 
 MOST_WARMUP = 8  # that is played, of steps
-TOLD = 3  # steps of which the median is told, where each is a little different
 PACED = 4  # times that a collective of connections that are paced is played alone
 
 
@@ -140,35 +139,33 @@ class _Simulation(Carrying):
         """The step after others on the same connections, whose windows say who lost what."""
         step = self.again(lateness, NOTHING_KEPT._replace(fluid=self.connections.kept.fluid))
         if self.network.begins or self.network.first_pace or self.network.packets:
-            ranks = len(self.plan.ranks)
-            for rank in range(ranks):
-                step.connections.open((rank, (rank + 1) % ranks), before)
-            step.pass_time()
+            for _ in range(before.times):
+                step.connections.open(len(self.plan.ranks), before)
+                step.pass_time()
+            if step.now_s:
+                step = step.again(lateness)
             for _ in range(min(before.steps, MOST_WARMUP)):
                 step.connections.shift(step.run().step_time_s)
                 step = step.again(lateness)
-        if lateness.draw or not self.network.looks_for_rates:
-            return step.run()
-        return step.usual()
-
-    def usual(self) -> Timeline:
-        """The median of this step and two more: now and then a connection looks for its path's rate, or round trip."""
-        step, found = self, [self.run()]
-        while len(found) < TOLD:
+        found = [step.run()]
+        while len(found) < before.told and not lateness.draw and step.differs:
             step = step.again(MEAN)
             found.append(step.run())
-        return sorted(found, key=lambda timeline: timeline.step_time_s)[TOLD // 2]
+        return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the next step may take something else: for other rates or round trips, or as windows go by losses."""
+        return self.network.looks_for_rates or self.connections.overflowed
 
     def run(self) -> Timeline:
-        began_s = self.now_s
         for rank in range(len(self.plan.ranks)):
             self._start_ready(rank)
         self.pass_time()
         if any(tracker.open for tracker in self.trackers):
             raise Stuck(self._why())
         spans = (
-            tuple((one_s - began_s, other_s - began_s) for one_s, other_s in zip(begun, ended, strict=True))
-            for begun, ended in zip(self.begun, self.ended, strict=True)
+            tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
         # what leads back here would wait for a collector, which takes half as long as the step did

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 from testbed.model.keeping import NOTHING_KEPT, Agenda, Before, Kept
@@ -13,6 +14,11 @@ from testbed.model.waiting import Event
 from testbed.paths.network import ANY, Ends, Network
 from testbed.paths.packet_paths import PacketHop
 from testbed.transport.channels import StripeSettings
+
+# what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
+# at the same moment, though nothing but which of two events at one moment comes first makes them differ
+APART_S = 1e-6
+BEAT_S = 0.01  # on which steps begin by the virtual clock
 
 Action = Callable[[], None]
 
@@ -28,6 +34,11 @@ class PacketConnections:
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
 
     @property
+    def overflowed(self) -> bool:
+        """Whether queues have had no room, so that each step is another one."""
+        return any(line.dropped for line in self.lines.values())
+
+    @property
     def kept(self) -> Kept:
         """They stay what they are."""
         return NOTHING_KEPT._replace(packets=self)
@@ -35,20 +46,24 @@ class PacketConnections:
     def shift(self, seconds: float) -> None:
         """Whoever goes on shifts them by all that went by."""
 
-    def open(self, ends: Ends, before: Before) -> None:
-        """Begin to send what was sent before, each message when the one before it is there."""
-        left = before.messages
+    def open(self, ranks: int, before: Before) -> None:
+        """On the next beat but one, as ranks agree on it."""
 
-        def go() -> None:
-            nonlocal left
-            if left:
-                left -= 1
-                self.send(ends, 0, before.message_bytes, Event(), lambda: None, go)
+        def go(rank: int, left: int) -> None:
+            ends = rank, (rank + 1) % ranks
+            come = partial(go, ends[1], left - 1)
+            if left and self._is_known(ends):
+                self.send(ends, 0, before.message_bytes / before.pieces, Event(), lambda: None, come)
+            elif left:
+                come()  # nobody sends that way later on
 
-        if ends[0] != ends[1] and (
-            (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
-        ):
-            go()
+        begins_s = (self.agenda.now_s // BEAT_S + 2) * BEAT_S
+        for rank in range(ranks):
+            for _ in range(before.pieces):
+                self.agenda.at(begins_s, partial(go, rank, before.messages))
+
+    def _is_known(self, ends: Ends) -> bool:
+        return (ends, 0) in self._network.packets or (ends, ANY) in self._network.packets
 
     def go_on(self, agenda: Agenda) -> None:
         """By another's time, from its beginning."""
@@ -86,7 +101,8 @@ class PacketConnections:
     def _through(self, hops: Sequence[PacketHop]) -> list[Line]:
         for hop in hops:
             if hop.name not in self.lines:
-                self.lines[hop.name] = Line(hop, self._draw)
+                later_s = APART_S * Random(hop.name).random()
+                self.lines[hop.name] = Line(hop._replace(delay_s=hop.delay_s + later_s), self._draw)
         return [self.lines[hop.name] for hop in hops]
 
     def _pair(self, ends: Ends, dscp: int, stripes: StripeSettings) -> StripedPair:

@@ -89,7 +89,7 @@ class Sender:
     def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
         """A message. taken: happens when all of it is in the buffer; left, come: when sent once, when there."""
         board = self._board
-        if not self._unsent and not self._in_card and board.flying < self.window and not board.next_lost():
+        if not self._unsent and board.flying < self.window and not board.next_lost() and not self._look_in_card():
             self._control.starve(board.flying)
         size_bytes = rest = max(1, math.ceil(size_bytes))
         packet = self._unsent[-1] if self._unsent else None
@@ -193,9 +193,7 @@ class Sender:
         It goes on when one has left.
         """
         now_s, waiting = self._agenda.now_s, self._in_card
-        while waiting and waiting[0][0] <= now_s:
-            self._in_card_bytes -= waiting.popleft()[1]
-        if not waiting:
+        if not self._look_in_card():
             return False
         corked = new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes
         most = max(2 * (self._full_bytes + OVERHEAD_BYTES), self._linux_pace() / PACE_SHARE)
@@ -205,6 +203,13 @@ class Sender:
             self._woken_s = waiting[0][0]
             self._agenda.at(self._woken_s, self._left_card)
         return True
+
+    def _look_in_card(self) -> int:
+        """How many still wait there."""
+        now_s, waiting = self._agenda.now_s, self._in_card
+        while waiting and waiting[0][0] <= now_s:
+            self._in_card_bytes -= waiting.popleft()[1]
+        return len(waiting)
 
     def _linux_pace(self) -> float:
         if not (self._timed or self._control.paces):
