@@ -7,11 +7,11 @@ At each point of benchmarks/held_out ten configurations are drawn: from what a s
 (`explore: {}`), or from the file's own `draw`. What does not fit is drawn again, and so is what takes more than four
 times as long as the quickest of forty. They run under the virtual clock, in a folder of FOLDER; what is there already
 is not run again. --trials: configurations with BBR on clean networks run again, with so many trials, in NAME-bbr.
---steps: those on networks that lose packets run each in a network of its own with so many steps, in NAME-steps; the
-table has these in place of others. The model's errors, as it is today, are those of step times, the mean of
-trials where packets are lost or BBR is used, else their median, of all that is not untrusted; each trial is held
-against the prediction with its ports. Calibration's probes are of other networks and send nothing but messages there
-and back.
+--steps: those on networks that lose packets, and collectives by themselves, whose steps are short, run each in a
+network of its own with so many steps, in NAME-steps; the table has these in place of others. The model's errors, as it
+is today, are those of step times, the mean of trials where packets are lost or BBR is used, else their median, of all
+that is not untrusted; each trial is held against the prediction with its ports. Calibration's probes are of other
+networks and send nothing but messages there and back.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _run_missing(folder: Path, file: Path, options: argparse.Namespace, more: Se
     scenario = load_scenario(drawn)
     assert scenario.variants is not None
     lossy = scenario.topology.resolve().lossy
-    if options.steps and lossy:
+    if options.steps and (lossy or scenario.workload.collectives):
         for name in scenario.variant_names:
             own = folder.with_name(f"{folder.name}-steps") / f"{name}.yaml"
             own.parent.mkdir(exist_ok=True)
