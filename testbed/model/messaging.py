@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
 
 from testbed.model.connections import Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
-from testbed.model.keeping import NOTHING_KEPT, Kept, Lasting
+from testbed.model.keeping import NOTHING_KEPT, Agenda, Kept, Lasting
 from testbed.model.packets.connections import PacketConnections
 from testbed.model.waiting import Event, Mailbox
 from testbed.paths.network import Ends, Lateness, Network
@@ -61,7 +60,7 @@ class _Line:
 MEAN = Lateness()
 
 
-class Messaging:
+class Messaging(Agenda):
     """Time, the network, and what is sent on it. `worked_s`: of each rank's software.
 
     burst_bytes: the most that any pair had to send at once.
@@ -75,6 +74,7 @@ class Messaging:
         lateness: Lateness = MEAN,
         kept: Kept = NOTHING_KEPT,
     ) -> None:
+        super().__init__()
         self.network, self.software, self.lateness = network, software, lateness
         protocol = PROTOCOLS.find(software.protocol)
         self._announced, self._copied = protocol.registers, protocol.copies
@@ -84,10 +84,7 @@ class Messaging:
         self.worked_s = [0.0] * ranks
         self.sending: dict[Ends, int] = {}
         self.burst_bytes = 0.0
-        self.now_s = 0.0
-        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
         self.soon: deque[Callable[[], None]] = deque()  # what happens in this moment, behind what else does
-        self.number = count()
         self.boxes: dict[Key, Mailbox] = {}
         self.lines: dict[Key, _Line] = {}
         self.connections: Connections | Lasting
@@ -97,10 +94,6 @@ class Messaging:
             self.connections = lasting
         else:
             self.connections = Connections(self, network, self.fluid, lateness, kept)
-
-    def at(self, moment_s: float, action: Callable[[], None]) -> None:
-        """Act then."""
-        heappush(self.agenda, (moment_s, next(self.number), action))
 
     def pass_time(self) -> None:
         """Until nothing is left that will happen."""
@@ -114,7 +107,9 @@ class Messaging:
             if not busy:
                 if not agenda:
                     break
-                self.now_s = agenda[0][0]
+                while agenda and not soon and not busy:
+                    self.now_s, _, action = heappop(agenda)
+                    action()
                 continue
             step_s = fluid.next_s()
             if agenda and agenda[0][0] <= now_s + step_s:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
 from functools import partial
-from itertools import count
 from random import Random
 from statistics import mean
 
 import pytest
 
+from testbed.model.keeping import Agenda
 from testbed.model.packets.bbr import Greatest
+from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
+from testbed.model.packets.scoreboard import Packet
 from testbed.model.packets.sender import Sender
 from testbed.model.packets.stripes import StripedPair
 from testbed.model.packets.timers import Timer, timer_s
@@ -32,20 +33,12 @@ RATE_BPS = FRAME * 8 * 10_000.0  # 10,000 full packets a second
 PACKET_S = 1e-4
 
 
-class Clock:
+class Clock(Agenda):
     """Time, and who acts when."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = count()
-
-    def at(self, moment_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (moment_s, next(self._number), action))
-
     def run(self) -> None:
-        while self._agenda:
-            self.now_s, _, action = heapq.heappop(self._agenda)
+        while self.agenda:
+            self.now_s, _, action = heapq.heappop(self.agenda)
             action()
 
 
@@ -155,9 +148,10 @@ def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
     assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * JIFFY_S
 
 
-def test_a_first_window_that_is_lost_waits_for_the_least_timeout() -> None:
+@pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth, None])
+def test_a_first_window_that_is_lost_waits_for_the_least_timeout(growth: type[Growth] | None) -> None:
     path = Path(0.01, loss=0.5, draw=Never(*range(10)))
-    took_s = path.took_s(10)
+    took_s = path.took_s(10, growth)
     assert path.again >= 10
     # nothing was heard of data, so that no probe is sent; Linux' least timeout, and packet by packet from then on
     assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * JIFFY_S
@@ -172,6 +166,60 @@ def test_a_queue_drops_what_it_has_no_room_for() -> None:
     assert come[6:] == [None, None]
     assert (line.sent, line.dropped) == (6, 2)
     assert line.take(2.5 * PACKET_S, FRAME) == pytest.approx(7 * PACKET_S)
+
+
+def test_a_queue_has_room_for_what_does_not_wait_any_more() -> None:
+    # against all that was ever taken, looked through each time
+    draw, line = Random(7), Line(PacketHop("link", RATE_BPS, 0.0, 8 * FRAME), None)
+    now_s, taken = 0.0, list[tuple[float, int]]()
+    dropped = 0
+    for _ in range(3000):
+        now_s += draw.choice((0.0, 0.2, 0.8, 1.5)) * PACKET_S * draw.random()
+        size_bytes = draw.randrange(64, FRAME)
+        waiting_bytes = sum(size for begins_s, size in taken if begins_s > now_s)
+        begins_s = max(now_s, line.free_s)
+        there_s = line.take(now_s, size_bytes)
+        if begins_s > now_s and waiting_bytes + size_bytes > 8 * FRAME:
+            assert there_s is None
+            dropped += 1
+        else:
+            assert there_s == pytest.approx(begins_s + size_bytes * PACKET_S / FRAME)
+            taken.append((begins_s, size_bytes))
+    assert line.dropped == dropped > 100
+
+
+def test_frames_that_come_at_once_go_in_the_order_in_which_they_were_sent() -> None:
+    clock, come = Clock(), list[int]()
+
+    def there(packet: Packet) -> None:
+        come.append(packet.number)
+
+    ways = [Way(clock, [Line(PacketHop("link", RATE_BPS, 0.01, math.inf), None)], there) for _ in range(2)]
+    # the second frames of both come at the same time, that of the second way was sent first
+    for number, way in enumerate((0, 1, 1, 0)):
+        packet = Packet(number, PAYLOAD)
+        packet.frame_bytes = FRAME
+        ways[way].enter(packet)
+    clock.run()
+    assert come == [0, 1, 2, 3]
+
+
+def test_an_acknowledgement_of_one_packet_waits_for_the_next_one_or_40_ms() -> None:
+    # RFC 9293 has every second full one acknowledged; Linux' first 16 are at once, then it waits as below
+    path = Path(0.001)
+    sender, sent = path.sender(), list[int]()
+
+    def send(packets: int) -> None:
+        sender.send(packets * PAYLOAD, Event(), lambda: None, lambda: None)
+
+    for number in range(16):
+        path.clock.at(0.01 * number, partial(send, 1))
+    for at_s, packets in ((1.0, 2), (1.02, 2), (1.03, 2), (1.1, 1)):
+        path.clock.at(at_s, partial(send, packets))
+    for at_s in (0.9, 1.05, 1.14, 1.143):
+        path.clock.at(at_s, lambda: sent.append(path.back_line.sent))
+    path.clock.run()
+    assert sent == [16, 19, 19, 20]
 
 
 def test_bytes_are_there_once_and_in_order_whatever_is_lost() -> None:

@@ -16,6 +16,7 @@ STARTUP, DRAIN, PROBE_RATE, PROBE_ROUND_TRIP = range(4)
 HIGH = 2885 / 1000 + 1 / 1000  # `bbr_high_gain`
 LOW = 1000 / 2885
 WINDOW_GAIN = 2.0
+GAINS = {STARTUP: (HIGH, HIGH), DRAIN: (LOW, HIGH), PROBE_ROUND_TRIP: (1.0, 1.0)}
 CYCLE = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 ROUNDS = len(CYCLE) + 2  # for which a rate is the greatest
 MARGIN = 0.99
@@ -27,19 +28,20 @@ GSO_BYTES, SLOW = (1 << 16) - 321, 1.2e6 / 8
 
 
 class Greatest:
-    """Of the last so many rounds (`win_minmax.c`)."""
+    """Of the last so many rounds (`win_minmax.c`): `value`."""
+
+    __slots__ = ("_best", "_rounds", "value")
 
     def __init__(self, rounds: int) -> None:
-        self._rounds = rounds
+        self._rounds, self.value = rounds, 0.0
         self._best = [(0, 0.0)] * 3
-
-    @property
-    def value(self) -> float:
-        """What it is."""
-        return self._best[0][1]
 
     def add(self, at: int, value: float) -> None:
         """Another one of this round."""
+        self._add(at, value)
+        self.value = self._best[0][1]
+
+    def _add(self, at: int, value: float) -> None:
         best, own = self._best, (at, value)
         if value >= best[0][1] or at - best[2][0] > self._rounds:
             self._best = [own] * 3
@@ -111,7 +113,7 @@ class Bbr(Control):
         """That it sends with."""
         return self._pace
 
-    def stamp(self, now_s: float, *, first: bool) -> Stamp:
+    def stamp(self, now_s: float, first: bool) -> Stamp:
         """For its rate."""
         return self._rates.sent(now_s, first=first)
 
@@ -134,7 +136,7 @@ class Bbr(Control):
         elif self.mode == PROBE_ROUND_TRIP:
             self._end_probe(now_s)
 
-    def lose(self, *, again: bool) -> None:
+    def lose(self, sent: int, *, again: bool) -> None:
         """It remembers its window."""
         if not again:
             self._save()
@@ -154,12 +156,7 @@ class Bbr(Control):
     def heard(self, told: Heard) -> None:
         """Another sample."""
         now_s, flying, next_s = told.now_s, told.flying, told.departs_s
-        some = Sample(
-            round_trip_s=told.latest_s,
-            acknowledged=told.delivered,
-            lost=told.lost,
-            prior_flying=told.before,
-        )
+        some = Sample(told.latest_s, told.delivered, told.lost, told.before)
         self._rates.sample(now_s, told.least_s, some)
         self._update_rate(some)
         self._update_extra(now_s, some)
@@ -210,12 +207,12 @@ class Bbr(Control):
 
     def _phase_ends(self, now_s: float, some: Sample, next_s: float) -> bool:
         whole = now_s - self._phase_s > self._least_s
-        if self._pacing == 1.0:
+        if self._pacing == 1.0 or whole == (self._pacing < 1.0):
             return whole
         flying = self._at_departure(some.prior_flying, now_s, next_s)
         if self._pacing > 1.0:
-            return whole and (some.lost > 0 or flying >= self._inflight(self._pacing))
-        return whole or flying <= self._inflight(1.0)
+            return some.lost > 0 or flying >= self._inflight(self._pacing)
+        return flying <= self._inflight(1.0)
 
     def _advance(self, now_s: float) -> None:
         self._phase = (self._phase + 1) % len(CYCLE)
@@ -272,12 +269,10 @@ class Bbr(Control):
             self.mode = STARTUP
 
     def _set_gains(self) -> None:
-        self._pacing, self._gain = {
-            STARTUP: (HIGH, HIGH),
-            DRAIN: (LOW, HIGH),
-            PROBE_RATE: (CYCLE[self._phase], WINDOW_GAIN),
-            PROBE_ROUND_TRIP: (1.0, 1.0),
-        }[self.mode]
+        if self.mode == PROBE_RATE:
+            self._pacing, self._gain = CYCLE[self._phase], WINDOW_GAIN
+        else:
+            self._pacing, self._gain = GAINS[self.mode]
 
     def _save(self) -> None:
         if not self._recovering and self.mode != PROBE_ROUND_TRIP:

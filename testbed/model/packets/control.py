@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 from testbed.model.packets.rates import Stamp
 from testbed.model.packets.slow_start import HyStart
@@ -14,32 +16,34 @@ from testbed.paths.lossy_windows import FIRST_PACKETS, LEAST_PACKETS
 PACE_SHARE = 1024  # of what is paced in a second: 1 ms of it (`sk_pacing_shift`)
 
 
-class Heard(NamedTuple):
-    """An acknowledgement, in packets and seconds.
+@dataclass(slots=True)
+class Heard:
+    """An acknowledgement, in packets and seconds; the next one is told of by the same object.
 
     delivered: that it tells of. advanced: whether the first that was not acknowledged is. lost: that are known to be by
     it. flying, before: under way now, and until it came. recovering: whether losses are being mended. latest_s: round
     trip of the one sent last; negative where it is not known. least_s: the least one.
-    departs_s: when the next packet may leave.
+    departs_s: when the next packet may leave. sent: packets until now, each as often as it was.
     """
 
-    now_s: float
-    delivered: int
-    advanced: bool
-    lost: int
-    flying: int
-    before: int
-    recovering: bool
-    latest_s: float
-    least_s: float
-    departs_s: float
+    now_s: float = 0.0
+    delivered: int = 0
+    advanced: bool = False
+    lost: int = 0
+    flying: int = 0
+    before: int = 0
+    recovering: bool = False
+    latest_s: float = -1.0
+    least_s: float = 0.0
+    departs_s: float = 0.0
+    sent: int = 0
 
 
 class Control(ABC):
     """Of one connection. window: packets."""
 
     paces: ClassVar[bool] = False
-    """Whether packets leave one by one, at its pace."""
+    """Whether packets leave one by one, at its pace, by what it measures of each."""
 
     window: float = float(FIRST_PACKETS)
 
@@ -47,8 +51,8 @@ class Control(ABC):
     def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
         """Bytes per second; out: packets that are not acknowledged."""
 
-    def stamp(self, now_s: float, *, first: bool) -> Stamp | None:
-        """Of a packet that is sent. first: nothing else is under way."""
+    def stamp(self, now_s: float, first: bool) -> Stamp | None:
+        """Of a packet that is sent, or again, of one that `paces`. first: nothing else is under way."""
         return None
 
     def came(self, sent_s: float, number: int, stamp: Stamp) -> None:  # noqa: B027 - most measure nothing
@@ -60,22 +64,21 @@ class Control(ABC):
     def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
         """It sends, and nothing was under way for so long."""
 
-    def sent(self) -> None:  # noqa: B027 - most do not count
-        """A packet is sent, or sent again."""
-
-    def use(self, *, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:  # noqa: B027
+    def use(self, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:  # noqa: B027
         """All is sent that may be. full: so much is under way as the window has."""
 
-    def time(self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: float) -> None:  # noqa: B027
-        """A round trip was measured."""
+    def time(  # noqa: B027 - most look at it when they hear the rest
+        self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: Callable[[], float]
+    ) -> None:
+        """A round trip was measured. pace: that Linux reckons with."""
 
     @abstractmethod
     def heard(self, told: Heard) -> None:
         """An acknowledgement."""
 
     @abstractmethod
-    def lose(self, *, again: bool) -> None:
-        """Packets are lost; again: of those that were sent after a timeout."""
+    def lose(self, sent: int, *, again: bool) -> None:
+        """Packets are lost. sent: as `Heard` has it; again: of those that were sent after a timeout."""
 
     def recovered(self) -> None:  # noqa: B027 - most say so themselves
         """What was lost is mended."""
@@ -102,54 +105,56 @@ class ByLosses(Control):
         self._hystart = HyStart() if growth.leaves_by_trains else None
         self._threshold = math.inf
         self._least_s = math.inf  # round trip of data, whatever the handshake took
-        self._prior = self._given = self._taken = 0  # of RFC 6937
+        self._prior = self._given = self._sent = (
+            0  # of RFC 6937: window, packets that came since, that had been sent
+        )
         self._is_full, self._most, self._most_until = False, 0, 0
 
     def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:
         """That Linux reckons with, though nothing is paced by it (`tcp_update_pacing_rate`)."""
-        gain = 2.0 if self.window < self._threshold / 2 else 1.2
-        return gain * packet_bytes * max(self.window, out) / usual_s
+        window = self.window
+        gain = 2.0 if window < self._threshold / 2 else 1.2
+        return gain * packet_bytes * (window if window >= out else out) / usual_s
 
     def resume(self, now_s: float, idle_s: float) -> None:
         """Its clock stands meanwhile."""
         self._growth.waited(idle_s)
 
-    def sent(self) -> None:
-        """See RFC 6937."""
-        self._taken += 1
-
-    def use(self, *, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:
+    def use(self, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:
         """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
         if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
             self._is_full, self._most, self._most_until = full, out, next_packet
 
-    def time(self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: float) -> None:
+    def time(
+        self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: Callable[[], float]
+    ) -> None:
         """It may double no more."""
         self._least_s = min(self._least_s, latest_s)
         if self._hystart and self.window < self._threshold:
             window = int(self.window)
-            if self._hystart.acknowledged(now_s, unacknowledged, next_packet, latest_s, window, pace):
+            if self._hystart.acknowledged(now_s, unacknowledged, next_packet, latest_s, window, pace()):
                 self._threshold = float(window)
 
     def heard(self, told: Heard) -> None:
         """Go down, or up."""
         if told.recovering:
-            self._reduce(told.delivered, told.flying, more=told.advanced and not told.lost)
+            self._reduce(told, more=told.advanced and not told.lost)
         elif told.advanced:
             self._grow(told.delivered, told.now_s)
 
-    def _reduce(self, delivered: int, flying: int, *, more: bool) -> None:
+    def _reduce(self, told: Heard, *, more: bool) -> None:
         """As Linux has it (`tcp_cwnd_reduction`)."""
+        delivered, flying, taken = told.delivered, told.flying, told.sent - self._sent
         if not delivered:
             return
         self._given += delivered
         threshold = int(self._threshold)
         room = threshold - flying
         if room < 0:
-            some = -(-threshold * self._given // self._prior) - self._taken
+            some = -(-threshold * self._given // self._prior) - taken
         else:
-            some = min(room, max(self._given - self._taken, delivered) + more)
-        self.window = float(flying + max(some, 0 if self._taken else 1))
+            some = min(room, max(self._given - taken, delivered) + more)
+        self.window = float(flying + max(some, 0 if taken else 1))
 
     def _grow(self, delivered: int, now_s: float) -> None:
         window = self.window
@@ -159,16 +164,18 @@ class ByLosses(Control):
             self.window = min(window + delivered, self._threshold)
             delivered -= int(self.window - window)
         if delivered > 0 and self._is_full and self.window >= self._threshold:
-            self.window = self._growth.grown(self.window, delivered, now_s, self._least_s)
+            # the kernel's is 0 until one was measured, as of a window that was lost as a whole
+            least_s = self._least_s if self._least_s < math.inf else 0.0
+            self.window = self._growth.grown(self.window, delivered, now_s, least_s)
 
     def _cut(self) -> None:
         # the kernel's windows are whole
         self._threshold = max(LEAST_PACKETS, float(int(self._growth.after_loss(float(int(self.window))))))
 
-    def lose(self, *, again: bool) -> None:
+    def lose(self, sent: int, *, again: bool) -> None:
         """Begin to go down."""
-        self._prior = int(self.window)
-        self._given = self._taken = 0
+        self._prior, self._sent = int(self.window), sent
+        self._given = 0
         if not again:
             self._cut()
 

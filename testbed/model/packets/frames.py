@@ -2,39 +2,78 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from heapq import heappush
+from typing import Generic, Protocol, TypeVar
 
 from testbed.model.keeping import Agenda
 from testbed.model.packets.line import Line
 
 
-class Frame:
-    """`go` sends it off. come: called when it is there; gone: when it is lost."""
+class Frame(Protocol):
+    """Anything that has a size on the wire."""
 
-    __slots__ = ("_agenda", "_come", "_gone", "_last", "_lines", "_place", "_size_bytes")
+    frame_bytes: int
+
+
+F = TypeVar("F", bound=Frame)
+
+
+class Leg(Generic[F]):
+    """One line of a connection's way. come: where its frames go then; gone: who hears of those that are lost."""
+
+    __slots__ = ("_come", "_flying", "_go", "_gone", "_take", "agenda")
+
+    def __init__(
+        self, agenda: Agenda, line: Line, come: Callable[[F], None], gone: Callable[[F], None] | None
+    ) -> None:
+        self.agenda, self._take = agenda, line.take
+        self._come, self._gone = come, gone
+        # none passes another one: when each is at the far end, its turn; the agenda has the first one alone
+        self._flying: deque[tuple[float, int, F]] = deque()
+        self._go = self.go
+
+    def enter(self, frame: F) -> None:
+        """It comes to the line."""
+        agenda = self.agenda
+        there_s = self._take(agenda.now_s, frame.frame_bytes)
+        if there_s is not None:
+            turn = next(agenda.number)
+            if not self._flying:
+                heappush(agenda.agenda, (there_s, turn, self._go))
+            self._flying.append((there_s, turn, frame))
+        elif self._gone is not None:
+            self._gone(frame)
+
+    def go(self) -> None:
+        """The next one is at the far end."""
+        flying = self._flying
+        _, _, frame = flying.popleft()
+        if flying:
+            there_s, turn, _ = flying[0]
+            heappush(self.agenda.agenda, (there_s, turn, self._go))
+        self._come(frame)
+
+
+class Way(Generic[F]):
+    """All lines that a connection's frames take, one way: `enter` takes them. come, gone: as `Leg` has them."""
 
     def __init__(
         self,
         agenda: Agenda,
         lines: Sequence[Line],
-        size_bytes: int,
-        come: Callable[[], None],
-        gone: Callable[[], None] | None = None,
+        come: Callable[[F], None],
+        gone: Callable[[F], None] | None = None,
     ) -> None:
-        self._agenda, self._lines, self._size_bytes = agenda, lines, size_bytes
-        self._come, self._gone = come, gone
-        self._place, self._last = 0, len(lines)
+        self._legs: list[Leg[F]] = []
+        self.enter = come
+        for line in reversed(lines):
+            leg = Leg(agenda, line, self.enter, gone)
+            self._legs.append(leg)
+            self.enter = leg.enter
 
-    def go(self) -> None:
-        """On to the next line."""
-        place = self._place
-        if place == self._last:
-            self._come()
-            return
-        self._place = place + 1
-        agenda = self._agenda
-        there_s = self._lines[place].take(agenda.now_s, self._size_bytes)
-        if there_s is not None:
-            agenda.at(there_s, self.go)
-        elif self._gone is not None:
-            self._gone()
+    def go_on(self, agenda: Agenda) -> None:
+        """By another's time; nothing is under way."""
+        for leg in self._legs:
+            leg.agenda = agenda

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+
+Stamp = tuple[int, float, float, bool]
+"""What was so when a packet was sent: packets that were delivered until then, the time when, and the time when the last
+one of them had been sent; whether there was not enough to send.
+"""
 
 
-class Stamp(NamedTuple):
-    """What was so when a packet was sent. delivered: packets until then; the times of the last one that was delivered.
-
-    limited: whether there was not enough to send.
-    """
-
-    delivered: int
-    delivered_s: float
-    first_sent_s: float
-    limited: bool
-
-
-@dataclass
+@dataclass(slots=True)
 class Sample:
     """Of one acknowledgement. packets, interval_s: what was delivered in how long; 0 where that is not known."""
 
+    round_trip_s: float
+    acknowledged: int
+    lost: int
+    prior_flying: int
     packets: int = 0
     interval_s: float = 0.0
     prior_delivered: int = 0
     limited: bool = False
-    round_trip_s: float = -1.0
-    acknowledged: int = 0
-    lost: int = 0
-    prior_flying: int = 0
 
 
 class Rates:
@@ -39,7 +31,7 @@ class Rates:
         self.delivered = 0
         self.delivered_s = self.first_sent_s = 0.0
         self.limited_until = 0
-        self._newest: tuple[float, int] = (-1.0, -1)
+        self._newest_s, self._newest = -1.0, -1  # packet of those delivered: when it was sent, its number
         self._prior: Stamp | None = None
         self._sending_s = 0.0
 
@@ -47,7 +39,7 @@ class Rates:
         """A packet is. first: as nothing is under way."""
         if first:
             self.first_sent_s = self.delivered_s = now_s
-        return Stamp(self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until))
+        return self.delivered, self.delivered_s, self.first_sent_s, bool(self.limited_until)
 
     def limit(self, flying: int) -> None:
         """There is not enough to send."""
@@ -56,10 +48,11 @@ class Rates:
     def came(self, sent_s: float, number: int, stamp: Stamp) -> None:
         """A packet is delivered."""
         self.delivered += 1
-        if self._prior is None or (sent_s, number) > self._newest:
-            self._newest, self._prior = (sent_s, number), stamp
+        newest_s = self._newest_s
+        if self._prior is None or sent_s > newest_s or (sent_s == newest_s and number > self._newest):
+            self._newest_s, self._newest, self._prior = sent_s, number, stamp
             self.first_sent_s = sent_s
-            self._sending_s = sent_s - stamp.first_sent_s
+            self._sending_s = sent_s - stamp[2]
 
     def sample(self, now_s: float, least_s: float, some: Sample) -> None:
         """Of what came since the last one, into `some`, which has the rest. least_s: round trip."""
@@ -70,14 +63,15 @@ class Rates:
         prior, self._prior = self._prior, None
         if prior is None:
             return
-        some.prior_delivered, some.limited = prior.delivered, prior.limited
-        interval_s = max(self._sending_s, now_s - prior.delivered_s)
+        delivered, delivered_s, _, limited = prior
+        some.prior_delivered, some.limited = delivered, limited
+        interval_s = max(self._sending_s, now_s - delivered_s)
         if interval_s < least_s:
             return
-        some.packets, some.interval_s = self.delivered - prior.delivered, interval_s
+        some.packets, some.interval_s = self.delivered - delivered, interval_s
 
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
         self.delivered_s -= seconds
         self.first_sent_s -= seconds
-        self._newest = self._newest[0] - seconds, self._newest[1]
+        self._newest_s -= seconds

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 from testbed.model.keeping import Agenda
-from testbed.model.packets.frames import Frame
+from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
+from testbed.model.packets.scoreboard import Packet
 from testbed.model.packets.timers import timer_s
+from testbed.paths.congestion.base import JIFFY_S
 from testbed.paths.lossy_windows import DELAYED_S
 
 QUICK = 16  # the first ones do not, `TCP_MAX_QUICKACKS`
@@ -19,12 +19,13 @@ SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
 DUPLICATES, COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 3, 1 / 3, 1e-3, 44
 
 
-class Acknowledgement(NamedTuple):
+class Acknowledgement:
     """next: the first packet that is not there. news: that have come since the last one. doubled: one came twice."""
 
-    next: int
-    news: Sequence[int]
-    doubled: bool
+    __slots__ = ("doubled", "frame_bytes", "news", "next")
+
+    def __init__(self, next_packet: int, news: Sequence[int], doubled: bool, frame_bytes: int) -> None:
+        self.next, self.news, self.doubled, self.frame_bytes = next_packet, news, doubled, frame_bytes
 
 
 class Receiver:
@@ -37,38 +38,40 @@ class Receiver:
         heard: Callable[[Acknowledgement], None],
         round_trip_s: float,
     ) -> None:
-        self.agenda, self._back, self._heard = agenda, back, heard
+        self.agenda = agenda
+        self._back = Way(agenda, back, heard, self._repeat)
         self.next = 0
         self._early: dict[int, Sequence[Callable[[], None]]] = {}
         self._news: list[int] = []
         self._waiting, self._acknowledged = 0, 0
         self._late_s = 0.0  # when what waits is acknowledged; 0: nothing does
+        # one alarm at a time is set; behind it the last one in its turn: those between would go off for nothing
+        self._alarmed, self._last_s, self._last_turn, self._jiffy = False, 0.0, 0, -1
         self._compressed_s = min(COMPRESSED_S, COMPRESSED_SHARE * round_trip_s)
         self._gap, self._duplicates, self._compressed = -1, 0, 0
         self._together_s = 0.0  # when what is compressed is acknowledged; 0: nothing is
 
-    def take(self, number: int, full: bool, ends: Sequence[Callable[[], None]]) -> None:
-        """A packet. ends: whom to tell that a message, which ends in it, is there."""
-        if number < self.next or number in self._early:
+    def take(self, packet: Packet) -> None:
+        """A packet; whoever waits for a message that ends in it, or behind a gap that it fills, is told."""
+        number, early = packet.number, self._early
+        if number < self.next or number in early:
             self._acknowledge(doubled=True)
             return
         self._news.append(number)
         if number != self.next:
-            self._early[number] = ends
+            early[number] = packet.ends
             self._acknowledge_gap()
             return
-        self.next += 1
+        self.next = number + 1
         self._waiting += 1
-        told = list(ends)
-        now = bool(self._early)
-        while self._early and self.next in self._early:
-            told += self._early.pop(self.next)
-            self.next += 1
-        if now or not full or self._waiting > 1 or self._acknowledged < QUICK:
+        told = packet.ends
+        if early or packet.short or self._waiting > 1 or self._acknowledged < QUICK:
+            while self.next in early:
+                told = (*told, *early.pop(self.next))
+                self.next += 1
             self._acknowledge()
         elif not self._late_s:
-            self._late_s = timer_s(self.agenda.now_s, DELAYED_S)
-            self.agenda.at(self._late_s, self._late)
+            self._set_alarm()
         for come in told:
             come()
 
@@ -89,21 +92,41 @@ class Receiver:
         if self._together_s and self.agenda.now_s >= self._together_s:
             self._acknowledge()
 
+    def _set_alarm(self) -> None:
+        agenda = self.agenda
+        jiffy = int(agenda.now_s / JIFFY_S)
+        if jiffy != self._jiffy:  # else it goes off with the last one
+            self._jiffy = jiffy
+            self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_S), next(agenda.number)
+            if not self._alarmed:
+                self._alarmed = True
+                agenda.at(self._last_s, self._late, self._last_turn)
+        self._late_s = self._last_s
+
     def _late(self) -> None:
-        if self._late_s and self.agenda.now_s >= self._late_s:
+        agenda = self.agenda
+        if self._late_s and agenda.now_s >= self._late_s:
             self._late_s = 0.0
             if self._waiting:
                 self._acknowledge()
+        self._alarmed = self._last_s > agenda.now_s
+        if self._alarmed:
+            agenda.at(self._last_s, self._late, self._last_turn)
+
+    def go_on(self, agenda: Agenda) -> None:
+        """By another's time; nothing waits."""
+        self.agenda = agenda
+        self._back.go_on(agenda)
+        self._alarmed, self._last_s, self._jiffy = False, 0.0, -1
 
     def _acknowledge(self, *, doubled: bool = False) -> None:
         news, self._news = self._news, []
         self._waiting, self._late_s = 0, 0.0
         self._compressed, self._together_s = 0, 0.0
         self._acknowledged += 1
-        told = Acknowledgement(self.next, news, doubled)
+        size_bytes = ACKNOWLEDGEMENT_BYTES + SELECTIVE_BYTES if self._early else ACKNOWLEDGEMENT_BYTES
+        self._back.enter(Acknowledgement(self.next, news, doubled, size_bytes))
 
-        def gone() -> None:
-            self._news = [*news, *self._news]  # the next one says it, too
-
-        size_bytes = ACKNOWLEDGEMENT_BYTES + (SELECTIVE_BYTES if self._early else 0)
-        Frame(self.agenda, self._back, size_bytes, partial(self._heard, told), gone).go()
+    def _repeat(self, lost: Acknowledgement) -> None:
+        """The next one says it, too."""
+        self._news = [*lost.news, *self._news]

@@ -15,24 +15,44 @@ class Packet:
     """flying: it, or what was sent again in its place, is taken to be on its way. here: at the receiver.
 
     ends, left: whom to tell that messages, which end in it, are there, and that it was sent. times: that it was.
+    frame_bytes: on the wire; short: whether it is less than a full one. All but those of what it is sent with are known
+    when it is sent.
     """
 
-    __slots__ = ("ends", "flying", "here", "left", "lost", "number", "sent_s", "size_bytes", "stamp", "times")
+    __slots__ = (
+        "ends",
+        "flying",
+        "frame_bytes",
+        "here",
+        "left",
+        "lost",
+        "number",
+        "sent_s",
+        "short",
+        "size_bytes",
+        "stamp",
+        "times",
+    )
+    frame_bytes: int
+    short: bool
+    stamp: Stamp | None
+    sent_s: float
+    times: int
+    flying: bool
+    here: bool
+    lost: bool
 
-    def __init__(self, number: int) -> None:
-        self.number, self.size_bytes = number, 0
+    def __init__(self, number: int, size_bytes: int) -> None:
+        self.number, self.size_bytes = number, size_bytes
         self.ends: Sequence[Callable[[], None]] = ()
         self.left: Sequence[Callable[[], None]] = ()
-        self.sent_s = 0.0
-        self.stamp: Stamp | None = None
-        self.times = 0
-        self.flying = self.here = self.lost = False
 
 
 class Scoreboard:
     """Of one connection, whose round trip takes `least_s` when its path is empty.
 
-    out: packets that were sent and are not acknowledged with all before them, in order.
+    out: packets that were sent and are not acknowledged with all before them, in order. lost: numbers of those that
+    are to be sent again, and of some that are not any more.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -40,20 +60,24 @@ class Scoreboard:
         self.unacknowledged = self.next = 0  # packets, by number
         self.flying = self.here = 0
         self.least_s = least_s
-        self._by_time: dict[
-            int, Packet
-        ] = {}  # of those out, what is not there, in the order it was sent last
-        self._lost: list[int] = []  # that are to be sent again
-        self._newest = (-math.inf, -1)  # that is there: when it was sent, its number
-        self._newest_s = 0.0  # and how long it took
+        # of those out, what is not there, in the order it was sent last
+        self._by_time: dict[int, Packet] = {}
+        self.lost: list[int] = []
+        # of what is there, the one sent last: when, its number, and how long it took
+        self._newest_sent_s, self._newest = -math.inf, -1
+        self._newest_s = 0.0
 
-    def add(self, packet: Packet) -> None:
+    def add(self, packet: Packet, now_s: float) -> None:
         """One more is sent."""
-        self.out[packet.number] = packet
-        self.next = packet.number + 1
+        number = packet.number
+        self.out[number] = self._by_time[number] = packet
+        self.next = number + 1
+        packet.sent_s, packet.times = now_s, 1
+        packet.flying, packet.here, packet.lost = True, False, False
+        self.flying += 1
 
     def fly(self, packet: Packet, now_s: float) -> None:
-        """It is sent, or sent again."""
+        """It is sent again."""
         packet.times += 1
         packet.sent_s = now_s
         packet.lost = False
@@ -69,31 +93,54 @@ class Scoreboard:
             packet.flying = False
             self.flying -= 1
 
-    def arrive(self, packet: Packet, now_s: float) -> None:
-        """It is there, as is known now."""
-        packet.here, packet.lost = True, False
-        self.here += 1
-        self._land(packet)
-        took_s = now_s - packet.sent_s
-        if packet.times > 1 and took_s < self.least_s:
-            return  # it may have been the one before
-        self._newest_s = took_s
-        self._newest = max(self._newest, (packet.sent_s, packet.number))
+    def arrive(
+        self, numbers: Sequence[int], now_s: float, came: Callable[[float, int, Stamp], None]
+    ) -> tuple[int, float, float]:
+        """Those are there, as is known now: how many are news; when the first and the last was sent, if once.
 
-    def acknowledge(self) -> Packet:
-        """The first one, with all before it."""
+        came: told of each, as `Control` has it.
+        """
+        out, by_time = self.out, self._by_time
+        packets, first_s, last_s = 0, math.inf, -math.inf
+        for number in numbers:
+            packet = out.get(number)
+            if packet is None or packet.here:
+                continue
+            packets += 1
+            sent_s = packet.sent_s
+            if packet.stamp is not None:
+                came(sent_s, number, packet.stamp)
+            packet.here, packet.lost = True, False
+            by_time.pop(number, None)
+            if packet.flying:
+                packet.flying = False
+                self.flying -= 1
+            if packet.times == 1:
+                first_s = sent_s if sent_s < first_s else first_s
+                last_s = sent_s if sent_s > last_s else last_s
+            elif now_s - sent_s < self.least_s:
+                continue  # it may have been the one before
+            self._newest_s = now_s - sent_s
+            newest_s = self._newest_sent_s
+            if sent_s > newest_s or (sent_s == newest_s and number > self._newest):
+                self._newest_sent_s, self._newest = sent_s, number
+        self.here += packets
+        return packets, first_s, last_s
+
+    def acknowledge(self) -> int:
+        """The first one, with all before it; its bytes."""
         packet = self.out.pop(self.unacknowledged)
         self.here -= packet.here
         self.unacknowledged += 1
-        return packet
+        return packet.size_bytes
 
     def next_lost(self) -> Packet | None:
         """That is to be sent again."""
-        while self._lost:
-            packet = self.out.get(self._lost[0])
+        while self.lost:
+            packet = self.out.get(self.lost[0])
             if packet is not None and packet.lost:
                 return packet
-            heapq.heappop(self._lost)
+            heapq.heappop(self.lost)
         return None
 
     def find_lost(self, now_s: float, reordering_s: float) -> tuple[int, float]:
@@ -102,8 +149,9 @@ class Scoreboard:
         reordering_s: for so long beyond a round trip.
         """
         found, later_s = [], 0.0
+        newest_sent_s, newest = self._newest_sent_s, self._newest
         for packet in self._by_time.values():
-            if (packet.sent_s, packet.number) > self._newest:
+            if packet.sent_s > newest_sent_s or (packet.sent_s == newest_sent_s and packet.number > newest):
                 break
             rest_s = packet.sent_s + self._newest_s + reordering_s - now_s
             if rest_s <= NOW_S:
@@ -117,7 +165,7 @@ class Scoreboard:
     def _lose(self, packet: Packet) -> None:
         packet.lost = True
         self._land(packet)
-        heapq.heappush(self._lost, packet.number)
+        heapq.heappush(self.lost, packet.number)
 
     def time_out(self, now_s: float) -> None:
         """All that was sent a round trip ago is lost, and the first in any case."""
@@ -131,4 +179,4 @@ class Scoreboard:
 
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
-        self._newest = self._newest[0] - seconds, self._newest[1]
+        self._newest_sent_s -= seconds

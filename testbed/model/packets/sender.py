@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from random import Random
 
 from testbed.fabric.tcp_buffers import IN_CARD_BYTES
 from testbed.model.keeping import Agenda
 from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
-from testbed.model.packets.frames import Frame
+from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
 from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Acknowledgement, Receiver
 from testbed.model.packets.scoreboard import Packet, Scoreboard
@@ -51,7 +50,7 @@ class Sender:
         buffer_bytes: float,
         draw: Random,
     ) -> None:
-        self._agenda, self._there = agenda, there
+        self._agenda, self._card = agenda, there[0]
         self._full_bytes = path.payload_bytes
         self._most_window = max(1.0, path.window_bytes / path.payload_bytes)
         # as the handshake has found it
@@ -59,9 +58,12 @@ class Sender:
             LEAST_ROUND_TRIP_S, sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back))
         )
         self._receiver = Receiver(agenda, back, self._hear, usual_s)
+        self._there = Way(agenda, there, self._receiver.take)
+        self._enter = self._there.enter
         self._control: Control = (
             Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else ByLosses(path.growth)
         )
+        self._paces = self._control.paces
         self._buffer = SendBuffer(buffer_bytes)
         self._unsent: deque[Packet] = deque()
         self._numbered = 0
@@ -74,9 +76,11 @@ class Sender:
         self._sent_s = -math.inf
         self._in_card: deque[tuple[float, int]] = deque()
         self._in_card_bytes = 0
+        self._least_in_card = min(2 * (self._full_bytes + OVERHEAD_BYTES), IN_CARD_BYTES)
         self._woken_s = 0.0
         self._departs_s = self._paced_s = 0.0
         self._timer = Timer(agenda)
+        self._heard = Heard()
         self.again = 0
 
     @property
@@ -89,18 +93,25 @@ class Sender:
     def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
         """A message. taken: happens when all of it is in the buffer; left, come: when sent once, when there."""
         board = self._board
-        if not self._unsent and board.flying < self.window and not board.next_lost() and not self._look_in_card():
+        if (
+            not self._unsent
+            and board.flying < self.window
+            and not board.next_lost()
+            and not self._are_in_card()
+        ):
             self._control.starve(board.flying)
-        size_bytes = rest = max(1, math.ceil(size_bytes))
+        size_bytes, full_bytes = max(1, math.ceil(size_bytes)), self._full_bytes
+        rest = size_bytes
         packet = self._unsent[-1] if self._unsent else None
-        while rest:
-            if packet is None or packet.size_bytes == self._full_bytes:
-                packet = Packet(self._numbered)
-                self._numbered += 1
-                self._unsent.append(packet)
-            some = min(rest, self._full_bytes - packet.size_bytes)
+        if packet is not None:
+            some = min(rest, full_bytes - packet.size_bytes)
             packet.size_bytes += some
             rest -= some
+        while rest:
+            packet = Packet(self._numbered, full_bytes if rest > full_bytes else rest)
+            self._numbered += 1
+            self._unsent.append(packet)
+            rest -= packet.size_bytes
         assert packet is not None
         packet.ends = (*packet.ends, come)
         packet.left = (*packet.left, left)
@@ -110,74 +121,69 @@ class Sender:
     def _left_card(self) -> None:
         self._push(left_card=True)
 
-    def _push(self, *, left_card: bool = False) -> None:
+    def _push(self, left_card: bool = False) -> None:
         """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
-        board, control = self._board, self._control
+        board, control, unsent, now_s = self._board, self._control, self._unsent, self._agenda.now_s
         sent = full = False
-        window = int(min(control.window, self._most_window))
+        window, most = control.window, self._most_window
+        window = int(window if window < most else most)
         while True:
-            packet = board.next_lost()
-            if packet is None and not self._unsent:
+            packet = board.next_lost() if board.lost else None
+            if packet is None and not unsent:
                 break
             if board.flying >= window:
                 full = True
                 break
-            if control.paces and self._departs_s > self._agenda.now_s:
+            if self._paces and self._departs_s > now_s:
                 self._wait_for_pace()
                 break
-            if self._in_card and self._waits_for_card(new=packet is None and not left_card):
+            if self._in_card and self._waits_for_card(packet is None and not left_card):
                 break
             if packet is None:
-                packet = self._unsent.popleft()
-                self._begin(packet)
+                self._begin(unsent.popleft(), now_s)
                 sent = True
             else:
-                self.again += 1
-            self._transmit(packet)
+                self._repeat(packet, now_s)
         full = full or board.flying >= window
         if sent or full:
-            control.use(
-                full=full,
-                out=len(board.out),
-                unacknowledged=board.unacknowledged,
-                next_packet=board.next,
-            )
+            control.use(full, len(board.out), board.unacknowledged, board.next)
         if sent:
             self._arm()
 
-    def _begin(self, packet: Packet) -> None:
-        now_s, board = self._agenda.now_s, self._board
+    def _begin(self, packet: Packet, now_s: float) -> None:
+        board = self._board
         if not board.flying and now_s > self._sent_s > -math.inf:
             self._control.resume(now_s, now_s - self._sent_s)
         self._sent_s = now_s
-        packet.stamp = self._control.stamp(now_s, first=not board.out)
-        board.add(packet)
+        packet.frame_bytes = packet.size_bytes + PACKET_HEADERS_BYTES
+        packet.short = packet.size_bytes < self._full_bytes
+        packet.stamp = self._control.stamp(now_s, not board.out) if self._paces else None
+        board.add(packet, now_s)
+        self._transmit(packet, now_s)
+        for action in packet.left:
+            action()
 
-    def _transmit(self, packet: Packet) -> None:
-        now_s, control = self._agenda.now_s, self._control
-        if packet.times:
-            packet.stamp = control.stamp(now_s, first=False)
+    def _repeat(self, packet: Packet, now_s: float) -> None:
+        self.again += 1
+        packet.stamp = self._control.stamp(now_s, False)
         self._board.fly(packet, now_s)
-        control.sent()
-        if control.paces:
-            self._pace(packet)
-        begins_s = self._there[0].begins_s(now_s)
+        self._transmit(packet, now_s)
+
+    def _transmit(self, packet: Packet, now_s: float) -> None:
+        if self._paces:
+            self._pace(packet, now_s)
+        begins_s = self._card.free_s
         if begins_s > now_s:
-            self._in_card.append((begins_s, packet.size_bytes + OVERHEAD_BYTES))
-            self._in_card_bytes += packet.size_bytes + OVERHEAD_BYTES
-        full = packet.size_bytes == self._full_bytes
-        come = partial(self._receiver.take, packet.number, full, packet.ends)
-        Frame(self._agenda, self._there, packet.size_bytes + PACKET_HEADERS_BYTES, come).go()
-        if packet.left:
-            left, packet.left = packet.left, ()
-            for action in left:
-                action()
+            in_memory = packet.size_bytes + OVERHEAD_BYTES
+            self._in_card.append((begins_s, in_memory))
+            self._in_card_bytes += in_memory
+        self._enter(packet)
 
     # ---- what it waits for
 
-    def _pace(self, packet: Packet) -> None:
+    def _pace(self, packet: Packet, now_s: float) -> None:
         """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
-        before_s, self._departs_s = self._departs_s, max(self._departs_s, self._agenda.now_s)
+        before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
         if packet.number >= FIRST_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
             self._departs_s += takes_s - min(takes_s / 2, self._departs_s - before_s)
@@ -187,32 +193,34 @@ class Sender:
             self._paced_s = self._departs_s
             self._agenda.at(self._departs_s, self._push)
 
-    def _waits_for_card(self, *, new: bool) -> bool:
+    def _waits_for_card(self, new: bool) -> bool:
         """Whether the card has enough of it, or more may come for its last packet, which is `new`.
 
         It goes on when one has left.
         """
-        now_s, waiting = self._agenda.now_s, self._in_card
-        if not self._look_in_card():
+        if not self._are_in_card():
             return False
-        corked = new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes
-        most = max(2 * (self._full_bytes + OVERHEAD_BYTES), self._linux_pace() / PACE_SHARE)
-        if not corked and self._in_card_bytes <= min(most, IN_CARD_BYTES):
-            return False
-        if self._woken_s <= now_s:
-            self._woken_s = waiting[0][0]
+        if not (new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes):
+            in_card_bytes = self._in_card_bytes
+            # 1 ms of its pace, two packets at the least, which mostly decides
+            if in_card_bytes <= self._least_in_card or (
+                in_card_bytes <= IN_CARD_BYTES and in_card_bytes <= self._linux_pace() / PACE_SHARE
+            ):
+                return False
+        if self._woken_s <= self._agenda.now_s:
+            self._woken_s = self._in_card[0][0]
             self._agenda.at(self._woken_s, self._left_card)
         return True
 
-    def _look_in_card(self) -> int:
-        """How many still wait there."""
+    def _are_in_card(self) -> bool:
+        """Whether packets still wait there."""
         now_s, waiting = self._agenda.now_s, self._in_card
         while waiting and waiting[0][0] <= now_s:
             self._in_card_bytes -= waiting.popleft()[1]
-        return len(waiting)
+        return bool(waiting)
 
     def _linux_pace(self) -> float:
-        if not (self._timed or self._control.paces):
+        if not (self._timed or self._paces):
             return math.inf  # the kernel has none before the first acknowledgement
         return self._control.pace(self._full_bytes, len(self._board.out), self._usual_s)
 
@@ -224,55 +232,51 @@ class Sender:
         numbers = told.news
         if len(numbers) < told.next - unacknowledged:  # some of what others said was lost
             numbers = [*numbers, *range(unacknowledged, told.next)]
-        delivered, sent_s = 0, []
-        for number in numbers:
-            packet = board.out.get(number)
-            if packet is None or packet.here:
-                continue
-            delivered += 1
-            if packet.stamp is not None:
-                control.came(packet.sent_s, number, packet.stamp)
-            board.arrive(packet, now_s)
-            if packet.times == 1:
-                sent_s.append(packet.sent_s)
-        while board.unacknowledged < told.next:
-            self._buffer.leave(board.acknowledge().size_bytes)
-        advanced = board.unacknowledged > unacknowledged
-        latest_s = now_s - max(sent_s) if sent_s else -1.0
-        if sent_s:
-            self._time(now_s - min(sent_s), latest_s)
-        self._hear_probe(told)
+        delivered, first_s, last_s = board.arrive(numbers, now_s, control.came)
+        advanced = told.next > unacknowledged
+        if advanced:
+            self._acknowledge(told.next)
+        latest_s = -1.0
+        if last_s > -math.inf:
+            latest_s = now_s - last_s
+            self._time(now_s - first_s, latest_s)
+        if self._probed is not None:
+            self._hear_probe(told, self._probed)
         lost = 0
         if board.here or self._state != OPEN:
             lost = self._find_lost()
             self._change_state(lost)
-        self._tell(delivered, flying, lost, latest_s, advanced=advanced)
+        self._tell(delivered, flying, lost, latest_s, advanced)
         if advanced:
             self._arm()
         self._push()
 
-    def _tell(self, delivered: int, before: int, lost: int, latest_s: float, *, advanced: bool) -> None:
+    def _acknowledge(self, next_packet: int) -> None:
+        """All packets before that one."""
+        board, buffer, size_bytes = self._board, self._buffer, 0
+        while board.unacknowledged < next_packet:
+            size_bytes += board.acknowledge()
+            if buffer.waiting:  # else nobody asks which of them has made room
+                buffer.leave(size_bytes)
+                size_bytes = 0
+        buffer.leave(size_bytes)
+
+    def _tell(self, delivered: int, before: int, lost: int, latest_s: float, advanced: bool) -> None:
         """The congestion control, of what was heard: see `Heard`."""
-        board = self._board
-        self._control.heard(
-            Heard(
-                self._agenda.now_s,
-                delivered,
-                advanced,
-                lost,
-                board.flying,
-                before,
-                self._state == RECOVERY,
-                latest_s,
-                board.least_s,
-                self._departs_s,
-            )
-        )
+        board, heard = self._board, self._heard
+        heard.now_s = self._agenda.now_s
+        heard.delivered, heard.advanced, heard.lost = delivered, advanced, lost
+        heard.flying, heard.before = board.flying, before
+        heard.recovering = self._state == RECOVERY
+        heard.latest_s, heard.least_s = latest_s, board.least_s
+        heard.departs_s, heard.sent = self._departs_s, board.next + self.again
+        self._control.heard(heard)
 
     def _time(self, sample_s: float, latest_s: float) -> None:
         """RFC 6298."""
         board = self._board
-        sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), max(LEAST_ROUND_TRIP_S, latest_s)
+        if latest_s < LEAST_ROUND_TRIP_S:  # no sample is less than the latest one
+            sample_s, latest_s = max(LEAST_ROUND_TRIP_S, sample_s), LEAST_ROUND_TRIP_S
         board.least_s = min(board.least_s, latest_s)
         self._doublings = 0
         if self._timed:
@@ -280,13 +284,13 @@ class Sender:
             self._usual_s += (sample_s - self._usual_s) / 8
         else:
             self._timed, self._usual_s, self._deviation_s = True, sample_s, sample_s / 2
-        self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace())
+        self._control.time(self._agenda.now_s, latest_s, board.unacknowledged, board.next, self._linux_pace)
 
-    def _hear_probe(self, told: Acknowledgement) -> None:
+    def _hear_probe(self, told: Acknowledgement, probed: tuple[int, bool]) -> None:
         """Whether a probe has mended a loss, which then is one (`tcp_process_tlp_ack`)."""
-        if self._probed is None or told.next < self._probed[0]:
+        high, again = probed
+        if told.next < high:
             return
-        high, again = self._probed
         if not again or told.doubled:
             self._probed = None
         elif told.next > high:
@@ -310,7 +314,7 @@ class Sender:
                 self._control.recovered()
             self._state = OPEN
         if lost and self._state != RECOVERY:
-            self._control.lose(again=self._state == LOSS)
+            self._control.lose(self._board.next + self.again, again=self._state == LOSS)
             self._high = self._board.next
             self._state = RECOVERY
 
@@ -318,30 +322,28 @@ class Sender:
 
     @property
     def _timeout_s(self) -> float:
-        return (self._usual_s + max(4 * self._deviation_s, TIMEOUT_S)) * (1 << self._doublings)
+        margin_s = 4 * self._deviation_s
+        return (self._usual_s + (margin_s if margin_s > TIMEOUT_S else TIMEOUT_S)) * (1 << self._doublings)
 
     def _arm(self) -> None:
         board = self._board
         if not board.out:
             self._timer.stop()
             return
-        wait_s, act = self._timeout_s, self._time_out
         if self._timed and self._state == OPEN and not board.here and self._probed is None:
             probe_s = 2 * self._usual_s + (TIMEOUT_S if len(board.out) == 1 else LEAST_S)
-            if probe_s < wait_s:
-                wait_s, act = probe_s, self._probe
-        self._timer.set(wait_s, act)
+            if probe_s < TIMEOUT_S or probe_s < self._timeout_s:
+                self._timer.set(probe_s, self._probe)
+                return
+        self._timer.set(self._timeout_s, self._time_out)
 
     def _probe(self) -> None:
         """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
-        if self._unsent:
-            packet = self._unsent.popleft()
-            self._begin(packet)
+        again, now_s = not self._unsent, self._agenda.now_s
+        if again:
+            self._repeat(next(reversed(self._board.out.values())), now_s)
         else:
-            packet = next(reversed(self._board.out.values()))
-            self.again += 1
-        again = packet.times > 0
-        self._transmit(packet)
+            self._begin(self._unsent.popleft(), now_s)
         self._probed = self._board.next, again
         self._timer.set(self._timeout_s, self._time_out)
 
@@ -351,7 +353,7 @@ class Sender:
         lost = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            self._tell(1, board.flying, lost, -1.0, advanced=False)
+            self._tell(1, board.flying, lost, -1.0, False)
         self._timer.set(self._timeout_s, self._time_out)
         self._push()
 
@@ -369,7 +371,9 @@ class Sender:
 
     def go_on(self, agenda: Agenda, seconds: float) -> None:
         """By another's time, which is so much less; nothing is under way."""
-        self._agenda = self._receiver.agenda = agenda
+        self._agenda = agenda
+        self._there.go_on(agenda)
+        self._receiver.go_on(agenda)
         self._timer.go_on(agenda)
         self._control.shift(seconds)
         self._board.shift(seconds)

@@ -27,34 +27,38 @@ class Timer:
 
     def __init__(self, agenda: Agenda) -> None:
         self.agenda = agenda
-        self._at_s, self._alarm_s = math.inf, math.inf
+        self._alarm_s = math.inf
+        self._set_s = self._wait_s = 0.0
         self._act: Callable[[], None] | None = None
 
     def set(self, seconds: float, act: Callable[[], None]) -> None:
         """After so long."""
-        at_s = timer_s(self.agenda.now_s, seconds)
-        self._at_s, self._act = at_s, act
+        now_s = self.agenda.now_s
+        self._set_s, self._wait_s, self._act = now_s, seconds, act
+        if now_s + seconds < self._alarm_s:  # else the alarm is no later: it looks then when this goes off
+            self._set_alarm(timer_s(now_s, seconds))
+
+    def stop(self) -> None:
+        """For good."""
+        self._act = None
+
+    def _set_alarm(self, at_s: float) -> None:
         if at_s < self._alarm_s:
             self._alarm_s = at_s
             self.agenda.at(at_s, self._ring)
 
-    def stop(self) -> None:
-        """For good."""
-        self._at_s, self._act = math.inf, None
-
     def _ring(self) -> None:
-        now_s = self.agenda.now_s
+        now_s, act = self.agenda.now_s, self._act
         if now_s >= self._alarm_s:
             self._alarm_s = math.inf
-        if now_s < self._at_s:
-            if self._alarm_s > self._at_s and self._at_s < math.inf:
-                self._alarm_s = self._at_s
-                self.agenda.at(self._at_s, self._ring)
+        if act is None:
             return
-        act = self._act
+        at_s = timer_s(self._set_s, self._wait_s)
+        if now_s < at_s:
+            self._set_alarm(at_s)
+            return
         self.stop()
-        if act is not None:
-            act()
+        act()
 
     def go_on(self, agenda: Agenda) -> None:
         """By another's time: nothing is left of this one's."""
