@@ -1,17 +1,17 @@
 """Is the model right about what nobody held it against? Configurations drawn at random, on packets.
 
     .venv/bin/python benchmarks/held_out.py FOLDER [--only NAME ...] [--each 10] [--seed 1] [--trials N] [--steps N]
-        [--jobs N] [--table]
+        [--packets N] [--jobs N] [--table]
 
 At each point of benchmarks/held_out ten configurations are drawn: from what a search goes over by itself
 (`explore: {}`), or from the file's own `draw`. What does not fit is drawn again, and so is what takes more than four
 times as long as the quickest of forty. They run under the virtual clock, in a folder of FOLDER; what is there already
 is not run again. --trials: configurations with BBR on clean networks run again, with so many trials, in NAME-bbr.
 --steps: those on networks that lose packets, and collectives by themselves, whose steps are short, run each in a
-network of its own with so many steps, in NAME-steps; the table has these in place of others. The model's errors, as it
-is today, are those of step times, the mean of trials where packets are lost or BBR is used, else their median, of all
-that is not untrusted; each trial is held against the prediction with its ports. Calibration's probes are of other
-networks and send nothing but messages there and back.
+network of its own with so many steps, in NAME-steps; the table has these in place of others. --packets: as `testbed
+predict` has it. The model's errors, as it is today, are those of step times, the mean of trials where packets are lost
+or BBR is used, else their median, of all that is not untrusted; each trial is held against the prediction with its
+ports. Calibration's probes are of other networks and send nothing but messages there and back.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from testbed.explorer.evaluation import MICROBATCHES, Evaluation, configured, ev
 from testbed.explorer.space import Space
 from testbed.explorer.usual import usual_space
 from testbed.model.calibration import find_calibration
+from testbed.model.predicting import MOST_PACKETS
 from testbed.model.predictions import predict_all
 from testbed.report.compare import half_width
 from testbed.results.shards import cut
@@ -75,6 +76,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trials", type=int)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--packets", type=int, default=MOST_PACKETS)
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -86,7 +88,7 @@ def main() -> None:
         more = ["--jobs", options.jobs] if options.jobs else []
         if not options.table:
             _run_missing(folder, file, options, more)
-        found = {pair.name: pair for own in _folders(folder) for pair in measured(own)}
+        found = {pair.name: pair for own in _folders(folder) for pair in measured(own, options.packets)}
         if found:
             points[file.stem] = list(found.values())
     print("\n".join(table(points)))
@@ -177,12 +179,12 @@ def _folders(folder: Path) -> list[Path]:
     return [own for own in every if (own / "summary.json").exists()]
 
 
-def measured(folder: Path) -> Iterator[Pair]:
-    """Of a run, all variants; what the model says of them today."""
+def measured(folder: Path, packets: int = MOST_PACKETS) -> Iterator[Pair]:
+    """Of a run, all variants; what the model says of them today. packets: that it plays at the most."""
     summary = json.loads((folder / "summary.json").read_text())
     scenario = load_scenario(folder / "scenario.yaml")
     lossy = scenario.topology.resolve().lossy
-    predicted = predictions(scenario, Scale(summary["scale"]["size_scale"]))
+    predicted = predictions(scenario, Scale(summary["scale"]["size_scale"]), packets)
     for entry in summary["variants"]:
         samples, name = entry["step_time_s"]["samples"], entry["name"]
         own = scenario if scenario.variants is None else scenario.variant(name)
@@ -193,11 +195,11 @@ def measured(folder: Path) -> Iterator[Pair]:
         yield Pair(named, predicted[name], took_s, half_s, lossy, entry["verdict"]["status"])
 
 
-def predictions(scenario: Scenario, scale: Scale) -> dict[str, float]:
+def predictions(scenario: Scenario, scale: Scale, packets: int) -> dict[str, float]:
     """By variant, seconds: the mean over the seeds with which a run's parts begin, as ports and paths go by them."""
     seeds = {shard.seed for shard in cut(scenario)}
     every = [
-        predict_all(scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale)
+        predict_all(scenario.model_copy(update={"seed": seed}), find_calibration("virtual"), scale, packets)
         for seed in seeds
     ]
     return {name: statistics.fmean(one[name].step_time_s for one in every) for name in every[0]}

@@ -22,6 +22,7 @@ from testbed.experiments.sweeping import SweepRequest
 from testbed.explorer import Exploration, Search
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
+from testbed.model.predicting import MOST_PACKETS
 from testbed.model.predictions import Prediction, Predictions  # noqa: F401 (testbed.Prediction)
 from testbed.results.directory import default_path
 from testbed.results.result import Result
@@ -55,12 +56,14 @@ def load(source: Source, set: Mapping[str, Any] | None = None) -> Scenario:
     return load_scenario(source if isinstance(source, Mapping) else Path(source), changes)
 
 
-def predict(scenario: Scenario | Source, clock: str = "virtual") -> Predictions:
+def predict(scenario: Scenario | Source, clock: str = "virtual", packets: int = MOST_PACKETS) -> Predictions:
     """What the model says that a step takes, at the scale of a run; nothing is built or sent.
 
     Args:
         scenario: From `load`, or what `load` takes.
         clock: "virtual" or "real": whose calibration is taken.
+        packets: That are played one by one at the most, some 10 us each; of a step that has more, with those before it
+            and, where links lose packets, all draws of which, bytes flow.
 
     Returns:
         A dict of `Prediction`, by name of the variant, or of the algorithm where there are none.
@@ -71,7 +74,7 @@ def predict(scenario: Scenario | Source, clock: str = "virtual") -> Predictions:
     Example:
         >>> testbed.predict("scenarios/quickstart.yaml")["ring"].step_time_s
     """
-    return predicting.predict(_scenario(scenario), clock).variants
+    return predicting.predict(_scenario(scenario), clock, packets).variants
 
 
 def run(

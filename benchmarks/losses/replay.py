@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from scapy.utils import PcapNgReader
 
 from testbed.config import load_scenario
 from testbed.job.job import job_of
+from testbed.model.keeping import Agenda
 from testbed.model.packets.line import Line
 from testbed.model.packets.scoreboard import Packet
 from testbed.model.packets.sender import Sender
@@ -61,17 +61,8 @@ class Sent:
     there_s: float = 0.0
 
 
-@dataclass
-class Clock:
-    """Time, and who acts when."""
-
-    now_s: float = 0.0
-    agenda: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    numbers: Iterator[int] = field(default_factory=count)
-
-    def at(self, moment_s: float, action: Callable[[], None]) -> None:
-        """Put it there."""
-        heapq.heappush(self.agenda, (moment_s, next(self.numbers), action))
+class Clock(Agenda):
+    """That goes on as far as one wants."""
 
     def run(self, until_s: float) -> None:
         """All that is before."""
@@ -93,9 +84,9 @@ class LosingLine(Line):
     def take(self, now_s: float, size_bytes: int) -> float | None:
         """The sender's packet, which is known here."""
         there_s = super().take(now_s, size_bytes)
-        packet, times = self.coming.popleft()
+        packet, sending = self.coming.popleft()
         first, end = self.first[packet.number], self.first[packet.number] + packet.size_bytes
-        if any(first <= byte < end and nth == times for byte, nth in self._lost):
+        if any(first <= byte < end and nth == sending for byte, nth in self._lost):
             return None
         self.last_s = there_s or 0.0
         return there_s
@@ -157,11 +148,11 @@ def messages(sent: list[Seen], heard: list[tuple[float, int]]) -> list[Sent]:
 
 def replayed(path: PacketPath, own: list[Sent], sent: list[Seen]) -> list[float]:
     """What the model takes for each, seconds."""
-    times, lost = Counter[int](), set[tuple[int, int]]()
-    for packet in sent:
-        times[packet.byte] += 1
-        if packet.there_s is None and packet.size_bytes > SPLIT_BYTES:
-            lost.add((packet.byte, times[packet.byte]))
+    sendings, lost = Counter[int](), set[tuple[int, int]]()
+    for seen_one in sent:
+        sendings[seen_one.byte] += 1
+        if seen_one.there_s is None and seen_one.size_bytes > SPLIT_BYTES:
+            lost.add((seen_one.byte, sendings[seen_one.byte]))
     clock, start_s = Clock(), own[0].at_s
     slowest = min(path.hops, key=lambda hop: hop.rate_bps)
     line = LosingLine(slowest, lost)
@@ -171,9 +162,12 @@ def replayed(path: PacketPath, own: list[Sent], sent: list[Seen]) -> list[float]
     )
     transmit = sender._transmit
 
-    def told(packet: Packet) -> None:
-        line.coming.append((packet, packet.times + 1))
-        transmit(packet)
+    times = Counter[int]()
+
+    def told(packet: Packet, now_s: float) -> None:
+        times[packet.number] += 1
+        line.coming.append((packet, times[packet.number]))
+        transmit(packet, now_s)
 
     sender._transmit = told  # type: ignore[method-assign]
     number, took = 0, []

@@ -17,6 +17,7 @@ from testbed.cli.bars import searching
 from testbed.cli.options import MODEL_CLOCK, JsonOption, OverridesOption
 from testbed.config import load_scenario
 from testbed.experiments import predicting
+from testbed.model.predicting import MOST_PACKETS
 from testbed.model.work import step_work
 from testbed.report.answer import short_queue_words
 from testbed.report.figures import size_text, time_text
@@ -38,6 +39,14 @@ def predict(
         Literal["virtual", "real"],
         typer.Option(help="Whose calibration the model takes: `testbed calibrate`."),
     ] = MODEL_CLOCK,
+    packets: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Packets that are played one by one at the most, some 10 us each. Of a step that has more, with those"
+            " before it and, where links lose packets, all draws of which, bytes flow.",
+        ),
+    ] = MOST_PACKETS,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a scenario's steps take, by a model of its network; nothing is built or sent.
@@ -49,7 +58,7 @@ def predict(
     began_s = time.perf_counter()
     with searching(Console(stderr=True, highlight=False)):
         loaded = load_scenario(scenario, overrides or [])
-        predicted = predicting.predict(loaded, clock)
+        predicted = predicting.predict(loaded, clock, packets)
     found = predicted.variants
     took_s = time.perf_counter() - began_s
     if as_json:

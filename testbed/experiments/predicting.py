@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from testbed.config import Scenario
 from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.dry_run import workloads_of
+from testbed.model.predicting import MOST_PACKETS
 from testbed.model.predictions import Predictions, predict_all
 from testbed.running.choosing import choose_virtual_scale
 from testbed.scale import Scale
@@ -21,8 +22,10 @@ class Predicted:
     scale: Scale
 
 
-def predict(scenario: Scenario, clock: str) -> Predicted:
+def predict(scenario: Scenario, clock: str, packets: int = MOST_PACKETS) -> Predicted:
     """Nothing is built or sent. clock: "virtual" or "real", whose calibration is taken.
+
+    packets: that are played one by one at the most.
 
     By the real clock a scale that the scenario leaves to the machine is taken as 1.
 
@@ -38,4 +41,4 @@ def predict(scenario: Scenario, clock: str) -> Predicted:
     else:
         size, dilation = scenario.scale.size_scale, scenario.scale.time_dilation
         scale = Scale(*(1.0 if isinstance(one, str) else one for one in (size, dilation)))
-    return Predicted(predict_all(scenario, calibration, scale), calibration, scale)
+    return Predicted(predict_all(scenario, calibration, scale, packets), calibration, scale)

@@ -116,7 +116,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
     algorithm = job.scenario.algorithms[0]
     try:
         # real sizes have more packets than those that a run has
-        one = played(prepared(job, algorithm, draws=DRAWS, by_packets=False))
+        one = played(prepared(job, algorithm, draws=DRAWS, packets=0))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")

@@ -215,7 +215,7 @@ def _step_s(job: Job, calibration: Calibration) -> float:
     # messages one after the other: the mean is exact, and does not jump between values that are tried; but of several
     # queue pairs a message waits for the one that loses most
     draws = DRAWS if _mended(job) == "rdma" and _loss(job) else 0
-    return predict(job, job.scenario.algorithms[0], calibration, draws=draws, by_packets=False).step_time_s
+    return predict(job, job.scenario.algorithms[0], calibration, draws=draws, packets=0).step_time_s
 
 
 def _costs(clean: Sequence[tuple[Job, float]]) -> tuple[float, float]:

@@ -33,12 +33,11 @@ DRAWS = 9
 MORE = 4  # times as many
 MOST_DRAWN = 1_000  # messages of a step of which several are played, several times each
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
-# packets that are played of a step and those before it, some ten microseconds each; and messages of such a step
-MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 50_000
-LEAST_TOLD, TOLD = (
-    3,
-    9,
-)  # steps of which the median is told, where each is a little different: of pace, and at the most
+# packets that are played, some ten microseconds each: of as many steps, of which one is told, as go into so many; of
+# one step, with what is before it, at the most; and messages of such a step
+USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 1_200_000, 50_000
+# steps of which the median is told where each is a little different
+LEAST_TOLD, TOLD = 3, 9
 
 
 def predict(
@@ -47,16 +46,16 @@ def predict(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    by_packets: bool = True,
+    packets: int = MOST_PACKETS,
 ) -> Timeline:
     """A step carried out on the model of the network, under the scenario's policy; emulated.
 
     calibration: None for that of the virtual clock. draws: where links lose packets, of how many steps that differ in
     which packets are lost, at the most, the one nearest to their mean is told; 0: messages are late by the mean.
-    by_packets: whether TCP's packets are played one by one where a step has few enough; else all bytes flow.
-    ControllerError, Stuck, BadCalibration.
+    packets: TCP's that are played one by one at the most, of steps before the one that is told and, where links lose
+    packets, of all draws; of a step that has more, all bytes flow. ControllerError, Stuck, BadCalibration.
     """
-    return prepared(job, algorithm, calibration, draws, by_packets=by_packets).play()
+    return prepared(job, algorithm, calibration, draws, packets=packets).play()
 
 
 def prepared(
@@ -65,7 +64,7 @@ def prepared(
     calibration: Calibration | None = None,
     draws: int = DRAWS,
     *,
-    by_packets: bool = True,
+    packets: int = MOST_PACKETS,
 ) -> Prepared:
     """All that `predict` goes by. ControllerError, BadCalibration."""
     calibration = calibration or find_calibration(VIRTUAL)
@@ -77,9 +76,9 @@ def prepared(
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, Before(steps=job.scenario.warmup)
-    if by_packets and (draws or not lossy):
-        packets, before, draws = _by_packet(routes, algorithm, chunk_bytes, draws)
-        network = replace(network, packets=packets)
+    if packets and (draws or not lossy):
+        packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, draws, packets)
+        network = replace(network, packets=packet_paths)
     if not network.packets:
         before = _before(job) if lossy else before
         most = MOST_DRAWN if network.begins else MOST_MESSAGES
@@ -100,12 +99,12 @@ def prepared(
 
 
 def _by_packet(
-    routes: Routes, algorithm: str, chunk_bytes: float, draws: int
+    routes: Routes, algorithm: str, chunk_bytes: float, draws: int, most: int
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before, int]:
     """What packets take, none where they are not played; what is played before a step; and how many draws of it.
 
-    They are where TCP carries all, with windows that the model knows, through queues without classes; of steps before,
-    and of draws where links lose packets, as many as there is room for. chunk_bytes: of messages' chunks.
+    They are where TCP carries all, with windows that the model knows, through queues without classes; where links lose
+    packets only if all draws can be. chunk_bytes: of messages' chunks. most: packets.
     """
     job, workload, before = routes.job, routes.job.workload, Before(steps=routes.job.scenario.warmup)
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
@@ -120,21 +119,24 @@ def _by_packet(
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
     payload_bytes = packet_payload_bytes(job.topology)
     step = messages + sent_bytes / payload_bytes
-    if not messages or messages > MOST_PACKETS_MESSAGES or step > MOST_PACKETS:
+    if not messages or messages > MOST_PACKETS_MESSAGES or step > most:
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
     first, lossy = _before(job), job.topology.lossy
     warm = len(job.hosts) * first.times * first.messages * first.message_bytes / payload_bytes
-    if lossy and warm + step > MOST_PACKETS:  # windows that lose packets forget what was before
-        first, warm = first._replace(times=0), 0.0
-    room = int((MOST_PACKETS - warm) / step)
     paced = any(path.growth is None for own in paths.values() for path in own)
-    steps = min(before.steps, MOST_WARMUP, room - (LEAST_TOLD if paced and not lossy else 1))
-    if steps < (0 if lossy else min(before.steps, 1)):
+    least, told = min(before.steps, 1), LEAST_TOLD if paced and not lossy else 1
+    each = int(most / draws) if lossy else most
+    if warm + (least + told) * step > each:
         return nothing
+    usual = min(USUAL_PACKETS, most)
+    room = int(((each if lossy else usual) - warm) / step)
+    steps = min(before.steps, MOST_WARMUP, max(least, room - told))
     if lossy:
-        draws = max(1, min(MORE * draws, int(MOST_PACKETS / (warm + (steps + 1) * step))))
-    return paths, first._replace(steps=steps, told=min(TOLD, room - steps)), draws
+        draws = max(draws, min(MORE * draws, int(usual / (warm + (steps + 1) * step))))
+    else:
+        told = min(TOLD, max(told, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps)))
+    return paths, first._replace(steps=steps, told=told), draws
 
 
 def _before(job: Job) -> Before:
@@ -157,9 +159,7 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
     if job.link_engine == NETEM:
         return None
     held = job_of(job.scenario, job.scale, NETEM)
-    longer_s, shorter_s = (
-        predict(one, algorithm, calibration, by_packets=False).step_time_s for one in (held, job)
-    )
+    longer_s, shorter_s = (predict(one, algorithm, calibration, packets=0).step_time_s for one in (held, job))
     return longer_s / shorter_s - 1
 
 
@@ -178,7 +178,7 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     never = {name: replace(response, recovery=0.0) for name, response in calibration.losses.items()}
     none = replace(calibration, losses=never, late=False)
     least_s, mean_s = (
-        played(prepared(job, algorithm, one, 0, by_packets=False)).step_time_s for one in (none, calibration)
+        played(prepared(job, algorithm, one, 0, packets=0)).step_time_s for one in (none, calibration)
     )
     late_s = least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s
     return step_s + max(0.0, late_s - mean_s)

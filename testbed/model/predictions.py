@@ -11,7 +11,7 @@ from testbed.config.figures import size_text, time_text
 from testbed.job.job import job_of
 from testbed.model.calibration import Calibration
 from testbed.model.dry_run import check_plan_ends
-from testbed.model.predicting import prepared
+from testbed.model.predicting import MOST_PACKETS, prepared
 from testbed.model.requests import serving_figures
 from testbed.notebooks import html_table
 from testbed.paths.queues import ShortQueue, short_queues
@@ -56,9 +56,12 @@ class Predictions(dict[str, Prediction]):
         )
 
 
-def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> Predictions:
+def predict_all(
+    scenario: Scenario, calibration: Calibration, scale: Scale, packets: int = MOST_PACKETS
+) -> Predictions:
     """By name of the variant, or of the algorithm where there are none. scale: of the network that it is about.
 
+    packets: that are played one by one at the most.
     ConfigError for a scenario that does not fit; ControllerError, Stuck.
     """
     engine = calibration.link_engine
@@ -68,7 +71,7 @@ def predict_all(scenario: Scenario, calibration: Calibration, scale: Scale) -> P
         job = common or job_of(scenario.variant(name), scale, engine)
         check_plan_ends(job.scenario, job.workload, job.scale)
         algorithm = scenario.named_algorithms[name] if common else job.scenario.algorithms[0]
-        step = prepared(job, algorithm, calibration)
+        step = prepared(job, algorithm, calibration, packets=packets)
         timeline, by_packets = step.play(), bool(step.network.packets)
         step_s = scale.real_s(timeline.step_time_s)
         served = None

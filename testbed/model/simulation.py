@@ -6,6 +6,7 @@ of the same plans. Computing takes its time exactly, messages what the fluid mak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,7 @@ from testbed.workload.plan import (
 from testbed.workload.tracking import Tracker, orders_of
 
 MOST_WARMUP = 8  # that is played, of steps
+SAME = 1e-6  # of two steps, one after the other, of which the next ones are no others
 PACED = 4  # times that a collective of connections that are paced is played alone
 
 
@@ -151,6 +153,8 @@ class _Simulation(Carrying):
         while len(found) < before.told and not lateness.draw and step.differs:
             step = step.again(MEAN)
             found.append(step.run())
+            if math.isclose(found[-2].step_time_s, found[-1].step_time_s, rel_tol=SAME):
+                break
         return sorted(found, key=lambda timeline: timeline.step_time_s)[(len(found) - 1) // 2]
 
     @property

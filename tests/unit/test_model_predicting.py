@@ -14,6 +14,7 @@ import testbed
 from testbed.cli.main import app
 from testbed.config import load_scenario
 from testbed.job.job import Job, job_of
+from testbed.model import simulation
 from testbed.model.calibration import Calibration, find_calibration
 from testbed.model.go_back_n import ReliablePath
 from testbed.model.predicting import predict, prepared, routed
@@ -253,6 +254,67 @@ def test_a_step_goes_by_packets_where_it_has_few_enough() -> None:
         ({"transport.congestion_control": "dctcp"}, small),
     ):
         assert not step(changes, scale).network.packets
+
+
+FAR: dict[str, Any] = {
+    "name": "pair",
+    "topology": {
+        "name": "pair",
+        "mtu": 9000,
+        "buildings": {name: {"hosts": 1, "nic": {"rate": "10 Gbit/s"}} for name in ("east", "west")},
+        "wan": [{"a": "east", "b": "west", "rate": "5 Gbit/s", "delay": "20 ms", "queue": "40 MB"}],
+    },
+    "transport": {"congestion_control": "bbr", "timeout": "120 s"},
+    "policy": "shortest",
+    "workload": {"exchange": {"messages": 6, "size": "500 kB"}},
+    "warmup": 2,
+}
+
+
+@pytest.mark.parametrize(("messages", "size", "measured_s"), [(6, "500 kB", 0.4039), (3, "4 MB", 0.20215)])
+def test_bbr_with_little_to_send_takes_what_was_measured(messages: int, size: str, measured_s: float) -> None:
+    # it never leaves startup, and paces by what the all-reduces before the steps have delivered in a round trip
+    job = job_of(
+        load_scenario({**FAR, "workload": {"exchange": {"messages": messages, "size": size}}}), Scale()
+    )
+    step = prepared(job, job.scenario.algorithms[0])
+    assert step.network.packets
+    assert step.play().step_time_s == pytest.approx(measured_s, rel=0.02)
+
+
+def test_of_steps_whose_queues_overflow_the_median_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    took, run = list[float](), simulation._Simulation.run
+
+    def noted(step: Any) -> Any:
+        timeline = run(step)
+        took.append(timeline.step_time_s)
+        return timeline
+
+    monkeypatch.setattr(simulation._Simulation, "run", noted)
+    scenario = load_scenario(FAR)
+    for queue, least, most in (("60 kB", 3, 10), ("40 MB", 2, 2)):
+        took.clear()
+        changes = {"transport.congestion_control": "reno", "topology.wan.0.queue": queue, "warmup": 1}
+        job = job_of(scenario.changed(changes, "a test"), Scale())
+        told_s = prepared(job, job.scenario.algorithms[0]).play().step_time_s
+        assert least <= len(took) <= most
+        assert told_s == sorted(took[1:])[(len(took) - 2) // 2]
+
+
+def test_how_many_packets_are_played_at_the_most_is_ones_own_to_say() -> None:
+    scenario = load_scenario(SCENARIOS / "quickstart.yaml").changed(
+        {"topology.wan.0.loss": "0.1 %"}, "a test"
+    )
+    job = job_of(scenario, Scale(size_scale=4000))
+    # nine draws of a step, with the step and all-reduces before it
+    few, many = prepared(job, "ring", packets=50_000), prepared(job, "ring", packets=2_000_000)
+    assert not few.network.packets
+    assert many.network.packets
+    assert len(many.draws) == 9
+    none = prepared(
+        job_of(scenario.changed({"topology.wan.0.loss": "0 %"}, "a test"), Scale(4000)), "ring", packets=0
+    )
+    assert not none.network.packets
 
 
 def test_the_quickstart_takes_to_the_millisecond_what_the_virtual_clock_measures() -> None:
