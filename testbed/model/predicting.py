@@ -35,7 +35,7 @@ MOST_DRAWN = 1_000  # messages of a step of which several are played, several ti
 MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 # packets that are played, some ten microseconds each: of as many steps, of which one is told, as go into so many; of
 # one step, with what is before it, at the most; and messages of such a step
-USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 1_200_000, 50_000
+USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
 # steps of which the median is told where each is a little different
 LEAST_TOLD, TOLD = 3, 9
 

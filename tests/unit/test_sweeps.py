@@ -28,8 +28,13 @@ BARE: dict[str, Any] = {
     "name": "small",
     "topology": {
         "name": "pair",
-        "buildings": {name: {"hosts": 2, "nic": {"rate": "100 Gbit/s"}} for name in ("east", "west")},
-        "wan": [{"a": "east", "b": "west", "planes": 2, "rate": "100 Gbit/s", "delay": "1 ms"}],
+        # queues that never overflow: else which variant is quicker would be a matter of chance
+        "buildings": {
+            name: {"hosts": 2, "nic": {"rate": "100 Gbit/s", "queue": "1 GB"}} for name in ("east", "west")
+        },
+        "wan": [
+            {"a": "east", "b": "west", "planes": 2, "rate": "100 Gbit/s", "delay": "1 ms", "queue": "1 GB"}
+        ],
     },
     "workload": {"collectives": [{"collective": "all_reduce", "size": "1 GB"}]},
     "scale": {"size_scale": 100},
