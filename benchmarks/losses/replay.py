@@ -25,7 +25,7 @@ from scapy.utils import PcapNgReader
 
 from testbed.config import load_scenario
 from testbed.job.job import job_of
-from testbed.model.keeping import Agenda
+from testbed.model.agenda import Agenda
 from testbed.model.packets.line import Line
 from testbed.model.packets.scoreboard import Packet
 from testbed.model.packets.sender import Sender

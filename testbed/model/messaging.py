@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from testbed.model.agenda import Agenda
 from testbed.model.connections import Connections
 from testbed.model.fluid import Fluid
 from testbed.model.folding import software_of
-from testbed.model.keeping import NOTHING_KEPT, Agenda, Kept, Lasting
+from testbed.model.keeping import NOTHING_KEPT, Kept, Lasting
 from testbed.model.packets.connections import PacketConnections
 from testbed.model.waiting import Event, Mailbox
 from testbed.paths.network import Ends, Lateness, Network

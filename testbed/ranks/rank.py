@@ -28,11 +28,10 @@ from testbed.ranks.socket_sampler import SocketSampler
 from testbed.transport import OperationCosts, TrafficClass, TransportError
 from testbed.virtual import clock_here
 from testbed.virtual.memory import private_memory
+from testbed.virtual.ticks import BEAT_S
 from testbed.workload.plan import EVERYBODY, Block, GroupCollective, Operation
 
-# Of a guest's clock. A step begins on a beat, ten of the kernel's ticks. Who waits for it hears nobody at the end: for
-# less than what counts as a stall.
-BEAT_NS = 10_000_000
+BEAT_NS = round(BEAT_S * 1e9)  # of a guest's clock
 MOST_AHEAD_NS = 3_000_000_000  # that a step begins after all ranks have come to it
 EXACT_S = 20e-6
 EVERYONE, WAITING = 0, "wait_for_start"  # in the flight recorder

@@ -38,6 +38,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.virtual.changes_rdma import NAMESPACES, NAMESPACES_SINCE, WINDOW
+from testbed.virtual.ticks import TICKS
 
 Changes = dict[Path, dict[str, str]]
 """Per file: pattern of each line, and what comes in its place."""
@@ -91,7 +92,7 @@ CHANGES_FROM: dict[tuple[int, int], Changes] = {
 
 CHANGES: Changes = {
     **WINDOW,
-    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": r"\1 1000"},
+    Path("arch/um/Kconfig"): {r"(config HZ\n\tint\n\tdefault) 100\b": rf"\1 {TICKS}"},
     Path("net/sched/sch_netem.c"): {
         r"\n\tu64(\s+)rate;\n": r"\n\tu64\1rate;\n\tu64\1rounded_off;\n",
         r"packet_time_ns\(u64 len, const struct": "packet_time_ns(u64 len, struct",

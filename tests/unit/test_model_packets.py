@@ -10,7 +10,7 @@ from statistics import mean
 
 import pytest
 
-from testbed.model.keeping import Agenda
+from testbed.model.agenda import Agenda
 from testbed.model.packets.bbr import Greatest
 from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
@@ -20,12 +20,12 @@ from testbed.model.packets.stripes import StripedPair
 from testbed.model.packets.timers import Timer, timer_s
 from testbed.model.waiting import Event
 from testbed.paths.congestion import Growth
-from testbed.paths.congestion.base import JIFFY_S
 from testbed.paths.congestion.cubic import CubicGrowth
 from testbed.paths.congestion.reno import RenoGrowth
 from testbed.paths.packet_paths import PacketHop, PacketPath
 from testbed.transport.channels import StripeSettings
 from testbed.transport.wire import PACKET_HEADERS_BYTES
+from testbed.virtual.ticks import TICK_S
 
 PAYLOAD = 8934
 FRAME = PAYLOAD + PACKET_HEADERS_BYTES  # 9000 bytes
@@ -145,7 +145,7 @@ def test_a_last_packets_loss_is_mended_by_a_probe() -> None:
     took_s = path.took_s(10)
     clean_s = Path(0.05).took_s(10)
     assert path.again == 1
-    assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * JIFFY_S
+    assert 2 * 0.1 + 0.2 <= took_s - clean_s <= 2 * 0.1 + 0.2 + 9 * TICK_S
 
 
 @pytest.mark.parametrize("growth", [RenoGrowth, CubicGrowth, None])
@@ -154,7 +154,7 @@ def test_a_first_window_that_is_lost_waits_for_the_least_timeout(growth: type[Gr
     took_s = path.took_s(10, growth)
     assert path.again >= 10
     # nothing was heard of data, so that no probe is sent; Linux' least timeout, and packet by packet from then on
-    assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * JIFFY_S
+    assert 0.2 <= took_s < 0.2 + 6 * 0.02 + 2 * TICK_S
 
 
 def test_a_queue_drops_what_it_has_no_room_for() -> None:

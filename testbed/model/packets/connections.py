@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-from testbed.model.keeping import NOTHING_KEPT, Agenda, Before, Kept
+from testbed.model.agenda import Agenda
+from testbed.model.keeping import NOTHING_KEPT, Before, Kept
 from testbed.model.packets.line import Line
 from testbed.model.packets.sender import Sender
 from testbed.model.packets.stripes import StripedPair
@@ -14,11 +15,11 @@ from testbed.model.waiting import Event
 from testbed.paths.network import ANY, Ends, Network
 from testbed.paths.packet_paths import PacketHop
 from testbed.transport.channels import StripeSettings
+from testbed.virtual.ticks import BEAT_S
 
 # what lines may take longer than is said, drawn by their names: buildings that are alike do not lose the same packets
 # at the same moment, though nothing but which of two events at one moment comes first makes them differ
 APART_S = 1e-6
-BEAT_S = 0.01  # on which steps begin by the virtual clock
 
 Action = Callable[[], None]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappush
 from typing import Generic, Protocol, TypeVar
 
-from testbed.model.keeping import Agenda
+from testbed.model.agenda import Agenda
 from testbed.model.packets.line import Line
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from testbed.model.keeping import Agenda
+from testbed.model.agenda import Agenda
 from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
 from testbed.model.packets.scoreboard import Packet
 from testbed.model.packets.timers import timer_s
-from testbed.paths.congestion.base import JIFFY_S
-from testbed.paths.lossy_windows import DELAYED_S
+from testbed.paths.lossy_windows import DELAYED_S, DUPLICATES
+from testbed.virtual.ticks import TICK_S
 
 QUICK = 16  # the first ones do not, `TCP_MAX_QUICKACKS`
 ACKNOWLEDGEMENT_BYTES = 66  # Ethernet, IP, TCP with timestamps
 SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
-# out of order so many acknowledgements of one gap go at once, others wait: a third of a round trip, 1 ms, 44 packets
-DUPLICATES, COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 3, 1 / 3, 1e-3, 44
+# out of order acknowledgements of one gap wait, but for the first ones: a third of a round trip, 1 ms, 44 packets
+COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
 
 
 class Acknowledgement:
@@ -94,7 +94,7 @@ class Receiver:
 
     def _set_alarm(self) -> None:
         agenda = self.agenda
-        jiffy = int(agenda.now_s / JIFFY_S)
+        jiffy = int(agenda.now_s / TICK_S)
         if jiffy != self._jiffy:  # else it goes off with the last one
             self._jiffy = jiffy
             self._last_s, self._last_turn = timer_s(agenda.now_s, DELAYED_S), next(agenda.number)

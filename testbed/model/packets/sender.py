@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from testbed.fabric.tcp_buffers import IN_CARD_BYTES
-from testbed.model.keeping import Agenda
+from testbed.model.agenda import Agenda
 from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
 from testbed.model.packets.frames import Way
@@ -28,9 +28,7 @@ from testbed.transport.wire import PACKET_HEADERS_BYTES
 
 OVERHEAD_BYTES = 1024  # of a packet in memory
 OPEN, RECOVERY, LOSS = range(3)
-LEAST_ROUND_TRIP_S = (
-    1e-6  # that the kernel can tell: cards without latency and a rate of any height have none
-)
+LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency, of any rate, have none
 
 Action = Callable[[], None]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from testbed.model.keeping import Agenda
-from testbed.paths.congestion.base import JIFFY_S
+from testbed.model.agenda import Agenda
+from testbed.virtual.ticks import TICK_S
 
 LEAST_S = 2e-3  # `TCP_TIMEOUT_MIN_US`
 # levels of the wheel (`calc_wheel_index`): each is 8 times as coarse as the one before, and begins 8 times as far ahead
@@ -15,11 +15,11 @@ COARSER, FIRST_LEVEL = 8, 63
 
 def timer_s(now_s: float, seconds: float) -> float:
     """When a timer that is set now goes off: never early, so a bucket of the wheel later at the least."""
-    ahead = math.ceil(seconds / JIFFY_S)
+    ahead = math.ceil(seconds / TICK_S)
     apart, ends = 1, FIRST_LEVEL
     while ahead >= ends:
         apart, ends = apart * COARSER, ends * COARSER
-    return (int(now_s / JIFFY_S) + ahead + apart) // apart * apart * JIFFY_S
+    return (int(now_s / TICK_S) + ahead + apart) // apart * apart * TICK_S
 
 
 class Timer:

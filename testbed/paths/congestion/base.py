@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from testbed.plugins import Registry, derived_from
 
-JIFFY_S = 0.001  # of the virtual clock's kernel (HZ=1000)
-
 
 @dataclass(frozen=True)
 class LossResponse:
