@@ -75,12 +75,11 @@ def prepared(
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
-    folded, before = False, Before(steps=job.scenario.warmup)
+    folded, before = False, _before(job) if packets or lossy else Before(steps=job.scenario.warmup)
     if packets and (draws or not lossy):
-        packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, draws, packets)
+        packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths)
     if not network.packets:
-        before = _before(job) if lossy else before
         most = MOST_DRAWN if network.begins else MOST_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)
         folded = messages > most or (lossy and not network.begins)
@@ -99,14 +98,14 @@ def prepared(
 
 
 def _by_packet(
-    routes: Routes, algorithm: str, chunk_bytes: float, draws: int, most: int
+    routes: Routes, algorithm: str, chunk_bytes: float, before: Before, draws: int, most: int
 ) -> tuple[Mapping[tuple[Ends, int], tuple[PacketPath, ...]], Before, int]:
     """What packets take, none where they are not played; what is played before a step; and how many draws of it.
 
     They are where TCP carries all, with windows that the model knows, through queues without classes; where links lose
-    packets only if all draws can be. chunk_bytes: of messages' chunks. most: packets.
+    packets only if all draws can be. chunk_bytes: of messages' chunks. before: what a run does. most: packets.
     """
-    job, workload, before = routes.job, routes.job.workload, Before(steps=routes.job.scenario.warmup)
+    job, workload, lossy = routes.job, routes.job.workload, routes.job.topology.lossy
     paths: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = {}
     nothing = paths, before, draws
     if workload.dispatching is not None or len(job.hosts) == 1:
@@ -119,14 +118,13 @@ def _by_packet(
     sent_bytes = sum(sum(pairs.values()) for pairs in workload.pairs(algorithm).values())
     payload_bytes = packet_payload_bytes(job.topology)
     step = messages + sent_bytes / payload_bytes
-    if not messages or messages > MOST_PACKETS_MESSAGES or step > most:
+    warm = len(job.hosts) * before.times * before.messages * before.message_bytes / payload_bytes
+    each, least = int(most / draws) if lossy else most, min(before.steps, 1)
+    if not messages or messages > MOST_PACKETS_MESSAGES or warm + (least + 1) * step > each:
         return nothing
     paths = routes.packets(job.flows_of(algorithm))
-    first, lossy = _before(job), job.topology.lossy
-    warm = len(job.hosts) * first.times * first.messages * first.message_bytes / payload_bytes
     paced = any(path.growth is None for own in paths.values() for path in own)
-    least, told = min(before.steps, 1), LEAST_TOLD if paced and not lossy else 1
-    each = int(most / draws) if lossy else most
+    told = LEAST_TOLD if paced and not lossy else 1
     if warm + (least + told) * step > each:
         return nothing
     usual = min(USUAL_PACKETS, most)
@@ -136,7 +134,7 @@ def _by_packet(
         draws = max(draws, min(MORE * draws, int(usual / (warm + (steps + 1) * step))))
     else:
         told = min(TOLD, max(told, room - steps, min(LEAST_TOLD, int((most - warm) / step) - steps)))
-    return paths, first._replace(steps=steps, told=told), draws
+    return paths, before._replace(steps=steps, told=told), draws
 
 
 def _before(job: Job) -> Before:

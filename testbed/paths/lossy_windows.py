@@ -26,10 +26,7 @@ DUPLICATES = 3  # packets behind a lost one that tell of it at once
 REORDERING = 0.25  # of a round trip that fewer are waited for, RFC 8985
 TOGETHER = 1 / 32  # of a round trip
 # packets that an acknowledgement tells of, and how long it waits for the second one: `TCP_DELACK_MIN`
-EACH, DELAYED_S = (
-    2,
-    0.04,
-)  # packets that an acknowledgement tells of, and how long it waits for the second one
+EACH, DELAYED_S = 2, 0.04
 TIMEOUT_S = 0.2  # Linux' least, beyond a round trip
 
 

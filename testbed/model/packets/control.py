@@ -105,9 +105,8 @@ class ByLosses(Control):
         self._hystart = HyStart() if growth.leaves_by_trains else None
         self._threshold = math.inf
         self._least_s = math.inf  # round trip of data, whatever the handshake took
-        self._prior = self._given = self._sent = (
-            0  # of RFC 6937: window, packets that came since, that had been sent
-        )
+        # of RFC 6937: the window before, packets that came since, packets that had been sent
+        self._prior = self._given = self._sent = 0
         self._is_full, self._most, self._most_until = False, 0, 0
 
     def pace(self, packet_bytes: int, out: int, usual_s: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from testbed.model.packets.rates import Stamp
 
@@ -87,12 +87,6 @@ class Scoreboard:
         self._by_time.pop(packet.number, None)
         self._by_time[packet.number] = packet
 
-    def _land(self, packet: Packet) -> None:
-        self._by_time.pop(packet.number, None)
-        if packet.flying:
-            packet.flying = False
-            self.flying -= 1
-
     def arrive(
         self, numbers: Sequence[int], now_s: float, came: Callable[[float, int, Stamp], None]
     ) -> tuple[int, float, float]:
@@ -164,18 +158,18 @@ class Scoreboard:
 
     def _lose(self, packet: Packet) -> None:
         packet.lost = True
-        self._land(packet)
+        self._by_time.pop(packet.number, None)
+        if packet.flying:
+            packet.flying = False
+            self.flying -= 1
         heapq.heappush(self.lost, packet.number)
 
     def time_out(self, now_s: float) -> None:
         """All that was sent a round trip ago is lost, and the first in any case."""
-        for packet in list(self._missing()):
+        for packet in self.out.values():
             old = packet.sent_s + self._newest_s <= now_s
-            if not packet.lost and (old or packet.number == self.unacknowledged):
+            if not packet.here and not packet.lost and (old or packet.number == self.unacknowledged):
                 self._lose(packet)
-
-    def _missing(self) -> Iterator[Packet]:
-        return (packet for packet in self.out.values() if not packet.here)
 
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
