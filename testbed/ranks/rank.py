@@ -229,6 +229,7 @@ class Rank:
         if exact_s:
             left_ns = round(start_s * 1e9) - time.monotonic_ns()
             time.sleep(max(0.0, left_ns - 0.5) / 1e9)  # which is rounded up to a whole one
+            self.communicator.progress()  # else what messages cost counts from before that
         if record is not None:
             record.ended(COMPLETED, time.monotonic())
 

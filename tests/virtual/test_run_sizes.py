@@ -40,6 +40,30 @@ def test_small_messages_pay_for_software(person: Person) -> None:
     assert medians[1] - medians[0] > 14 * 2 * 100e-6 * 0.9
 
 
+def test_a_step_that_is_all_software_takes_what_it_costs_from_its_start_on(person: Person) -> None:
+    """Three messages each way, one after the other at each rank; the last is there long before its turn comes."""
+    building = {"hosts": 4, "nic": {"rate": "1 Gbit/s"}}
+    scenario = {
+        "name": "software",
+        "topology": {
+            "name": "software",
+            "buildings": {"east": building, "west": building},
+            "wan": [{"a": "east", "b": "west", "rate": "1 Gbit/s", "delay": "1 ms"}],
+        },
+        "ranks": 4,
+        "workload": {"collectives": [{"collective": "all_to_all", "size": "4 KiB", "algorithm": "direct"}]},
+        "transport": {"software_cost": {"per_message": "15 us", "per_gigabyte": "0 s"}},
+        "trials": 1,
+        "warmup": 1,
+    }
+    file = person.home / "software.yaml"
+    file.write_text(json.dumps(scenario))
+    done = person.call("run", str(file), "--clock", "virtual", "-o", str(person.home / "software"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (variant,) = load(person.home / "software", "summary.json")["variants"]
+    assert variant["step_time_s"]["median"] == pytest.approx(6 * 15e-6, abs=1e-6)
+
+
 def test_presets_cost_what_the_model_says(person: Person) -> None:
     variants = "variants={nccl: {preset: nccl}, ncclx: {preset: ncclx}}"
     done = run(person, "presets", "--trials", "1", "--set", "algorithms=[ring]", "--set", variants)
