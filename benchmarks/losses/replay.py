@@ -73,11 +73,11 @@ class Clock(Agenda):
 
 
 class LosingLine(Line):
-    """Of the link: loses what was lost. lost: bytes, and at which of their sendings; first: byte of each packet."""
+    """Of the link: loses what was lost. lost: bytes, and at which of their sendings."""
 
     def __init__(self, hop: PacketHop, lost: set[tuple[int, int]]) -> None:
         super().__init__(hop._replace(loss=0.0), None)
-        self._lost, self.first = lost, dict[int, int]()
+        self._lost = lost
         self.coming: deque[tuple[Packet, int]] = deque()
         self.last_s = 0.0
 
@@ -85,7 +85,7 @@ class LosingLine(Line):
         """The sender's packet, which is known here."""
         there_s = super().take(now_s, size_bytes)
         packet, sending = self.coming.popleft()
-        first, end = self.first[packet.number], self.first[packet.number] + packet.size_bytes
+        first, end = packet.number, packet.number + packet.size_bytes
         if any(first <= byte < end and nth == sending for byte, nth in self._lost):
             return None
         self.last_s = there_s or 0.0
@@ -164,17 +164,14 @@ def replayed(path: PacketPath, own: list[Sent], sent: list[Seen]) -> list[float]
 
     times = Counter[int]()
 
-    def told(packet: Packet, now_s: float) -> None:
+    def told(packet: Packet, most: int, now_s: float) -> None:
         times[packet.number] += 1
         line.coming.append((packet, times[packet.number]))
-        transmit(packet, now_s)
+        transmit(packet, most, now_s)
 
     sender._transmit = told  # type: ignore[method-assign]
-    number, took = 0, []
+    took = []
     for one in own:
-        for byte in range(0, one.size_bytes, path.payload_bytes):
-            line.first[number] = one.from_byte + byte
-            number += 1
         clock.run(one.at_s - start_s)
         there_s: list[float] = []
         sender.send(one.size_bytes, Event(), lambda: None, lambda own=there_s: own.append(clock.now_s))  # type: ignore[misc]

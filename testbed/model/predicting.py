@@ -37,7 +37,7 @@ MOST_MESSAGES = 10_000  # of a step that is played message by message: a second
 # one step, with what is before it, at the most; and messages of such a step
 USUAL_PACKETS, MOST_PACKETS, MOST_PACKETS_MESSAGES = 400_000, 600_000, 50_000
 # steps of which the median is told where each is a little different
-LEAST_TOLD, TOLD = 3, 9
+LEAST_TOLD, TOLD = 3, 15
 
 
 def predict(
@@ -78,7 +78,7 @@ def prepared(
     folded, before = False, _before(job) if packets or lossy else Before(steps=job.scenario.warmup)
     if packets and (draws or not lossy):
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
-        network = replace(network, packets=packet_paths)
+        network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
         most = MOST_DRAWN if network.begins else MOST_MESSAGES
         messages = message_count(plan, workload.itemsize, most, chunk_bytes)

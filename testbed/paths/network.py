@@ -95,8 +95,8 @@ class Network:
     sender when word has come back: those of more bytes. asks: whether every message leaves only when its receiver
     has been asked and has granted it. dealing: by ends, how messages are cut and dealt out to parallel paths; those of
     others take all at once. packets: of a step played packet by packet, by ends and DSCP, what each connection's
-    take; by ends and ANY, of pairs in the same building. routed: whether paths are those that packets take, link by
-    link; of `network_of` parallel links are one.
+    take; by ends and ANY, of pairs in the same building. seed: of what connections draw by themselves. routed: whether
+    paths are those that packets take, link by link; of `network_of` parallel links are one.
     """
 
     capacities: Mapping[str, float]
@@ -114,6 +114,7 @@ class Network:
     asks: bool = False
     dealing: Mapping[Ends, StripeSettings] = field(default_factory=dict)
     packets: Mapping[tuple[Ends, int], tuple[PacketPath, ...]] = field(default_factory=dict)
+    seed: int = 0
 
     @cached_property
     def likeness(self) -> Hashable:

@@ -1,7 +1,4 @@
-"""BBR's first version, as Linux has it (`tcp_bbr.c`): a model of the path's rate and round trip, by which it paces.
-
-Left out is what it does where a policer cuts its rate (`lt_bw`).
-"""
+"""BBR's first version, as Linux has it (`tcp_bbr.c`): a model of the path's rate and round trip, by which it paces."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import math
 from random import Random
 
 from testbed.model.packets.control import PACE_SHARE, Control, Heard
+from testbed.model.packets.policed import Policed
 from testbed.model.packets.rates import Rates, Sample, Stamp
 from testbed.paths.lossy_windows import FIRST_PACKETS
 
@@ -84,6 +82,7 @@ class Bbr(Control):
         self._recovering = self._conserving = self._restarts = False
         self._extra, self._extra_place, self._extra_rounds = [0.0, 0.0], 0, 0
         self._epoch_s, self._epoch_packets = 0.0, 0
+        self._policed = Policed()
         self._pace = HIGH * MARGIN * packet_bytes * FIRST_PACKETS / round_trip_s
 
     # ---- figures
@@ -92,8 +91,12 @@ class Bbr(Control):
         own = int(min(self._pace / PACE_SHARE, GSO_BYTES) / self._packet_bytes)
         return max(own, 1 if self._pace < SLOW else 2)
 
-    def _product(self, gain: float) -> int:
-        return math.ceil(self._rate.value * self._least_s * gain)
+    @property
+    def _used_rate(self) -> float:
+        return self._policed.rate or self._rate.value
+
+    def _product(self, gain: float, rate: float | None = None) -> int:
+        return math.ceil((self._rate.value if rate is None else rate) * self._least_s * gain)
 
     def _whole(self, packets: float) -> int:
         even = (int(packets) + 3 * self._segments() + 1) & ~1
@@ -103,7 +106,7 @@ class Bbr(Control):
         return self._whole(self._product(gain))
 
     def _set_pace(self, gain: float) -> None:
-        rate = self._rate.value * self._packet_bytes * gain * MARGIN
+        rate = self._used_rate * self._packet_bytes * gain * MARGIN
         if self._full or rate > self._pace:
             self._pace = rate
 
@@ -151,6 +154,7 @@ class Bbr(Control):
             self._save()
         self._recovering = True
         self._full_rate, self._begins = 0.0, True
+        self._police(1, limited=False)
         self.window = float(flying + 1)
 
     def heard(self, told: Heard) -> None:
@@ -178,9 +182,16 @@ class Bbr(Control):
             self._round += 1
             self._begins = True
             self._conserving = False
+        self._police(some.lost, limited=some.limited)
         rate = some.packets / some.interval_s
         if not some.limited or rate >= self._rate.value:
             self._rate.add(self._round, rate)
+
+    def _police(self, lost: int, *, limited: bool) -> None:
+        probes, rates = self.mode == PROBE_RATE, self._rates
+        begins = self._begins and (probes or not self._policed.rate)
+        if self._policed.heard(rates.delivered, rates.delivered_s, lost, begins=begins, limited=limited):
+            self._probe_rate(rates.delivered_s)
 
     def _update_extra(self, now_s: float, some: Sample) -> None:
         """What comes of acknowledgements at once beyond what the rate says."""
@@ -192,7 +203,7 @@ class Bbr(Control):
                 self._extra_rounds = 0
                 self._extra_place ^= 1
                 self._extra[self._extra_place] = 0.0
-        expected = self._rate.value * (now_s - self._epoch_s)
+        expected = self._used_rate * (now_s - self._epoch_s)
         if self._epoch_packets <= expected:
             self._epoch_packets, self._epoch_s, expected = 0, now_s, 0.0
         self._epoch_packets += some.acknowledged
@@ -270,7 +281,8 @@ class Bbr(Control):
 
     def _set_gains(self) -> None:
         if self.mode == PROBE_RATE:
-            self._pacing, self._gain = CYCLE[self._phase], WINDOW_GAIN
+            self._pacing = 1.0 if self._policed.rate else CYCLE[self._phase]
+            self._gain = WINDOW_GAIN
         else:
             self._pacing, self._gain = GAINS[self.mode]
 
@@ -295,7 +307,7 @@ class Bbr(Control):
             if self._conserving:
                 self.window = max(window, float(flying + acknowledged))
             else:
-                target = self._whole(self._product(self._gain) + self._extra_packets())
+                target = self._whole(self._product(self._gain, self._used_rate) + self._extra_packets())
                 if self._full:
                     window = min(window + acknowledged, float(target))
                 elif window < target or self._rates.delivered < FIRST_PACKETS:
@@ -307,7 +319,7 @@ class Bbr(Control):
     def _extra_packets(self) -> float:
         if not self._full:
             return 0.0
-        return min(max(self._extra), self._rate.value * EXTRA_S)
+        return min(max(self._extra), self._used_rate * EXTRA_S)
 
     def shift(self, seconds: float) -> None:
         """Tell the time from so much later on."""
@@ -315,5 +327,6 @@ class Bbr(Control):
         self._least_at_s -= seconds
         self._phase_s -= seconds
         self._epoch_s -= seconds
+        self._policed.shift(seconds)
         if self._probe_until_s:
             self._probe_until_s -= seconds

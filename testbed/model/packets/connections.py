@@ -29,7 +29,7 @@ class PacketConnections:
 
     def __init__(self, agenda: Agenda, network: Network, draw: Random | None) -> None:
         self.agenda, self._network, self._draw = agenda, network, draw
-        self._own = draw or Random(0)
+        self._own = draw or Random(network.seed)
         self.lines: dict[str, Line] = {}
         self.senders: dict[tuple[Ends, int, int], Sender] = {}
         self._pairs: dict[tuple[Ends, int], StripedPair] = {}
@@ -97,6 +97,8 @@ class PacketConnections:
             self.senders[key] = Sender(
                 self.agenda, path, there, back, self._network.send_buffer_bytes, self._own
             )
+            if (other := self.senders.get((ends[::-1], dscp, channel))) is not None:
+                self.senders[key].join(other)
         return self.senders[key]
 
     def _through(self, hops: Sequence[PacketHop]) -> list[Line]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from testbed.model.agenda import Agenda
 from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
-from testbed.model.packets.scoreboard import Packet
+from testbed.model.packets.scoreboard import Acknowledgement, Packet
 from testbed.model.packets.timers import timer_s
 from testbed.paths.lossy_windows import DELAYED_S, DUPLICATES
 from testbed.virtual.ticks import TICK_S
@@ -19,13 +20,14 @@ SELECTIVE_BYTES = 12  # more, of one that tells what is there behind a gap
 COMPRESSED_SHARE, COMPRESSED_S, COMPRESSED = 1 / 3, 1e-3, 44
 
 
-class Acknowledgement:
-    """next: the first packet that is not there. news: that have come since the last one. doubled: one came twice."""
+class Other(Protocol):
+    """Who sends in the other direction."""
 
-    __slots__ = ("doubled", "frame_bytes", "news", "next")
+    def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
+        """An acknowledgement. goes_on: sends what may be sent now."""
 
-    def __init__(self, next_packet: int, news: Sequence[int], doubled: bool, frame_bytes: int) -> None:
-        self.next, self.news, self.doubled, self.frame_bytes = next_packet, news, doubled, frame_bytes
+    def push(self) -> None:
+        """Send what may be sent."""
 
 
 class Receiver:
@@ -39,11 +41,14 @@ class Receiver:
         round_trip_s: float,
     ) -> None:
         self.agenda = agenda
-        self._back = Way(agenda, back, heard, self._repeat)
+        self._back = Way(agenda, back, heard, self.repeat)
+        self.other: Other | None = None  # who sends in the other direction, from here
         self.next = 0
-        self._early: dict[int, Sequence[Callable[[], None]]] = {}
-        self._news: list[int] = []
-        self._waiting, self._acknowledged = 0, 0
+        # packets behind a gap; blocks that they are, and where each of them ends
+        self._early: dict[int, Packet] = {}
+        self.blocks, self._ends = 0, set[int]()
+        self.news: list[int] = []  # packets that nobody was told of yet
+        self._waiting = self._acknowledged = self._passed = 0
         self._late_s = 0.0  # when what waits is acknowledged; 0: nothing does
         # one alarm at a time is set; behind it the last one in its turn: those between would go off for nothing
         self._alarmed, self._last_s, self._last_turn, self._jiffy = False, 0.0, 0, -1
@@ -53,27 +58,51 @@ class Receiver:
 
     def take(self, packet: Packet) -> None:
         """A packet; whoever waits for a message that ends in it, or behind a gap that it fills, is told."""
-        number, early = packet.number, self._early
-        if number < self.next or number in early:
+        if packet.told is not None:
+            self._take_with_word(packet, packet.told)
+            return
+        if packet.there:
             self._acknowledge(doubled=True)
             return
-        self._news.append(number)
+        number, early = packet.number, self._early
+        packet.there = True
+        self.news.append(number)
+        end = number + packet.size_bytes
         if number != self.next:
-            early[number] = packet.ends
+            self.blocks += 1 - (number in self._ends) - (end in early)
+            self._ends.add(end)
+            early[number] = packet
             self._acknowledge_gap()
             return
-        self.next = number + 1
+        self.next = end
+        self._passed += 1
         self._waiting += 1
-        told = packet.ends
+        comes = packet.ends
         if early or packet.short or self._waiting > 1 or self._acknowledged < QUICK:
+            if end in early:
+                self.blocks -= 1
             while self.next in early:
-                told = (*told, *early.pop(self.next))
-                self.next += 1
-            self._acknowledge()
+                packet = early.pop(self.next)
+                comes = (*comes, *packet.ends)
+                self.next += packet.size_bytes
+                self._passed += 1
+                self._ends.remove(self.next)
+            if self.other is not None:
+                self.other.push()
+            if self.news:
+                self._acknowledge()
         elif not self._late_s:
             self._set_alarm()
-        for come in told:
+        for come in comes:
             come()
+
+    def _take_with_word(self, packet: Packet, told: Acknowledgement) -> None:
+        """Of the other direction: who sends there hears that first, and goes on when the packet has been taken."""
+        assert self.other is not None
+        packet.told = None
+        self.other.hear(told, goes_on=False)
+        self.take(packet)
+        self.other.push()
 
     def _acknowledge_gap(self) -> None:
         """Of those behind one gap the first ones at once, others together (`__tcp_ack_snd_check`)."""
@@ -119,14 +148,24 @@ class Receiver:
         self._back.go_on(agenda)
         self._alarmed, self._last_s, self._jiffy = False, 0.0, -1
 
+    def tell(self, before: Acknowledgement | None) -> Acknowledgement:
+        """News, with a packet of the other direction. before: what it told when it was sent last, and has not yet."""
+        told = self._told(doubled=False)
+        if before is not None:
+            told.news = [*before.news, *told.news]
+        return told
+
     def _acknowledge(self, *, doubled: bool = False) -> None:
-        news, self._news = self._news, []
+        self._back.enter(self._told(doubled=doubled))
+
+    def _told(self, *, doubled: bool) -> Acknowledgement:
+        news, self.news = self.news, []
         self._waiting, self._late_s = 0, 0.0
         self._compressed, self._together_s = 0, 0.0
         self._acknowledged += 1
         size_bytes = ACKNOWLEDGEMENT_BYTES + SELECTIVE_BYTES if self._early else ACKNOWLEDGEMENT_BYTES
-        self._back.enter(Acknowledgement(self.next, news, doubled, size_bytes))
+        return Acknowledgement(self.next, self._passed, news, doubled, size_bytes)
 
-    def _repeat(self, lost: Acknowledgement) -> None:
+    def repeat(self, lost: Acknowledgement) -> None:
         """The next one says it, too."""
-        self._news = [*lost.news, *self._news]
+        self.news = [*lost.news, *self.news]

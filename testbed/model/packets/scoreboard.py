@@ -11,12 +11,27 @@ from testbed.model.packets.rates import Stamp
 NOW_S = 1e-9
 
 
-class Packet:
-    """flying: it, or what was sent again in its place, is taken to be on its way. here: at the receiver.
+class Acknowledgement:
+    """next: the first byte that is not there. passed: packets before it.
 
-    ends, left: whom to tell that messages, which end in it, are there, and that it was sent. times: that it was.
-    frame_bytes: on the wire; short: whether it is less than a full one. All but those of what it is sent with are known
-    when it is sent.
+    news: those that came since the last acknowledgement. doubled: one came twice.
+    """
+
+    __slots__ = ("doubled", "frame_bytes", "news", "next", "passed")
+
+    def __init__(
+        self, next_byte: int, passed: int, news: Sequence[int], doubled: bool, frame_bytes: int
+    ) -> None:
+        self.next, self.passed, self.news = next_byte, passed, news
+        self.doubled, self.frame_bytes = doubled, frame_bytes
+
+
+class Packet:
+    """number: of its first byte. flying: it, or what was sent again in its place, is taken to be on its way.
+
+    here: at the receiver, as is known; there: at the receiver. ends, left: whom to tell that messages, which end in it,
+    are there, and that it was sent. times: that it was. frame_bytes: on the wire; short: whether it is less than a full
+    one. told: of the other direction. All but those of what it is sent with are known when it is sent.
     """
 
     __slots__ = (
@@ -31,7 +46,9 @@ class Packet:
         "short",
         "size_bytes",
         "stamp",
+        "there",
         "times",
+        "told",
     )
     frame_bytes: int
     short: bool
@@ -46,6 +63,15 @@ class Packet:
         self.number, self.size_bytes = number, size_bytes
         self.ends: Sequence[Callable[[], None]] = ()
         self.left: Sequence[Callable[[], None]] = ()
+        self.there = False
+        self.told: Acknowledgement | None = None
+
+    def cut(self, size_bytes: int) -> Packet:
+        """All but so many bytes of it: another one, with the messages that end there."""
+        rest = Packet(self.number + size_bytes, self.size_bytes - size_bytes)
+        self.size_bytes = size_bytes
+        rest.ends, rest.left, self.ends, self.left = self.ends, self.left, (), ()
+        return rest
 
 
 class Scoreboard:
@@ -57,7 +83,8 @@ class Scoreboard:
 
     def __init__(self, least_s: float) -> None:
         self.out: dict[int, Packet] = {}
-        self.unacknowledged = self.next = 0  # packets, by number
+        self.unacknowledged = self.next = 0  # bytes
+        self.passed = 0  # packets that are acknowledged
         self.flying = self.here = 0
         self.least_s = least_s
         # of those out, what is not there, in the order it was sent last
@@ -71,7 +98,7 @@ class Scoreboard:
         """One more is sent."""
         number = packet.number
         self.out[number] = self._by_time[number] = packet
-        self.next = number + 1
+        self.next = number + packet.size_bytes
         packet.sent_s, packet.times = now_s, 1
         packet.flying, packet.here, packet.lost = True, False, False
         self.flying += 1
@@ -86,6 +113,28 @@ class Scoreboard:
             self.flying += 1
         self._by_time.pop(packet.number, None)
         self._by_time[packet.number] = packet
+
+    def cut(self, packet: Packet, size_bytes: int) -> None:
+        """What is sent again does not go into one packet any more: the rest is another one, in the same state."""
+        rest = packet.cut(size_bytes)
+        rest.sent_s, rest.times, rest.stamp, rest.short = packet.sent_s, packet.times, packet.stamp, True
+        rest.flying, rest.here, rest.lost = packet.flying, False, packet.lost
+        self.out[rest.number] = rest
+        self.flying += rest.flying
+        if rest.lost:
+            heapq.heappush(self.lost, rest.number)
+        else:
+            self._by_time[rest.number] = rest
+
+    def all_of(self, told: Acknowledgement) -> Sequence[int]:
+        """Packets that it tells of, with those before its next byte that others told of, and which was lost."""
+        if len(told.news) >= told.passed - self.passed:
+            return told.news
+        found, number = list(told.news), self.unacknowledged
+        while number < told.next:
+            found.append(number)
+            number += self.out[number].size_bytes
+        return found
 
     def arrive(
         self, numbers: Sequence[int], now_s: float, came: Callable[[float, int, Stamp], None]
@@ -124,8 +173,12 @@ class Scoreboard:
     def acknowledge(self) -> int:
         """The first one, with all before it; its bytes."""
         packet = self.out.pop(self.unacknowledged)
-        self.here -= packet.here
-        self.unacknowledged += 1
+        if packet.here:
+            self.here -= 1
+        else:  # nobody told of it
+            self._ground(packet)
+        self.passed += 1
+        self.unacknowledged += packet.size_bytes
         return packet.size_bytes
 
     def next_lost(self) -> Packet | None:
@@ -158,11 +211,14 @@ class Scoreboard:
 
     def _lose(self, packet: Packet) -> None:
         packet.lost = True
+        self._ground(packet)
+        heapq.heappush(self.lost, packet.number)
+
+    def _ground(self, packet: Packet) -> None:
         self._by_time.pop(packet.number, None)
         if packet.flying:
             packet.flying = False
             self.flying -= 1
-        heapq.heappush(self.lost, packet.number)
 
     def time_out(self, now_s: float) -> None:
         """All that was sent a round trip ago is lost, and the first in any case."""

@@ -18,14 +18,17 @@ from testbed.model.packets.bbr import Bbr
 from testbed.model.packets.control import PACE_SHARE, ByLosses, Control, Heard
 from testbed.model.packets.frames import Way
 from testbed.model.packets.line import Line
-from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Acknowledgement, Receiver
-from testbed.model.packets.scoreboard import Packet, Scoreboard
+from testbed.model.packets.receiver import ACKNOWLEDGEMENT_BYTES, Receiver
+from testbed.model.packets.scoreboard import Acknowledgement, Packet, Scoreboard
 from testbed.model.packets.timers import LEAST_S, Timer
+from testbed.model.packets.unsent import Unsent
 from testbed.model.waiting import Event, SendBuffer
 from testbed.paths.lossy_windows import DUPLICATES, FIRST_PACKETS, REORDERING, TIMEOUT_S
 from testbed.paths.packet_paths import PacketPath
 from testbed.transport.wire import PACKET_HEADERS_BYTES
 
+# options of a packet that tells of gaps, with timestamps beside them
+BLOCKS_BYTES, BLOCK_BYTES, MOST_BLOCKS = 4, 8, 3
 OVERHEAD_BYTES = 1024  # of a packet in memory
 OPEN, RECOVERY, LOSS = range(3)
 LEAST_ROUND_TRIP_S = 1e-6  # that the kernel can tell: cards without latency, of any rate, have none
@@ -55,16 +58,16 @@ class Sender:
         usual_s = max(
             LEAST_ROUND_TRIP_S, sum(line.empty_s(ACKNOWLEDGEMENT_BYTES) for line in (*there, *back))
         )
-        self._receiver = Receiver(agenda, back, self._hear, usual_s)
-        self._there = Way(agenda, there, self._receiver.take)
+        self._receiver = Receiver(agenda, back, self.hear, usual_s)
+        self._there = Way(agenda, there, self._receiver.take, self._lose)
         self._enter = self._there.enter
         self._control: Control = (
             Bbr(path.payload_bytes, usual_s, draw) if path.growth is None else ByLosses(path.growth)
         )
         self._paces = self._control.paces
         self._buffer = SendBuffer(buffer_bytes)
-        self._unsent: deque[Packet] = deque()
-        self._numbered = 0
+        self._unsent, self._transmitted = Unsent(path.payload_bytes), 0
+        self._other: Receiver | None = None  # of the other direction, at this end
         self._board = Scoreboard(usual_s)
         self._state, self._high = OPEN, 0
         self._probed: tuple[int, bool] | None = None  # the next packet then; whether one was sent again
@@ -86,6 +89,12 @@ class Sender:
         """Packets."""
         return self._control.window
 
+    def join(self, other: Sender) -> None:
+        """They are the two directions of a connection: what one sends tells of what came of the other."""
+        for own, that in ((self, other), (other, self)):
+            own._other = that._receiver
+            own._receiver.other = that
+
     # ---- what it is given
 
     def send(self, size_bytes: float, taken: Event, left: Action, come: Action) -> None:
@@ -98,31 +107,18 @@ class Sender:
             and not self._are_in_card()
         ):
             self._control.starve(board.flying)
-        size_bytes, full_bytes = max(1, math.ceil(size_bytes)), self._full_bytes
-        rest = size_bytes
-        packet = self._unsent[-1] if self._unsent else None
-        if packet is not None:
-            some = min(rest, full_bytes - packet.size_bytes)
-            packet.size_bytes += some
-            rest -= some
-        while rest:
-            packet = Packet(self._numbered, full_bytes if rest > full_bytes else rest)
-            self._numbered += 1
-            self._unsent.append(packet)
-            rest -= packet.size_bytes
-        assert packet is not None
-        packet.ends = (*packet.ends, come)
-        packet.left = (*packet.left, left)
+        size_bytes = max(1, math.ceil(size_bytes))
+        self._unsent.give(size_bytes, left, come)
         self._buffer.put(size_bytes, taken)
-        self._push()
+        self.push()
 
     def _left_card(self) -> None:
-        self._push(left_card=True)
+        self.push(left_card=True)
 
-    def _push(self, left_card: bool = False) -> None:
+    def push(self, left_card: bool = False) -> None:
         """Send what may be sent. left_card: as a packet has left the card, for which others may have waited."""
         board, control, unsent, now_s = self._board, self._control, self._unsent, self._agenda.now_s
-        sent = full = False
+        sent = full = arms = False
         window, most = control.window, self._most_window
         window = int(window if window < most else most)
         while True:
@@ -138,36 +134,51 @@ class Sender:
             if self._in_card and self._waits_for_card(packet is None and not left_card):
                 break
             if packet is None:
-                self._begin(unsent.popleft(), now_s)
+                # else what is lost is waited for as before (`tcp_event_new_data_sent`)
+                arms = arms or not board.out or (self._state == OPEN and not board.here)
+                self._begin(now_s)
                 sent = True
             else:
                 self._repeat(packet, now_s)
         full = full or board.flying >= window
         if sent or full:
             control.use(full, len(board.out), board.unacknowledged, board.next)
-        if sent:
+        if arms:
             self._arm()
 
-    def _begin(self, packet: Packet, now_s: float) -> None:
-        board = self._board
+    def _most_bytes(self) -> int:
+        """Of a packet, beside what it tells of gaps in the other direction (`tcp_current_mss`)."""
+        if self._other is None or not self._other.blocks:
+            return self._full_bytes
+        return self._full_bytes - BLOCKS_BYTES - BLOCK_BYTES * min(self._other.blocks, MOST_BLOCKS)
+
+    def _begin(self, now_s: float) -> None:
+        board, most = self._board, self._most_bytes()
+        packet = self._unsent.take(most)
         if not board.flying and now_s > self._sent_s > -math.inf:
             self._control.resume(now_s, now_s - self._sent_s)
         self._sent_s = now_s
-        packet.frame_bytes = packet.size_bytes + PACKET_HEADERS_BYTES
-        packet.short = packet.size_bytes < self._full_bytes
+        packet.short = packet.size_bytes < most
         packet.stamp = self._control.stamp(now_s, not board.out) if self._paces else None
         board.add(packet, now_s)
-        self._transmit(packet, now_s)
+        self._transmit(packet, most, now_s)
         for action in packet.left:
             action()
 
     def _repeat(self, packet: Packet, now_s: float) -> None:
         self.again += 1
+        most = self._most_bytes()
+        if packet.size_bytes > most and not packet.there:
+            self._board.cut(packet, most)
         packet.stamp = self._control.stamp(now_s, False)
         self._board.fly(packet, now_s)
-        self._transmit(packet, now_s)
+        self._transmit(packet, most, now_s)
 
-    def _transmit(self, packet: Packet, now_s: float) -> None:
+    def _transmit(self, packet: Packet, most: int, now_s: float) -> None:
+        packet.frame_bytes = packet.size_bytes + PACKET_HEADERS_BYTES + self._full_bytes - most
+        if self._other is not None and self._other.news:
+            packet.told = self._other.tell(packet.told)
+        self._transmitted += 1
         if self._paces:
             self._pace(packet, now_s)
         begins_s = self._card.free_s
@@ -177,19 +188,24 @@ class Sender:
             self._in_card_bytes += in_memory
         self._enter(packet)
 
+    def _lose(self, packet: Packet) -> None:
+        if self._other is not None and packet.told is not None:
+            self._other.repeat(packet.told)
+            packet.told = None
+
     # ---- what it waits for
 
     def _pace(self, packet: Packet, now_s: float) -> None:
         """When the next one may leave (`tcp_update_skb_after_send`): the first ones are not paced."""
         before_s, self._departs_s = self._departs_s, max(self._departs_s, now_s)
-        if packet.number >= FIRST_PACKETS:
+        if self._transmitted >= FIRST_PACKETS:
             takes_s = packet.size_bytes / self._linux_pace()
             self._departs_s += takes_s - min(takes_s / 2, self._departs_s - before_s)
 
     def _wait_for_pace(self) -> None:
         if self._paced_s != self._departs_s:
             self._paced_s = self._departs_s
-            self._agenda.at(self._departs_s, self._push)
+            self._agenda.at(self._departs_s, self.push)
 
     def _waits_for_card(self, new: bool) -> bool:
         """Whether the card has enough of it, or more may come for its last packet, which is `new`.
@@ -198,7 +214,7 @@ class Sender:
         """
         if not self._are_in_card():
             return False
-        if not (new and len(self._unsent) == 1 and self._unsent[0].size_bytes < self._full_bytes):
+        if not (new and self._unsent.is_part):
             in_card_bytes = self._in_card_bytes
             # 1 ms of its pace, two packets at the least, which mostly decides
             if in_card_bytes <= self._least_in_card or (
@@ -224,13 +240,11 @@ class Sender:
 
     # ---- what it hears
 
-    def _hear(self, told: Acknowledgement) -> None:
+    def hear(self, told: Acknowledgement, *, goes_on: bool = True) -> None:
+        """An acknowledgement. goes_on: sends what may be sent now."""
         now_s, board, control = self._agenda.now_s, self._board, self._control
         unacknowledged, flying = board.unacknowledged, board.flying
-        numbers = told.news
-        if len(numbers) < told.next - unacknowledged:  # some of what others said was lost
-            numbers = [*numbers, *range(unacknowledged, told.next)]
-        delivered, first_s, last_s = board.arrive(numbers, now_s, control.came)
+        delivered, first_s, last_s = board.arrive(board.all_of(told), now_s, control.came)
         advanced = told.next > unacknowledged
         if advanced:
             self._acknowledge(told.next)
@@ -240,14 +254,15 @@ class Sender:
             self._time(now_s - first_s, latest_s)
         if self._probed is not None:
             self._hear_probe(told, self._probed)
-        lost = 0
+        lost, waits = 0, False
         if board.here or self._state != OPEN:
-            lost = self._find_lost()
+            lost, waits = self._find_lost()
             self._change_state(lost)
         self._tell(delivered, flying, lost, latest_s, advanced)
-        if advanced:
+        if advanced and not waits:
             self._arm()
-        self._push()
+        if goes_on:
+            self.push()
 
     def _acknowledge(self, next_packet: int) -> None:
         """All packets before that one."""
@@ -267,7 +282,7 @@ class Sender:
         heard.flying, heard.before = board.flying, before
         heard.recovering = self._state == RECOVERY
         heard.latest_s, heard.least_s = latest_s, board.least_s
-        heard.departs_s, heard.sent = self._departs_s, board.next + self.again
+        heard.departs_s, heard.sent = self._departs_s, self._transmitted
         self._control.heard(heard)
 
     def _time(self, sample_s: float, latest_s: float) -> None:
@@ -295,8 +310,8 @@ class Sender:
             self._probed = None
             self._control.mended()
 
-    def _find_lost(self) -> int:
-        """Packets; others it looks for when it has waited long enough."""
+    def _find_lost(self) -> tuple[int, bool]:
+        """Packets; whether there are others, which it looks for when it has waited long enough."""
         board = self._board
         reordering_s = 0.0
         if self._state == OPEN and board.here < DUPLICATES:
@@ -304,7 +319,7 @@ class Sender:
         lost, later_s = board.find_lost(self._agenda.now_s, reordering_s)
         if later_s:
             self._timer.set(later_s + LEAST_S, self._stop_waiting)
-        return lost
+        return lost, later_s > 0
 
     def _change_state(self, lost: int) -> None:
         if self._state != OPEN and self._board.unacknowledged >= self._high:
@@ -312,7 +327,7 @@ class Sender:
                 self._control.recovered()
             self._state = OPEN
         if lost and self._state != RECOVERY:
-            self._control.lose(self._board.next + self.again, again=self._state == LOSS)
+            self._control.lose(self._transmitted, again=self._state == LOSS)
             self._high = self._board.next
             self._state = RECOVERY
 
@@ -339,21 +354,22 @@ class Sender:
         """The next packet, or the last one once more, so that an acknowledgement tells what is lost."""
         again, now_s = not self._unsent, self._agenda.now_s
         if again:
-            self._repeat(next(reversed(self._board.out.values())), now_s)
+            self._repeat(self._board.out[max(self._board.out)], now_s)
         else:
-            self._begin(self._unsent.popleft(), now_s)
+            self._begin(now_s)
         self._probed = self._board.next, again
         self._timer.set(self._timeout_s, self._time_out)
 
     def _stop_waiting(self) -> None:
         """For packets that may only be late."""
         board = self._board
-        lost = self._find_lost()
+        lost, _ = self._find_lost()
         if lost and self._state != RECOVERY:
             self._change_state(lost)
-            self._tell(1, board.flying, lost, -1.0, False)
+            if not self._paces:  # what it hears next tells that of recovery alone (`tcp_rack_reo_timeout`)
+                self._tell(1, board.flying, lost, -1.0, False)
         self._timer.set(self._timeout_s, self._time_out)
-        self._push()
+        self.push()
 
     def _time_out(self) -> None:
         board = self._board
@@ -363,7 +379,7 @@ class Sender:
         self._state, self._high, self._probed = LOSS, board.next, None
         self._doublings += 1
         self._timer.set(self._timeout_s, self._time_out)
-        self._push()
+        self.push()
 
     # ---- from one step to the next
 
