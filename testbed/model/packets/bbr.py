@@ -95,15 +95,15 @@ class Bbr(Control):
     def _used_rate(self) -> float:
         return self._policed.rate or self._rate.value
 
-    def _product(self, gain: float, rate: float | None = None) -> int:
-        return math.ceil((self._rate.value if rate is None else rate) * self._least_s * gain)
+    def _product(self, rate: float, gain: float) -> int:
+        return math.ceil(rate * self._least_s * gain)
 
     def _whole(self, packets: float) -> int:
         even = (int(packets) + 3 * self._segments() + 1) & ~1
         return even + 2 * (self.mode == PROBE_RATE and self._phase == 0)
 
     def _inflight(self, gain: float) -> int:
-        return self._whole(self._product(gain))
+        return self._whole(self._product(self._rate.value, gain))
 
     def _set_pace(self, gain: float) -> None:
         rate = self._used_rate * self._packet_bytes * gain * MARGIN
@@ -307,7 +307,7 @@ class Bbr(Control):
             if self._conserving:
                 self.window = max(window, float(flying + acknowledged))
             else:
-                target = self._whole(self._product(self._gain, self._used_rate) + self._extra_packets())
+                target = self._whole(self._product(self._used_rate, self._gain) + self._extra_packets())
                 if self._full:
                     window = min(window + acknowledged, float(target))
                 elif window < target or self._rates.delivered < FIRST_PACKETS:

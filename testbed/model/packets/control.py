@@ -64,11 +64,11 @@ class Control(ABC):
     def resume(self, now_s: float, idle_s: float) -> None:  # noqa: B027 - most do not mind
         """It sends, and nothing was under way for so long."""
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:  # noqa: B027
+    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:  # noqa: B027
         """All is sent that may be. full: so much is under way as the window has."""
 
     def time(  # noqa: B027 - most look at it when they hear the rest
-        self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: Callable[[], float]
+        self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
         """A round trip was measured. pace: that Linux reckons with."""
 
@@ -119,19 +119,19 @@ class ByLosses(Control):
         """Its clock stands meanwhile."""
         self._growth.waited(idle_s)
 
-    def use(self, full: bool, out: int, unacknowledged: int, next_packet: int) -> None:
+    def use(self, full: bool, out: int, unacknowledged: int, next_byte: int) -> None:
         """What the window is used for counts for a round trip (`tcp_cwnd_validate`)."""
         if full or unacknowledged >= self._most_until or (not self._is_full and out > self._most):
-            self._is_full, self._most, self._most_until = full, out, next_packet
+            self._is_full, self._most, self._most_until = full, out, next_byte
 
     def time(
-        self, now_s: float, latest_s: float, unacknowledged: int, next_packet: int, pace: Callable[[], float]
+        self, now_s: float, latest_s: float, unacknowledged: int, next_byte: int, pace: Callable[[], float]
     ) -> None:
         """It may double no more."""
         self._least_s = min(self._least_s, latest_s)
         if self._hystart and self.window < self._threshold:
             window = int(self.window)
-            if self._hystart.acknowledged(now_s, unacknowledged, next_packet, latest_s, window, pace()):
+            if self._hystart.acknowledged(now_s, unacknowledged, next_byte, latest_s, window, pace()):
                 self._threshold = float(window)
 
     def heard(self, told: Heard) -> None:

@@ -15,15 +15,15 @@ class Policed:
         self.rate = 0.0
         self._before = 0.0  # rate of the interval before
         self._samples, self._rounds = False, 0
-        self._delivered = self._lost = self._all_lost = 0  # when the interval began
-        self._since_s = 0.0
+        # until the interval began, and when; packets lost in it
+        self._delivered, self._since_s, self._lost = 0, 0.0, 0
 
     def heard(self, delivered: int, now_s: float, lost: int, *, begins: bool, limited: bool) -> bool:
         """Another sample: whether it is over. delivered: in all, until now_s. begins: a round trip does.
 
         lost: now. limited: there is not enough to send.
         """
-        self._all_lost += lost
+        self._lost += lost
         if self.rate:
             self._rounds += begins
             over = self._rounds >= USED_ROUNDS
@@ -47,7 +47,7 @@ class Policed:
 
     def _look(self, delivered: int, now_s: float) -> None:
         came, took_s = delivered - self._delivered, now_s - self._since_s
-        if not came or self._all_lost - self._lost < LOST * came or took_s < LEAST_S:
+        if not came or self._lost < LOST * came or took_s < LEAST_S:
             return
         rate = came / took_s
         if self._before and abs(rate - self._before) <= ALIKE * self._before:
@@ -57,7 +57,7 @@ class Policed:
         self._begin(delivered, now_s)
 
     def _begin(self, delivered: int, now_s: float) -> None:
-        self._delivered, self._lost, self._since_s, self._rounds = delivered, self._all_lost, now_s, 0
+        self._delivered, self._since_s, self._lost, self._rounds = delivered, now_s, 0, 0
 
     def _reset(self, delivered: int, now_s: float) -> None:
         self.rate, self._before, self._samples = 0.0, 0.0, False

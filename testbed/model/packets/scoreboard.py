@@ -143,7 +143,7 @@ class Scoreboard:
 
         came: told of each, as `Control` has it.
         """
-        out, by_time = self.out, self._by_time
+        out = self.out
         packets, first_s, last_s = 0, math.inf, -math.inf
         for number in numbers:
             packet = out.get(number)
@@ -154,10 +154,7 @@ class Scoreboard:
             if packet.stamp is not None:
                 came(sent_s, number, packet.stamp)
             packet.here, packet.lost = True, False
-            by_time.pop(number, None)
-            if packet.flying:
-                packet.flying = False
-                self.flying -= 1
+            self._ground(packet)
             if packet.times == 1:
                 first_s = sent_s if sent_s < first_s else first_s
                 last_s = sent_s if sent_s > last_s else last_s
@@ -215,6 +212,7 @@ class Scoreboard:
         heapq.heappush(self.lost, packet.number)
 
     def _ground(self, packet: Packet) -> None:
+        """It is not on its way any more, nor waited for."""
         self._by_time.pop(packet.number, None)
         if packet.flying:
             packet.flying = False

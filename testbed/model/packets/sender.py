@@ -264,10 +264,10 @@ class Sender:
         if goes_on:
             self.push()
 
-    def _acknowledge(self, next_packet: int) -> None:
-        """All packets before that one."""
+    def _acknowledge(self, next_byte: int) -> None:
+        """All packets before that byte."""
         board, buffer, size_bytes = self._board, self._buffer, 0
-        while board.unacknowledged < next_packet:
+        while board.unacknowledged < next_byte:
             size_bytes += board.acknowledge()
             if buffer.waiting:  # else nobody asks which of them has made room
                 buffer.leave(size_bytes)

@@ -25,12 +25,12 @@ class HyStart:
         self,
         now_s: float,
         unacknowledged: int,
-        next_packet: int,
+        next_byte: int,
         round_trip_s: float,
         window: int,
         pace: float,
     ) -> bool:
-        """Whether doubling is over. unacknowledged, next_packet: the first packet that is not, that is not sent.
+        """Whether doubling is over. unacknowledged, next_byte: the first byte that is not, that is not sent.
 
         pace: bytes per second.
         """
@@ -39,7 +39,7 @@ class HyStart:
             return False
         if unacknowledged > self._end:
             self._round_s = self._heard_s = now_s
-            self._end = next_packet
+            self._end = next_byte
             self._samples, self._current_s = 0, math.inf
         if now_s - self._heard_s <= TRAIN_S:
             self._heard_s = now_s
