@@ -12,10 +12,11 @@ OWNER := $(shell stat -c %u .)
 CLEANLY := env PYTHONDONTWRITEBYTECODE=1
 AS_ROOT := $(if $(filter 0,$(UID)),,sudo) $(if $(filter 0,$(OWNER)),,$(CLEANLY))
 HASH := \#
+# One more than there are cores: some tests wait for a moment, and a guest stays on one core, not the idlest for long.
+AT_ONCE := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )))
 # Not by the real clock: under the virtual one figures do not depend on what else runs.
-SIDE_BY_SIDE := -n logical --maxprocesses 4
-# One more than there are cores: a guest stays on one core, which need not be the idlest for long.
-GUESTS := -n $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 ))) --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE := $(AT_ONCE)
+GUESTS := $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 # Two networks at once mostly wait for each other's clocks; what must not have another beside it is marked `quiet`.
 NETS := -n 2 --dist loadfile
 # An SSH server that is installed is started: `make test` installs none on somebody's own machine.

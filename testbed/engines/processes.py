@@ -12,6 +12,7 @@ from typing import Any
 
 from testbed.engines.base import Function, Workers
 from testbed.engines.errors import WorkStopped
+from testbed.garbage import collect_seldom
 from testbed.links.process import end_with_parent
 
 FEW = 24  # items that are done before other processes have started
@@ -82,6 +83,7 @@ _WORK: list[tuple[Function, Any]] = []  # of a process that works
 def _begin(function: Function, common: Any) -> None:
     end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it is told, and ends its processes
+    collect_seldom()
     _WORK[:] = [(function, common)]
 
 

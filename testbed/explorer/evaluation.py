@@ -13,12 +13,12 @@ from testbed.config.explore import ExploreSpec
 from testbed.config.hardware import Hardware
 from testbed.config.parallelism import ScheduleSpec
 from testbed.explorer.usual import filled
+from testbed.garbage import uncollected
 from testbed.job.job import Job, job_of, unmodelled
 from testbed.job.workload import Workload
 from testbed.model import Stuck
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
-from testbed.model.garbage import uncollected
 from testbed.model.predicting import predict_tail_s, prepared
 from testbed.model.prepared import played
 from testbed.plugins import shortened

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from testbed.config import Scenario
 from testbed.engines import Engine, Processes, Workers
 from testbed.explorer.evaluation import Configuration, Evaluation, Infeasible, evaluate
+from testbed.garbage import seldom_collected
 
 Tried = Evaluation | Infeasible
 
@@ -38,13 +41,17 @@ class Tries:
     _seen: set[str] = field(default_factory=set)
     _best: tuple[Configuration, Evaluation] | None = None
     _workers: Workers = field(init=False)
+    _entered: ExitStack = field(init=False)
 
     def __enter__(self) -> Tries:
-        self._workers = self.engine.workers(evaluate, self.scenario).__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(seldom_collected())
+            self._workers = stack.enter_context(self.engine.workers(evaluate, self.scenario))
+            self._entered = stack.pop_all()
         return self
 
-    def __exit__(self, kind: object, *rest: object) -> None:
-        self._workers.__exit__(kind, *rest)
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        self._entered.__exit__(kind, *rest)
 
     def all(self, configurations: Sequence[Configuration], *, among: bool = True) -> list[Tried]:
         """What each comes to, in their order. among: whether one of them may be the best so far."""

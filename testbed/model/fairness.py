@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from testbed.paths.network import PartShares
 
 ALIKE = 1e-9  # shares of parts that differ by less are one
+FEW = 24  # paths, of which the rates are found sooner one by one
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+Steps = tuple[tuple[int, float], ...]  # of a path: parts, by number, and what goes there
 
 
 class Paths(NamedTuple):
@@ -103,6 +105,31 @@ def fair(capacities: Floats, paths: Paths) -> Floats:
         over = done[path]
         left = left - rate * np.bincount(parts[over], loads[over], minlength=len(left))
         parts, loads, path = parts[~over], loads[~over], path[~over]
+    return rates
+
+
+def fair_few(room: Sequence[float], least: Sequence[float], paths: Sequence[Steps]) -> list[float]:
+    """As `fair` has it, of what is left of each part, and of no less than the least that it gives."""
+    rates = [0.0] * len(paths)
+    left = {part: max(room[part], least[part]) for path in paths for part, _ in path}
+    growing = [number for number, path in enumerate(paths) if path]
+    while growing:
+        through: dict[int, float] = {}
+        for number in growing:
+            for part, load in paths[number]:
+                through[part] = through.get(part, 0.0) + load
+        shares = {part: left[part] / load for part, load in through.items() if load > 0.0}
+        rate = min(shares.values())
+        most = rate * (1 + ALIKE)
+        full = {part for part, share in shares.items() if share <= most}
+        some, growing = growing, []
+        for number in some:
+            if full.isdisjoint([part for part, _ in paths[number]]):
+                growing.append(number)
+                continue
+            rates[number] = rate
+            for part, load in paths[number]:
+                left[part] -= rate * load
     return rates
 
 

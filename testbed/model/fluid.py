@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from testbed.directions import QueueClass
-from testbed.model.fairness import ALIKE, Floats, Laid, Paths, fair
+from testbed.model.agenda import Agenda
+from testbed.model.fairness import ALIKE, FEW, Floats, Laid, Paths, Steps, fair, fair_few
 from testbed.paths.network import PartShares
 
 INSTANT_S = 1e-12  # what takes less is over: clocks have no more digits than that
+MOST_ULPS = 4  # and of late have fewer
 TRICKLE = 1.0  # bytes per second of what has to wait for all others: what flows at all comes to an end
 AT_ONCE = 2.25  # times as quick as the slowest part another has to be for all of a message to come before most has left
 MOST_SHARES = 20_000  # remembered: symmetric jobs come back to the same few hundred
@@ -34,41 +35,37 @@ Order = tuple[tuple[int, ...], tuple[int, ...]]
 class _Connection:
     """Messages one after the other, on all of its paths at once.
 
-    parts: of all paths, and what goes through each for each byte of a message; queued: those with queues. messages:
-    of each its bytes, its turn, and who is told. queue_bytes: the least that waits in front of a part, of those where
-    any do.
+    paths: of each, its parts, and what goes through them for each byte of it. parts: of all paths, and what goes
+    through each for each byte of a message; queued: those with queues. messages: of each its bytes, its turn, and who
+    is told. queue_bytes: the least that waits in front of a part, of those where any do.
     """
 
     number: int
     mark: int
-    parts: tuple[tuple[int, float], ...]
+    paths: tuple[Steps, ...]
+    parts: Steps
     queued: tuple[int, ...]
     queue_bytes: float
     messages: deque[tuple[float, int | None, Callable[[], None]]] = field(default_factory=deque)
     burst_bytes: float = math.inf
 
 
-class _Shares(NamedTuple):
-    """Of the connections that are busy, by number, their bytes per second. instants: bytes of what is over."""
-
-    rates: Mapping[int, float]
-    instants: Mapping[int, float]
-
-
 class Fluid:
-    """What flows now. `send` and `advance` are its events; figures of time are the caller's.
+    """What flows now. `send` and `leave` are its events.
 
-    capacities: bytes per second of each part; queues: bytes that wait in front of it at the most, 0 unless said.
-    classes: of parts with several queues, the parts that those are.
+    agenda: whose time it is. capacities: bytes per second of each part; queues: bytes that wait in front of it at the
+    most, 0 unless said. classes: of parts with several queues, the parts that those are.
     """
 
     def __init__(
         self,
+        agenda: Agenda,
         capacities: Mapping[str, float],
         queues: Mapping[str, float] | None = None,
         classes: Mapping[str, Sequence[tuple[str, QueueClass]]] | None = None,
     ) -> None:
         queues, classes = queues or {}, classes or {}
+        self._agenda = agenda
         self._queues = [queues.get(name, 0.0) for name in capacities]
         self._through: list[dict[int, float]] = [
             {} for _ in capacities
@@ -88,14 +85,19 @@ class Fluid:
         # the busy ones' marks, each drawn at random, in one number by exclusive or: whoever is busy again has it again
         self._who = 0
         self._draw = random.Random(0)
-        self._known: dict[tuple[int, Order], _Shares] = {}
+        self._known: dict[tuple[int, Order], Mapping[int, float]] = {}
         # of connections whose message has a turn, that
         self._turns: dict[int, int] = {}
         self._turn = count()
-        self._shares: _Shares | None = None
-        # since when the busy ones have had that left; from then on, until the first of them has none, where it is known
-        self._passed_s = 0.0
-        self._soonest_s: float | None = None
+        # of those that are busy, by number, their bytes per second, where that is known
+        self._shares: Mapping[int, float] | None = None
+        # when the busy ones had that left; when the first of them has none, where it is known
+        self._since_s = 0.0
+        self._leaves_s: float | None = None
+
+    def go_on(self, agenda: Agenda) -> None:
+        """By another's time, from its beginning; nothing flows."""
+        self._agenda, self._since_s = agenda, agenda.now_s
 
     def send(
         self,
@@ -134,7 +136,7 @@ class Fluid:
     def _first(self, connection: _Connection) -> None:
         """Begin with the connection's next message."""
         self._left[connection.number], turn, _ = connection.messages[0]
-        self._soonest_s = None
+        self._leaves_s = None
         if self._turns.pop(connection.number, None) != turn:
             self._shares = None
         if turn is not None:
@@ -149,6 +151,7 @@ class Fluid:
         connection = _Connection(
             len(self._connections),
             self._draw.getrandbits(128),
+            tuple(tuple(path.items()) for path in numbered),
             tuple(through.items()),
             tuple(part for part in through if self._queues[part]),
             self._holds_bytes(through),
@@ -177,7 +180,6 @@ class Fluid:
         What TCP has under way stands in queues, first come, first served. A long message has its fair share in the
         end; a short one waits for what was there.
         """
-        self._settle()
         own = self._by_key.get(key) or self._open(key, paths)
         queues, rates, through = self._queues, self._rates, self._through
         for part in own.queued:
@@ -185,6 +187,7 @@ class Fluid:
                 break
         else:
             return 0.0
+        self._settle()
         latest_s = 0.0
         slowest_s = max([load * size_bytes / rates[part] for part, load in own.parts])
         before = True  # it comes to the slowest part later by what it waited
@@ -203,25 +206,23 @@ class Fluid:
                 latest_s = max(latest_s, waiting / rates[part] + after_s)
         return latest_s
 
-    def next_s(self) -> float:
-        """Seconds until the next message has left, infinity if nothing flows."""
-        if not self.busy:
-            return math.inf
-        if self._soonest_s is None:
+    def leaves_s(self) -> float:
+        """When the next message has left, infinity if nothing flows."""
+        if self._leaves_s is None:
             left = self._left
-            self._soonest_s = min([left[number] / rate for number, rate in self._now().rates.items()])
-        rest_s = self._soonest_s - self._passed_s
-        return rest_s if rest_s > 0.0 else 0.0
+            soonest_s = min([left[number] / rate for number, rate in self._now().items()], default=math.inf)
+            self._leaves_s = self._since_s + soonest_s
+        return self._leaves_s
 
-    def advance(self, seconds: float, next_s: float) -> None:
-        """Let time pass, no more than what `next_s` is; tell of messages that have left."""
-        if next_s - seconds > INSTANT_S:  # none has: most of the time
-            self._passed_s += seconds if self.busy else 0.0
+    def leave(self) -> None:
+        """Tell of messages that have left."""
+        now_s = self._agenda.now_s
+        over_s = max(INSTANT_S, MOST_ULPS * math.ulp(now_s))
+        if self.leaves_s() - now_s > over_s:
             return
-        self._passed_s += seconds
         self._settle()
         left = self._left
-        for number in [own for own, instant in self._now().instants.items() if left[own] <= instant]:
+        for number in [own for own, rate in self._now().items() if left[own] <= rate * over_s]:
             connection = self.busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:
@@ -232,20 +233,19 @@ class Fluid:
                 for part, _ in connection.parts:
                     del self._through[part][number]
                 self._who ^= connection.mark
-                self._shares = self._soonest_s = None
+                self._shares = self._leaves_s = None
             sent()
 
     def _settle(self) -> None:
         """Take from what the busy ones have left what has gone meanwhile."""
-        if self._passed_s:
-            left, passed_s = self._left, self._passed_s
-            for number, rate in self._now().rates.items():
+        now_s = self._agenda.now_s
+        if (passed_s := now_s - self._since_s) and self.busy:
+            left = self._left
+            for number, rate in self._now().items():
                 left[number] -= rate * passed_s
-            if self._soonest_s is not None:
-                self._soonest_s -= passed_s
-            self._passed_s = 0.0
+        self._since_s = now_s
 
-    def _now(self) -> _Shares:
+    def _now(self) -> Mapping[int, float]:
         """Of those that are busy now, remembered for when they are so again."""
         if self._shares is None:
             key = self._who, self._order()
@@ -270,55 +270,39 @@ class Fluid:
             places.append(places[-1] + (turns[number] != turns[before]))
         return found, tuple(places)
 
-    def _share(self, order: Order) -> _Shares:
+    def _share(self, order: Order) -> Mapping[int, float]:
+        found, places = order
+        if found or len(self.busy) <= FEW:
+            return self._in_order(dict(zip(found, places or range(len(found)), strict=True)))
         numbers = np.array(list(self.busy), dtype=np.intp)
         paths, owner = self._laid.of(numbers)
-        left = self._with_classes(paths)
-        owners = numbers[owner].tolist()
-        found, places = order
-        places_of = dict(zip(found, places or range(len(found)), strict=True))
-        rates = self._in_order(left, paths, owners, places_of) if found else fair(left, paths)
-        each = np.bincount(owner, weights=rates).astype(float)
-        ours = numbers.tolist()
-        instants = (each * INSTANT_S).tolist()
-        return _Shares(dict(zip(ours, each.tolist(), strict=True)), dict(zip(ours, instants, strict=True)))
+        each = np.bincount(owner, weights=fair(self._with_classes(paths), paths)).astype(float)
+        return dict(zip(numbers.tolist(), each.tolist(), strict=True))
 
-    def _in_order(
-        self, left: Floats, paths: Paths, owners: Sequence[int], order: Mapping[int, int]
-    ) -> Floats:
+    def _in_order(self, order: Mapping[int, int]) -> Mapping[int, float]:
         """What has an earlier place takes all that it can use, those of one place share; who has none is last."""
-        rates = np.zeros(paths.many)
-        places: dict[int, list[int]] = {}
-        for path, number in enumerate(owners):
-            places.setdefault(order.get(number, len(order)), []).append(path)
-        starts = np.searchsorted(paths.path, np.arange(paths.many + 1)).tolist()
-        parts, loads = paths.parts.tolist(), paths.loads.tolist()
+        left = self._capacities
+        if self._classes:
+            left = self._with_classes(self._laid.of(np.array(list(self.busy), dtype=np.intp))[0])
         room = left.tolist()
         least = (ALIKE * left).tolist()  # what waits for all others still comes to an end
+        places: dict[int, list[int]] = {}
+        for number in self.busy:
+            places.setdefault(order.get(number, len(order)), []).append(number)
+        rates: dict[int, float] = dict.fromkeys(self.busy, 0.0)
         for place in sorted(places):
             some = places[place]
-            if len(some) == 1:
-                found = [self._alone(room, least, parts, loads, range(starts[some[0]], starts[some[0] + 1]))]
+            paths = [(number, path) for number in some for path in self._connections[number].paths]
+            if len(paths) <= FEW:
+                found = fair_few(room, least, [path for _, path in paths])
             else:
-                marked = np.zeros(paths.many, dtype=bool)
-                marked[some] = True
-                found = fair(np.maximum(room, least), paths.only(marked)).tolist()
-            for path, rate in zip(some, found, strict=True):
-                rates[path] = rate
-                for step in range(starts[path], starts[path + 1]):
-                    room[parts[step]] -= loads[step] * rate
+                laid, _ = self._laid.of(np.array(some, dtype=np.intp))
+                found = fair(np.maximum(room, least), laid).tolist()
+            for (number, path), rate in zip(paths, found, strict=True):
+                rates[number] += rate
+                for part, load in path:
+                    room[part] -= load * rate
         return rates
-
-    @staticmethod
-    def _alone(
-        room: Sequence[float],
-        least: Sequence[float],
-        parts: Sequence[int],
-        loads: Sequence[float],
-        steps: Iterable[int],
-    ) -> float:
-        """What one path gets of what is left: as `fair` has it."""
-        return min([max(room[parts[step]], least[parts[step]]) / loads[step] for step in steps])
 
     def _with_classes(self, paths: Paths) -> Floats:
         """Capacities, with what each class of a link has now: its guarantee, and of the rest what is left for it."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
+from testbed.garbage import uncollected
 from testbed.model.folding import Isolated
-from testbed.model.garbage import uncollected
 from testbed.model.keeping import NOTHING_BEFORE, Before
 from testbed.model.memory import peak_alive
 from testbed.model.simulation import simulate

@@ -15,6 +15,7 @@ from statistics import mean
 from typing import cast
 
 from testbed.collectives.registry import rows_algorithm_of
+from testbed.garbage import forget
 from testbed.model.carrying import Call, Carrying, Events
 from testbed.model.computing import Computers
 from testbed.model.folding import Folder, Isolated
@@ -68,10 +69,17 @@ def simulate(
     whole = _Simulation(plan, network, itemsize, software or Software(), folded, dispatching=dispatching)
     whole.lone_draws = len(draws) if network.mends or network.begins else 0
     whole.alone = {} if alone is None else alone
-    if network.packets and not draws:
+    try:
+        return _told(whole, draws, before)
+    finally:
+        forget(whole.plays)
+
+
+def _told(whole: _Simulation, draws: Sequence[Random], before: Before) -> Timeline:
+    if whole.network.packets and not draws:
         return whole.drawn(MEAN, before)
     # in collectives nothing is drawn for the whole step
-    if not draws or (folded and not _has_messages(plan)):
+    if not draws or (whole.folder is not None and not _has_messages(whole.plan)):
         return _settled(whole, min(before.steps, MOST_WARMUP))
     drawn = [whole.drawn(Lateness(draw), before) for draw in draws]
     mean_s = mean(timeline.step_time_s for timeline in drawn)
@@ -123,6 +131,7 @@ class _Simulation(Carrying):
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
         self.lone_draws = 0  # of collectives that are folded
         self.alone: dict[Hashable, Isolated] = {}
+        self.plays: list[object] = [self]  # of this plan
 
     def again(self, lateness: Lateness, kept: Kept | None = None) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays.
@@ -134,7 +143,8 @@ class _Simulation(Carrying):
         other = _Simulation(
             self.plan, self.network, self.itemsize, self.software, False, lateness, serving, kept
         )
-        other.folder, other.sized = self.folder, self.sized
+        other.folder, other.sized, other.plays = self.folder, self.sized, self.plays
+        self.plays.append(other)
         return other
 
     def drawn(self, lateness: Lateness, before: Before) -> Timeline:
@@ -172,7 +182,7 @@ class _Simulation(Carrying):
             tuple(zip(begun, ended, strict=True)) for begun, ended in zip(self.begun, self.ended, strict=True)
         )
         timeline = Timeline(tuple(spans), None if self.serving is None else self.serving.carried())
-        # what leads back here would wait for a collector, which takes half as long as the step did
+        # as `forget` does, of what is large
         self.trackers, self.begun, self.ended = [], [], []
         self.gathered.clear()
         self.boxes.clear()
@@ -221,25 +231,25 @@ class _Simulation(Carrying):
             self._communicate(rank, operation, over)
 
     def _pass(self, rank: int, first: int, duration_s: float) -> None:
-        """Time, of an operation and of those that follow it alone: an event each, which do no more than they must."""
+        """Time, of an operation and of those that follow it alone: whatever happens meanwhile, its end is known."""
         tracker = self.trackers[rank]
         following, plan = tracker.following, cast("Sequence[Computing | Pause]", tracker.plan)
         begun, ended = self.begun[rank], self.ended[rank]
-        index, many = first, 0
-
-        def over() -> None:
-            nonlocal index, many
-            after = following[index]
-            if after < 0:
-                tracker.done_on_the_way(first, many)
-                self._over(rank, index)
-                return
-            ended[index] = begun[after] = self.now_s
+        index, many, at_s = first, 0, self.now_s + duration_s
+        while (after := following[index]) >= 0:
+            ended[index] = begun[after] = at_s
             index = after
             many += 1
-            self.later(plan[after].duration_s, over)
+            at_s += plan[after].duration_s
 
-        self.later(duration_s, over)
+        def over() -> None:
+            tracker.done_on_the_way(first, many)
+            self._over(rank, index)
+
+        if at_s > self.now_s:
+            self.at(at_s, over)
+        else:
+            self.soon.append(over)
 
     def _over(self, rank: int, index: int) -> None:
         tracker = self.trackers[rank]
@@ -334,15 +344,17 @@ class _Simulation(Carrying):
         software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
         # who waits for several messages waits for the latest: late by the mean they would not be apart
         drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
-        kept, took_s, first = NOTHING_KEPT, [], None
+        kept, took_s, plays = NOTHING_KEPT, [], []
         # a pace by what was delivered goes up in a few
         for lateness in drawn or [MEAN] * (PACED if self.network.first_pace else 1):
             one = _Simulation(plan, self.network, self.itemsize, software, False, lateness, kept=kept)
             took_s.append(one.run().step_time_s)
             one.connections.shift(took_s[-1])
-            first, kept = first or one, one.connections.kept
-        assert first is not None
-        return Isolated(mean(took_s) if drawn else took_s[-1], first.worked_s, first.burst_bytes)
+            plays.append(one)
+            kept = one.connections.kept
+        found = Isolated(mean(took_s) if drawn else took_s[-1], plays[0].worked_s, plays[0].burst_bytes)
+        forget(plays)
+        return found
 
     # ---- collectives, by the plans that real ranks have
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from testbed.config import Scenario, load_scenario
 from testbed.explorer import Configuration, Evaluation, evaluate
 from testbed.explorer.confirming import kendall_tau
+from testbed.garbage import seldom_collected
 from testbed.model.closed_form import Screener
 
 
@@ -42,7 +43,8 @@ def main() -> None:
         fitting = [changes for changes in every if screener.step_s(changes) is not None]
         some = random.Random(scenario.seed).sample(fitting, min(options.most, len(fitting)))
         began_s = time.process_time()
-        tries = [evaluate(scenario, Configuration(changes)) for changes in some]
+        with seldom_collected():  # as a search does
+            tries = [evaluate(scenario, Configuration(changes)) for changes in some]
         took_s = time.process_time() - began_s
         pairs = [
             (seconds, tried.step_time_s)

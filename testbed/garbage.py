@@ -1,0 +1,45 @@
+"""Python's garbage collector, while it would look in vain."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+MANY = (
+    500_000  # objects that have been made, and live, before it looks among them; Python's usual number is 700
+)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """What is made lives as long as what goes on, some ten thousand objects: looking for cycles takes a third of it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def seldom_collected() -> Iterator[None]:
+    """What is made, and let go, time and again: it would be looked through anew each time, a tenth of all time."""
+    usual = gc.get_threshold()
+    collect_seldom()
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+
+
+def collect_seldom() -> None:
+    """The same, of a process that does nothing else."""
+    gc.set_threshold(MANY, *gc.get_threshold()[1:])
+
+
+def forget(some: Iterable[object]) -> None:
+    """Nobody asks for these any more: what leads back to them, and a plan with it, goes without a collector."""
+    for one in some:
+        vars(one).clear()
