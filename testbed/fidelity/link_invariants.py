@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 
 from testbed.config import Direction
 from testbed.fidelity.invariants import Conservation, no_wan, without
@@ -20,7 +21,8 @@ STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
 MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
 EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
 TOLD_CHANGES = 8
-LOSS_DEVIATIONS = 3.3  # one alarm in a thousand clean directions
+MANY, SMALL = 10_000.0, 1e-12  # losses that are as good as normally distributed; what of a sum is nothing
+LOSS_TAIL = 0.0005  # to either side: one alarm in a thousand clean directions
 
 
 def jitter_accuracy(measurements: Sequence[LinkMeasurement]) -> Invariant:
@@ -50,16 +52,16 @@ def loss_accuracy(
 
     `left_out` are links that events change while frames are counted.
     """
-    bound = f"within {LOSS_DEVIATIONS:g} standard deviations; none where none is asked for"
+    bound = f"as far off by chance as {2 * LOSS_TAIL:.1%} are; none where none is asked for"
     if not links:
         return no_wan("loss_accuracy", bound, left_out)
-    link, direction = max(zip(links, asked, strict=True), key=lambda row: _loss_offence(*row))
+    link, direction = min(zip(links, asked, strict=True), key=lambda row: _loss_tail(*row))
     lost, travelled = _lost(link)
     return Invariant(
         "loss_accuracy",
         bound=bound,
         measured=f"{lost} of {travelled} frames",
-        ok=_loss_offence(link, direction) <= LOSS_DEVIATIONS,
+        ok=_loss_tail(link, direction) >= LOSS_TAIL,
         sentence=f"Of all WAN links, {link.name} is furthest from its loss: of {travelled} frames on its fibre "
         f"{lost} did not arrive, where {travelled * direction.mean_loss:.4g} were to be expected."
         + without(left_out),
@@ -72,16 +74,34 @@ def _lost(link: Conservation) -> tuple[int, int]:
     return travelled + link.duplicated - link.arrived, travelled
 
 
-def _loss_offence(link: Conservation, asked: Direction) -> float:
-    """How many standard deviations the loss is off; without bound where none is possible."""
+def _loss_tail(link: Conservation, asked: Direction) -> float:
+    """How likely it is that a direction loses as many frames as this one did, or more, if that is too many; or fewer.
+
+    0 where none is possible. Losses come one by one, or in bursts, which widen their number's distribution: Poisson's,
+    as few are far from a normal one.
+    """
     lost, travelled = _lost(link)
-    return abs(lost - travelled * asked.mean_loss) / max(_deviation(travelled, asked), 1e-9)
-
-
-def _deviation(travelled: int, asked: Direction) -> float:
-    """Standard deviation of the number of frames lost; bursts widen it."""
     share = asked.mean_loss
-    return math.sqrt(travelled * share * (1 - share) * asked.loss_spread)
+    if not share:
+        return 1.0 if not lost else 0.0
+    each = (1 - share) * asked.loss_spread  # variance for each that is expected
+    return poisson_tail(round(lost / each), travelled * share / each) if each else 1.0
+
+
+def poisson_tail(count: int, mean: float) -> float:
+    """The share of a Poisson distribution's values that are no nearer to its mean than this one, on the same side."""
+    if mean > MANY:
+        return NormalDist().cdf(-abs(count - mean) / math.sqrt(mean))
+    way = 1 if count > mean else -1
+    found, value = 0.0, count
+    while value >= 0:
+        # by logarithms: the first may be too small for a number, and the last
+        each = math.exp(value * math.log(mean) - mean - math.lgamma(value + 1)) if mean else float(not value)
+        found += each
+        if each <= SMALL * found:
+            break
+        value += way
+    return found
 
 
 def serialisation(missing: float | None) -> Invariant:

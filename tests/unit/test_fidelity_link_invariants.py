@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -107,6 +108,16 @@ def test_loss(change: dict[str, Any], link: Conservation, ok: bool) -> None:
     found = loss_accuracy([frames(0), link], [PLAIN, dataclasses.replace(PLAIN, **change)])
     assert found.ok is ok, found
     assert "frames on its fibre" in found.sentence
+
+
+@pytest.mark.parametrize("expected", [0.3, 2.086, 5.0, 40.0, 900.0])
+def test_few_losses_alarm_as_rarely_as_many(expected: float) -> None:
+    """Of clean directions, by Poisson's distribution; and those that lose four times as many as they should do."""
+    asked = dataclasses.replace(PLAIN, loss=expected / 1e6)
+    alarms = [lost for lost in range(4000) if loss_accuracy([frames(lost)], [asked]).ok is False]
+    share = sum(math.exp(lost * math.log(expected) - expected - math.lgamma(lost + 1)) for lost in alarms)
+    assert 0 < share <= 0.001
+    assert round(4 * expected + 4) in alarms
 
 
 @pytest.mark.parametrize(
