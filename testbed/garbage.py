@@ -6,9 +6,7 @@ import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-MANY = (
-    500_000  # objects that have been made, and live, before it looks among them; Python's usual number is 700
-)
+MANY = 500_000  # objects that live and have not been looked at, until it looks; usual are 700
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 from testbed.config import Direction
 from testbed.fidelity.invariants import Conservation, no_wan, without
@@ -16,12 +15,12 @@ from testbed.fidelity.probe import (
     spread_offence,
 )
 from testbed.fidelity.verdict import Invariant, graded
+from testbed.paths.poisson import poisson_tail
 
 STALLED_CAUTION, STALLED_UNTRUSTED = 0.1, 0.3
 MISSING_BOUND = 0.02  # as much as a probe of rate or delay may be off
 EVENT_LATE_S = 0.05  # the kernel takes some 10 ms to take an interface down
 TOLD_CHANGES = 8
-MANY, SMALL = 10_000.0, 1e-12  # losses that are as good as normally distributed; what of a sum is nothing
 LOSS_TAIL = 0.0005  # to either side: one alarm in a thousand clean directions
 
 
@@ -86,22 +85,6 @@ def _loss_tail(link: Conservation, asked: Direction) -> float:
         return 1.0 if not lost else 0.0
     each = (1 - share) * asked.loss_spread  # variance for each that is expected
     return poisson_tail(round(lost / each), travelled * share / each) if each else 1.0
-
-
-def poisson_tail(count: int, mean: float) -> float:
-    """The share of a Poisson distribution's values that are no nearer to its mean than this one, on the same side."""
-    if mean > MANY:
-        return NormalDist().cdf(-abs(count - mean) / math.sqrt(mean))
-    way = 1 if count > mean else -1
-    found, value = 0.0, count
-    while value >= 0:
-        # by logarithms: the first may be too small for a number, and the last
-        each = math.exp(value * math.log(mean) - mean - math.lgamma(value + 1)) if mean else float(not value)
-        found += each
-        if each <= SMALL * found:
-            break
-        value += way
-    return found
 
 
 def serialisation(missing: float | None) -> Invariant:

@@ -27,12 +27,6 @@ class Paths(NamedTuple):
     path: Indices
     many: int
 
-    def only(self, some: NDArray[np.bool_]) -> Paths:
-        """Those of the paths that are marked, numbered anew."""
-        numbers = np.cumsum(some) - 1
-        mine = some[self.path]
-        return Paths(self.parts[mine], self.loads[mine], numbers[self.path[mine]], int(some.sum()))
-
 
 class Grown:
     """An array that is added to: of its places `many` are taken."""

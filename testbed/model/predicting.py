@@ -26,7 +26,8 @@ from testbed.paths.alpha_beta import (
 from testbed.paths.hops import NETEM, Paths, packet_payload_bytes
 from testbed.paths.losses import USUAL, control_of
 from testbed.paths.packet_paths import PacketPath
-from testbed.paths.recovering import LossyDatagrams, poisson_quantile
+from testbed.paths.poisson import poisson_quantile
+from testbed.paths.recovering import LossyDatagrams
 from testbed.transport import PROTOCOLS
 
 DRAWS = 9

@@ -131,7 +131,7 @@ class _Simulation(Carrying):
         self.sized: dict[object, tuple[tuple[SizedStage, ...], ...]] = {}  # of collectives, by member
         self.lone_draws = 0  # of collectives that are folded
         self.alone: dict[Hashable, Isolated] = {}
-        self.plays: list[object] = [self]  # of this plan
+        self.plays: list[_Simulation] = [self]  # of this plan
 
     def again(self, lateness: Lateness, kept: Kept | None = None) -> _Simulation:
         """The same from its beginning, but for when messages arrive; what is folded stays.

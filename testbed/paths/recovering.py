@@ -17,15 +17,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
-from statistics import NormalDist
 
+from testbed.paths.poisson import poisson_quantile, poisson_within
 from testbed.transport.datagram.round_trips import LEAST_RTO_S, RTO_ROUND_TRIPS
 
 CODED = ("erasure", "xor")
 TIMED = ("selective_repeat", "go_back_n")  # what time-outs mend, of what is lost at a message's end
 _POINTS = 200  # of an integral over one period
 _NEGLIGIBLE = 1e-7
-_MANY = 100.0  # of which a Poisson distribution is close to a normal one
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class Recovering:
         """By how many losses there may have been: each costs a round trip."""
         most = math.floor((left_s - self._leave_s) / self.back_s + 1e-9)
         mean = self.packets * self.loss / (1 - self.loss)
-        return _poisson_within(most, mean)
+        return poisson_within(most, mean)
 
     @cached_property
     def mean_s(self) -> float:
@@ -317,26 +316,3 @@ def _latest(
 
 def _binomial(count: int, lost: int, p: float) -> float:
     return math.comb(count, lost) * p**lost * (1 - p) ** (count - lost)
-
-
-def _poisson_within(most: int, mean: float) -> float:
-    """Chance of at most so many."""
-    if most < 0:
-        return 0.0
-    if not mean:
-        return 1.0
-    chances = (math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) for count in range(most + 1))
-    return min(1.0, math.fsum(chances))
-
-
-def poisson_quantile(mean: float, share: float) -> int:
-    """The least number that at least this share of draws do not exceed."""
-    if mean > _MANY:
-        return math.ceil(NormalDist(mean, math.sqrt(mean)).inv_cdf(share))
-    number, chance = 0, math.exp(-mean)
-    reached = chance
-    while reached < share:
-        number += 1
-        chance *= mean / number
-        reached += chance
-    return number

@@ -19,7 +19,7 @@ from testbed.model.calibration import Calibration, find_calibration
 from testbed.model.go_back_n import ReliablePath
 from testbed.model.predicting import predict, prepared, routed
 from testbed.model.prepared import Prepared
-from testbed.paths.recovering import poisson_quantile
+from testbed.paths.poisson import poisson_quantile
 from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

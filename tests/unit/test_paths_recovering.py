@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.paths.recovering import LossyDatagrams, Recovering, poisson_quantile
+from testbed.paths.poisson import poisson_quantile
+from testbed.paths.recovering import LossyDatagrams, Recovering
 from testbed.testing.datagrams import Channel, Fate
 from testbed.transport.datagram.controls import Limits
 from testbed.transport.datagram.controls.base import Window
