@@ -19,6 +19,7 @@ from testbed.workload.schedules.actions import (
     Order,
     ScheduleError,
     check_orders,
+    next_stage,
 )
 
 
@@ -58,9 +59,11 @@ class Costs:
 
 def _of(kind: Kind, seconds: tuple[float, float, float]) -> float:
     forward_s, input_s, weight_s = seconds
-    return {FORWARD: forward_s, INPUT: input_s, WEIGHT: weight_s, Kind.FULL_BACKWARD: input_s + weight_s}[
-        kind
-    ]
+    if kind is FORWARD:
+        return forward_s
+    if kind is INPUT:
+        return input_s
+    return weight_s if kind is WEIGHT else input_s + weight_s
 
 
 @dataclass(frozen=True)
@@ -199,6 +202,24 @@ class Schedule:
     microbatches: int
     source: tuple[str, int] | None = None
     searched: Searched | None = field(default=None, compare=False)
+
+    @cached_property
+    def passed_on(self) -> tuple[Mapping[Action, int], ...]:
+        """By rank, its actions whose result a stage of another rank goes on with, and which one."""
+        found: list[dict[Action, int]] = []
+        for rank, order in enumerate(self.orders):
+            targets = [(action, next_stage(action, len(self.owners))) for action in order]
+            found.append({action: to for action, to in targets if to is not None and self.owners[to] != rank})
+        return tuple(found)
+
+    @cached_property
+    def arrivals(self) -> tuple[Sequence[tuple[Action, int]], ...]:
+        """By rank, other ranks' actions whose result one of its stages goes on with, in their order, and which one."""
+        found: tuple[list[tuple[Action, int]], ...] = tuple([] for _ in self.orders)
+        for passed_on in self.passed_on:
+            for action, target in passed_on.items():
+                found[self.owners[target]].append((action, target))
+        return found
 
     @cached_property
     def hashed(self) -> int:

@@ -13,20 +13,31 @@ from dataclasses import dataclass, field
 from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Kind, Order
 from testbed.workload.schedules.base import Costs
 
+# stage, forward its negative, microbatch, part: what is further on comes first, ends sooner and gives its memory back
+Place = tuple[int, int, int]
+
 
 @dataclass
 class _Rank:
-    """One rank at play. ready: what could be done, by when its input is there."""
+    """One rank at play.
+
+    coming: what can be done later, by when its input is there; there: what can be done now, the best of each sort
+    first. Sorts are forward of stages that leave places free, forward of others, INPUT, WEIGHT.
+    """
 
     room: int
     ahead: int
-    ready: dict[Action, float] = field(default_factory=dict)
+    coming: list[tuple[float, int, Place]] = field(default_factory=list)
+    there: tuple[list[Place], ...] = field(default_factory=lambda: ([], [], [], []))
     order: list[Action] = field(default_factory=list)
     free_s: float = 0.0
     alive: int = 0
     forward: int = 0
     started: bool = False
     last: Kind = WEIGHT
+
+
+_SPARING, _FREELY, _INPUT, _WEIGHT = range(4)
 
 
 @dataclass(frozen=True)
@@ -62,84 +73,93 @@ class _Play:
         ]
         self.link_free: dict[tuple[int, int], float] = {}
         self.moments: list[float] = [0.0]
-        for number in range(microbatches):
-            self.ranks[owners[0]].ready[Action(0, FORWARD, number)] = 0.0
-        self.spared = {
+        self.sparing = {
             min(mine)
             for number in range(len(self.ranks))
             if len(mine := [stage for stage, owner in enumerate(owners) if owner == number]) > 1
         }
+        for number in range(microbatches):
+            self._offer(FORWARD, 0, number, 0.0)
 
     def run(self) -> tuple[Order, ...]:
         """Until nobody has anything to do."""
-        while self.moments:
-            now_s = heapq.heappop(self.moments)
-            while self.moments and self.moments[0] == now_s:
-                heapq.heappop(self.moments)
-            for number, rank in enumerate(self.ranks):
-                if rank.free_s <= now_s and (action := self._choice(number, now_s)) is not None:
-                    self._do(number, action, now_s)
+        moments = self.moments
+        while moments:
+            now_s = heapq.heappop(moments)
+            while moments and moments[0] == now_s:
+                heapq.heappop(moments)
+            for rank in self.ranks:
+                if rank.free_s <= now_s and (sort := self._choice(rank, now_s)) is not None:
+                    self._do(rank, sort, now_s)
         return tuple(tuple(rank.order) for rank in self.ranks)
 
-    def _choice(self, number: int, now_s: float) -> Action | None:
-        rank = self.ranks[number]
-        there = [action for action, since_s in rank.ready.items() if since_s <= now_s]
-        best: dict[Kind, Action] = {}
-        for kind, sign in ((FORWARD, -1), (INPUT, 1), (WEIGHT, 1)):
-            # what is further on comes first: it ends sooner, and gives its memory back
-            fitting = [action for action in there if action.kind is kind and self._fits(rank, action)]
-            if fitting:
-                best[kind] = min(fitting, key=lambda a, sign=sign: (sign * a.stage, a.microbatch, a.part))  # type: ignore[misc]
-        waits = FORWARD not in best and any(action.kind is FORWARD for action in there)
-        if rank.started and waits and WEIGHT in best:  # memory is full: what gives it back
-            wanted = [WEIGHT, INPUT] if rank.last is INPUT else [INPUT, WEIGHT]
+    def _choice(self, rank: _Rank, now_s: float) -> int | None:
+        """Of which sort the next action is."""
+        coming, there = rank.coming, rank.there
+        while coming and coming[0][0] <= now_s:
+            _, sort, place = heapq.heappop(coming)
+            heapq.heappush(there[sort], place)
+        forward = None
+        if rank.forward < rank.ahead:
+            fitting = [
+                there[sort][0] + (sort,)
+                for sort, spare in ((_SPARING, self.rules.spared), (_FREELY, 0))
+                if there[sort] and rank.alive < rank.room - spare
+            ]
+            forward = min(fitting)[-1] if fitting else None
+        back = _INPUT if there[_INPUT] else None
+        weight = _WEIGHT if there[_WEIGHT] else None
+        waits = forward is None and (there[_SPARING] or there[_FREELY])
+        if rank.started and waits and weight is not None:  # memory is full: what gives it back
+            wanted = [weight, back] if rank.last is INPUT else [back, weight]
         elif rank.started and rank.last is FORWARD:
-            wanted = [INPUT, FORWARD, WEIGHT]
+            wanted = [back, forward, weight]
         else:
-            wanted = [FORWARD, INPUT, WEIGHT]
-        return next((best[kind] for kind in wanted if kind in best), None)
+            wanted = [forward, back, weight]
+        return next((sort for sort in wanted if sort is not None), None)
 
-    def _fits(self, rank: _Rank, action: Action) -> bool:
-        if action.kind is not FORWARD:
-            return True
-        spare = self.rules.spared if action.stage in self.spared else 0
-        return rank.alive < rank.room - spare and rank.forward < rank.ahead
-
-    def _do(self, number: int, action: Action, now_s: float) -> None:
-        rank = self.ranks[number]
-        del rank.ready[action]
-        rank.order.append(action)
-        end_s = now_s + self.costs.seconds(action.kind) / action.parts
-        rank.free_s, rank.last = end_s, action.kind
+    def _do(self, rank: _Rank, sort: int, now_s: float) -> None:
+        stage, microbatch, part = heapq.heappop(rank.there[sort])
+        if sort in (_SPARING, _FREELY):
+            kind, stage, parts = FORWARD, -stage, 1
+        elif sort == _INPUT:
+            kind, parts = INPUT, 1
+        else:
+            kind, parts = WEIGHT, self.rules.parts
+        rank.order.append(Action(stage, kind, microbatch, part, parts))
+        end_s = now_s + self.costs.seconds(kind) / parts
+        rank.free_s, rank.last = end_s, kind
         heapq.heappush(self.moments, end_s)
-        if action.kind is FORWARD:
+        if kind is FORWARD:
             rank.alive += 1
             rank.forward += 1
-            if action.stage + 1 < len(self.owners):
-                self._pass_on(action.stage, Action(action.stage + 1, FORWARD, action.microbatch), end_s)
+            if stage + 1 < len(self.owners):
+                self._pass_on(stage, FORWARD, stage + 1, microbatch, end_s)
             else:
-                self._offer(Action(action.stage, INPUT, action.microbatch), end_s)
-        elif action.kind is INPUT:
+                self._offer(INPUT, stage, microbatch, end_s)
+        elif kind is INPUT:
             rank.started = True
             rank.forward -= 1
-            for part in range(self.rules.parts):
-                self._offer(Action(action.stage, WEIGHT, action.microbatch, part, self.rules.parts), end_s)
-            if action.stage:
-                self._pass_on(action.stage, Action(action.stage - 1, INPUT, action.microbatch), end_s)
-        elif action.part == action.parts - 1:
+            for number in range(self.rules.parts):
+                self._offer(WEIGHT, stage, microbatch, end_s, number)
+            if stage:
+                self._pass_on(stage, INPUT, stage - 1, microbatch, end_s)
+        elif part == parts - 1:
             rank.alive -= 1
 
-    def _pass_on(self, stage: int, action: Action, end_s: float) -> None:
-        here, there = self.owners[stage], self.owners[action.stage]
+    def _pass_on(self, stage: int, kind: Kind, target: int, microbatch: int, end_s: float) -> None:
+        here, there = self.owners[stage], self.owners[target]
         if here != there:
-            hop = min(here, there)
-            busy_s = self.costs.busy_s[hop] if self.costs.busy_s else 0.0
-            latency_s = self.costs.latency_s[hop] if self.costs.latency_s else 0.0
+            latency_s, busy_s = self.costs.hop(here, there)
             sent_s = max(end_s, self.link_free.get((here, there), 0.0)) + busy_s
             self.link_free[here, there] = sent_s
             end_s = sent_s + latency_s
-        self._offer(action, end_s)
+        self._offer(kind, target, microbatch, end_s)
 
-    def _offer(self, action: Action, since_s: float) -> None:
-        self.ranks[self.owners[action.stage]].ready[action] = since_s
+    def _offer(self, kind: Kind, stage: int, microbatch: int, since_s: float, part: int = 0) -> None:
+        if kind is FORWARD:
+            sort, place = _SPARING if stage in self.sparing else _FREELY, (-stage, microbatch, part)
+        else:
+            sort, place = _INPUT if kind is INPUT else _WEIGHT, (stage, microbatch, part)
+        heapq.heappush(self.ranks[self.owners[stage]].coming, (since_s, sort, place))
         heapq.heappush(self.moments, since_s)

@@ -5,17 +5,28 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from testbed.workload.schedules.actions import FORWARD, FULL, INPUT, WEIGHT, Action, Kind, Order, next_stage
+from testbed.workload.schedules.actions import FORWARD, INPUT, WEIGHT, Action, Kind, Order, next_stage
 from testbed.workload.schedules.base import Costs
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Orders carried out: when each action begins and the last one ends, in seconds."""
+    """Orders carried out: when each rank's actions begin, in their order, and the last one ends, in seconds."""
 
-    starts_s: Mapping[Action, float]
+    orders: Sequence[Order]
+    begins_s: Sequence[Sequence[float]]
     step_s: float
+
+    @cached_property
+    def starts_s(self) -> Mapping[Action, float]:
+        """When each action begins."""
+        return {
+            action: start_s
+            for order, begins_s in zip(self.orders, self.begins_s, strict=True)
+            for action, start_s in zip(order, begins_s, strict=True)
+        }
 
 
 def follower(action: Action, stages: int) -> tuple[int, Kind] | None:
@@ -32,29 +43,33 @@ def carried_out(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
     A hop carries messages in the order in which they are ready, one at a time for `busy_s`, each way by itself; the
     latency comes on top. owners: the rank of every stage; whose neighbours must be neighbours in the pipeline, too.
     """
-    there: dict[tuple[int, Kind, int], float] = {
-        (0, FORWARD, action.microbatch): 0.0 for order in orders for action in order
-    }
+    # when what a stage computes from for a microbatch is there: forward, and back
+    forward: list[dict[int, float]] = [{} for _ in owners]
+    back: list[dict[int, float]] = [{} for _ in owners]
+    forward[0] = {action.microbatch: 0.0 for order in orders for action in order}
     link_free_s: dict[tuple[int, int], float] = {}
     free_s, done = [0.0] * len(orders), [0] * len(orders)
-    starts_s: dict[Action, float] = {}
+    begins_s: list[list[float]] = [[] for _ in orders]
     ends: list[tuple[float, int, Action]] = []
+    took_s = {
+        (stage, kind): costs.of(Action(stage, kind, 0)) for stage in range(len(owners)) for kind in Kind
+    }
 
     def begin(rank: int) -> None:
-        """Its next action, where nothing is missing for that."""
-        if done[rank] == len(orders[rank]):
+        """Its next action, where nothing is missing for that, and it is not under way."""
+        number = done[rank]
+        if number == len(orders[rank]) or number < len(begins_s[rank]):
             return
-        action = orders[rank][done[rank]]
+        action = orders[rank][number]
         start_s = free_s[rank]
         if action.kind is not WEIGHT:
-            kind = INPUT if action.kind is FULL else action.kind
-            since_s = there.get((action.stage, kind, action.microbatch))
+            inputs = forward if action.kind is FORWARD else back
+            since_s = inputs[action.stage].get(action.microbatch)
             if since_s is None:
                 return
             start_s = max(start_s, since_s)
-        if action not in starts_s:
-            starts_s[action] = start_s
-            heapq.heappush(ends, (start_s + costs.of(action), rank, action))
+        begins_s[rank].append(start_s)
+        heapq.heappush(ends, (start_s + took_s[action.stage, action.kind] / action.parts, rank, action))
 
     for rank in range(len(orders)):
         begin(rank)
@@ -71,13 +86,13 @@ def carried_out(owners: Sequence[int], orders: Sequence[Order], costs: Costs) ->
                 end_s = max(end_s, link_free_s.get((rank, hop), 0.0)) + busy_s
                 link_free_s[rank, hop] = end_s
                 end_s += latency_s
-            there[stage, kind, action.microbatch] = end_s
+            (forward if kind is FORWARD else back)[stage][action.microbatch] = end_s
             if hop != rank:
                 begin(hop)
         begin(rank)
     if any(count < len(order) for count, order in zip(done, orders, strict=True)):
         return None
-    return Timed(starts_s, max(free_s))
+    return Timed(orders, begins_s, max(free_s))
 
 
 def most_alive(orders: Sequence[Order]) -> float:
