@@ -25,7 +25,7 @@ from testbed.config.units import parse_size
 from testbed.job.job import job_of
 from testbed.model import simulate
 from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predicting import routed
+from testbed.model.routed import routed
 from testbed.results.decoding import Decoding
 from testbed.results.decoding_summary import token_times as times_of
 from testbed.results.decoding_summary import tokens_of

@@ -21,7 +21,8 @@ from pathlib import Path
 from testbed.config import load_scenario
 from testbed.job.job import Job, job_of
 from testbed.model.calibration import VIRTUAL, find_calibration
-from testbed.model.predicting import predict, routed
+from testbed.model.predicting import predict
+from testbed.model.routed import routed
 from testbed.results.records import SAMPLES
 from testbed.scale import Scale
 from testbed.workload.plan import GroupCollective, JobPlan, Message

@@ -37,6 +37,11 @@ def rooted(value: Any, folder: Path) -> Any:
     return value if own is None else f"{(folder / own['file']).resolve()}:{own['name']}"
 
 
+def is_of_file(name: str) -> bool:
+    """Whether it is FILE.py:NAME, which may be something else later."""
+    return OWN_FILE.fullmatch(name) is not None
+
+
 def short(name: str) -> str:
     """For people: of FILE.py:NAME without the file's folder."""
     own = OWN_FILE.fullmatch(name)

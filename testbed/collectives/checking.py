@@ -17,7 +17,7 @@ from testbed.collectives.registry import (
     algorithm_of,
     collective_of,
 )
-from testbed.plugins import OWN_FILE, PluginError
+from testbed.plugins import PluginError, is_of_file
 
 Held = dict[int, int]
 """By block, whose contributions are in it, a bit per rank."""
@@ -41,10 +41,16 @@ def check_if_added(collective: str, algorithm: str, groups: Sequence[int | str])
         known.algorithms.find(algorithm)
         return
     made = algorithm_of(known, algorithm)
-    added = OWN_FILE.fullmatch(algorithm) or OWN_FILE.fullmatch(collective)
-    if added or not made.make.__module__.startswith(f"{__package__}."):
+    if is_added(collective, algorithm):
         numbers = {building: number for number, building in enumerate(dict.fromkeys(groups))}
         _check_once(known, made, tuple(numbers[building] for building in groups))
+
+
+def is_added(collective: str, algorithm: str) -> bool:
+    """Whether an algorithm for even parts, or its collective, is not the testbed's own. PluginError."""
+    made = algorithm_of(collective_of(collective), algorithm)
+    of_file = is_of_file(algorithm) or is_of_file(collective)
+    return of_file or not made.make.__module__.startswith(f"{__package__}.")
 
 
 @lru_cache(maxsize=512)

@@ -20,6 +20,7 @@ from testbed.config.shipped import located
 from testbed.config.units import format_size
 from testbed.config.wan import WanLink, WanSpec, first
 from testbed.errors import did_you_mean
+from testbed.remembering import Remembered
 from testbed.scale import UNSCALED, Scale
 
 MAX_BUILDINGS = 200
@@ -165,7 +166,13 @@ class TopologySpec(Strict):
         return self.resolve().pauses
 
     def resolve(self, scale: Scale = UNSCALED) -> Topology:
-        """The network to build, scaled."""
+        """The network to build, scaled; the same one for whoever asks again of late."""
+        known = _resolved.of((self,), dict[Scale, Topology])
+        if scale not in known:
+            known[scale] = self._resolve(scale)
+        return known[scale]
+
+    def _resolve(self, scale: Scale) -> Topology:
         buildings: list[Building] = []
         first = 0
         for index, (name, spec) in enumerate(self.buildings.items()):
@@ -198,6 +205,9 @@ class TopologySpec(Strict):
                 links.append(WanLink(link.a, link.b, planes[pair], *directions))
                 planes[pair] += 1
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
+
+
+_resolved: Remembered[dict[Scale, Topology]] = Remembered(16)
 
 
 def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:

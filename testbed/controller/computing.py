@@ -59,12 +59,21 @@ class PolicyChoice:
         """Ready for JSON."""
         return asdict(self)
 
-    def make(self) -> Policy:
-        """The policy itself. PolicyError."""
+    @property
+    def goes_by_sizes(self) -> bool:
+        """Whether paths may be others where flows carry more, or less. PolicyError."""
+        return bool(vars(self._kind).get("goes_by_sizes", True))  # what is derived says it for itself
+
+    @property
+    def _kind(self) -> type[Policy]:
         try:
-            kind = POLICIES.find(self.name)
+            return POLICIES.find(self.name)
         except PluginError as error:
             raise PolicyError(str(error)) from error
+
+    def make(self) -> Policy:
+        """The policy itself. PolicyError."""
+        kind = self._kind
         with _errors_of(self.name):
             policy = kind(**self.options)
         if self.replan is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,10 +18,14 @@ from testbed.job.wiring import THIS_NAMESPACE, Wiring
 from testbed.job.workload import Workload, workload_of
 from testbed.paths.congestion import CONGESTION_CONTROLS
 from testbed.paths.hops import NETEM
+from testbed.remembering import Remembered
 from testbed.scale import Scale
 from testbed.transport import PROTOCOLS, TRANSPORTS, TrafficClass
 from testbed.words import PLANNED
 from testbed.workload.dispatch import Carried
+
+# a search declares the same plan's traffic to one policy after the other
+_declared: Remembered[dict[Hashable, list[Flow]]] = Remembered(8)
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,20 @@ class Job:
     def flows_of(self, algorithm: str) -> list[Flow]:
         """Who will send how much on which ports."""
         if algorithm not in self._flows:
-            self._flows[algorithm] = [
-                flow
-                for dscp, pairs in self.workload.pairs(algorithm).items()
-                for flow in flows_of(self._joined, pairs, TrafficClass(dscp))
-            ]
+            things = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
+            known = _declared.of(things, dict[Hashable, list[Flow]])
+            key = algorithm, self.scale, self.scenario.seed
+            if key not in known:
+                known[key] = self._flows_of(algorithm)
+            self._flows[algorithm] = known[key]
         return self._flows[algorithm]
+
+    def _flows_of(self, algorithm: str) -> list[Flow]:
+        return [
+            flow
+            for dscp, pairs in self.workload.pairs(algorithm).items()
+            for flow in flows_of(self._joined, pairs, TrafficClass(dscp))
+        ]
 
     @cached_property
     def wiring(self) -> Wiring:

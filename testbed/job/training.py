@@ -36,8 +36,8 @@ from testbed.paths.hops import NETEM
 from testbed.scale import Scale
 from testbed.transport import Software
 from testbed.workload.blocks import RING, TREE, BlockWise
-from testbed.workload.layers import Options, SendToken
 from testbed.workload.models import dimensions
+from testbed.workload.options import Options, SendToken
 from testbed.workload.outer import Outer
 from testbed.workload.parallelism import EXPERT, PIPELINE, REPLICATE, Mesh, ParallelismError, make_mesh
 from testbed.workload.placing import least_crossing

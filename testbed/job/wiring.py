@@ -99,10 +99,14 @@ class Wiring:
         size = len(self.ranks)
         if self.ranks[rank].ip == self.ranks[peer].ip:
             return 0
-        offset = random.Random(f"{self.seed}/ports").randrange(1000)
+        offset = self._port_offset
         number = key.traffic.dscp * MOST_CHANNELS + key.channel
         # a prime, so that two numbers of one pair never come to the same
         return SOURCE_PORT_BASE + (offset + rank * size + peer + number * size * size) % SOURCE_PORTS
+
+    @cached_property
+    def _port_offset(self) -> int:
+        return random.Random(f"{self.seed}/ports").randrange(1000)
 
     def distance(self, rank: int, peer: int) -> str:
         """How far two ranks are apart."""

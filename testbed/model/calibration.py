@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,12 @@ def find_calibration(clock: str) -> Calibration:
     for file in _files():
         if _is_there(file) and clock in (entries := _read(file)):
             return entries[clock]
-    return _parse(files("testbed").joinpath(f"data/{FILE}").read_text())[clock]
+    return _shipped()[clock]
+
+
+@lru_cache(1)
+def _shipped() -> dict[str, Calibration]:
+    return _parse(files("testbed").joinpath(f"data/{FILE}").read_text())
 
 
 def file_in_use() -> Path | None:
@@ -150,11 +156,17 @@ def _to_write() -> Path:
 
 def _read(file: Path) -> dict[str, Calibration]:
     try:
-        return _parse(file.read_text())
+        status = file.stat()
+        return _parsed(file, status.st_mtime_ns, status.st_size)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadCalibration(
             f"{file} is no calibration of this version ({error}); remove it or calibrate"
         ) from None
+
+
+@lru_cache(4)  # it is read time and again
+def _parsed(file: Path, changed_ns: int, size_bytes: int) -> dict[str, Calibration]:
+    return _parse(file.read_text())
 
 
 def _parse(text: str) -> dict[str, Calibration]:

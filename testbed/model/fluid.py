@@ -50,6 +50,15 @@ class _Connection:
     burst_bytes: float = math.inf
 
 
+def held_bytes(rates: Sequence[float], queues: Sequence[float], parts: Iterable[int]) -> float:
+    """Of a message that comes to the slowest part at once, how much the queues on its way hold; 0 if none does."""
+    held = {part: queues[part] for part in parts if queues[part]}
+    if not held:
+        return 0.0
+    slowest, *others = sorted(rates[part] for part in held)
+    return float(min(held.values())) if not others or others[-1] >= AT_ONCE * slowest else 0.0
+
+
 class Fluid:
     """What flows now. `send` and `leave` are its events.
 
@@ -154,7 +163,7 @@ class Fluid:
             tuple(tuple(path.items()) for path in numbered),
             tuple(through.items()),
             tuple(part for part in through if self._queues[part]),
-            self._holds_bytes(through),
+            held_bytes(self._rates, self._queues, through),
         )
         self._connections.append(connection)
         self._laid.add(numbered)
@@ -165,14 +174,6 @@ class Fluid:
     def holds_bytes(self, key: object, paths: Sequence[PartShares]) -> float:
         """Of a connection's message that is sent at once, the most that queues on its way hold; 0 if they do not."""
         return (self._by_key.get(key) or self._open(key, paths)).queue_bytes
-
-    def _holds_bytes(self, parts: Iterable[int]) -> float:
-        """Of a message that comes to the slowest part at once, how much the queues on its way hold; 0 if none does."""
-        queues = {part: self._queues[part] for part in parts if self._queues[part]}
-        if not queues:
-            return 0.0
-        slowest, *others = sorted(float(self._capacities[part]) for part in queues)
-        return min(queues.values()) if not others or others[-1] >= AT_ONCE * slowest else 0.0
 
     def ahead_s(self, key: object, paths: Sequence[PartShares], size_bytes: float) -> float:
         """When a message's last byte has left, if all that others have in queues now goes before it.
@@ -222,7 +223,8 @@ class Fluid:
             return
         self._settle()
         left = self._left
-        for number in [own for own, rate in self._now().items() if left[own] <= rate * over_s]:
+        rates = self._now()
+        for number in [own for own in self.busy if left[own] <= rates[own] * over_s]:
             connection = self.busy[number]
             *_, sent = connection.messages.popleft()
             if connection.messages:

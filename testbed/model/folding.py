@@ -8,13 +8,14 @@ for one another) comes after them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from testbed.model.fairness import fair_rates
 from testbed.paths.network import Ends, Members, Network, PartShares, Path
-from testbed.workload.plan import GroupCollective, JobPlan
+from testbed.transport import Software
+from testbed.workload.plan import GroupCollective, JobPlan, RankPlan
 from testbed.workload.plan_traffic import group_traffic
 
 
@@ -45,6 +46,25 @@ class CollectiveFlow:
     shares: PartShares
     rest_s: float
     burst_bytes: float
+
+
+def alone_key(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Hashable:
+    """Equal for collectives that take the same alone, whatever their group's number, and in whichever plan."""
+    _, *sending = operation.sending
+    return *sending, members, plan.near_of(operation.group), plan.tuning, dscp
+
+
+def alone_plan(plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> JobPlan:
+    """Of a collective of one of the plan's groups, and of nothing else."""
+    alone: RankPlan = (replace(operation, group=0, after=(), stream=""),)
+    ranks = tuple(alone if rank in members else () for rank in range(len(plan.ranks)))
+    groups, near = (("alone", members),), plan.near or plan.buildings
+    return JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=plan.tuning, near=near)
+
+
+def alone_software(software: Software) -> Software:
+    """Of a collective alone: who joins in has paid for beginning and ending."""
+    return replace(software, launch_s=0.0, completion_s=0.0)
 
 
 class Folder:

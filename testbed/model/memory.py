@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from testbed.model.split import Spans
+from testbed.workload.patterns import Pattern
 from testbed.workload.plan import Computing, JobPlan
 
 
 def peak_alive(plan: JobPlan, spans: Spans) -> list[float]:
     """By rank, in real bytes."""
     found = []
-    for keeping, own in zip(plan.remembered("keeping", lambda: _keeping(plan)), spans, strict=True):
+    for keeping, own in zip(_keeping(plan), spans, strict=True):
         changes = []
         for index, operation in keeping:
             begun_s, end_s = own[index]
@@ -24,12 +27,12 @@ def peak_alive(plan: JobPlan, spans: Spans) -> list[float]:
 
 def _keeping(plan: JobPlan) -> list[list[tuple[int, Computing]]]:
     """By rank, computing that begins or ceases to keep anything, with its indices."""
-    found: dict[int, list[tuple[int, Computing]]] = {}
-    for rank in plan.like or range(len(plan.ranks)):
-        if rank not in found:
-            found[rank] = [
-                (index, operation)
-                for index, operation in enumerate(plan.ranks[rank])
-                if isinstance(operation, Computing) and (operation.holds or operation.gives)
-            ]
-    return [found[rank] for rank in plan.like or range(len(plan.ranks))]
+    return [own.remembered("keeping", partial(_kept, own)) for own in plan.alike.patterns]
+
+
+def _kept(pattern: Pattern) -> list[tuple[int, Computing]]:
+    return [
+        (index, operation)
+        for index, operation in enumerate(pattern.operations)
+        if isinstance(operation, Computing) and (operation.holds or operation.gives)
+    ]

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 from testbed.collectives.plan import Plan, Round, Transfer
-from testbed.collectives.registry import AUTO, PlanRequest, algorithm_of, collective_of, rows_algorithm_of
+from testbed.collectives.registry import PlanRequest, algorithm_of, collective_of, rows_algorithm_of
 from testbed.paths.network import Ends
+from testbed.plugins import is_of_file
 from testbed.workload.plan import GroupCollective, JobPlan, Message
+from testbed.workload.plan_traffic import algorithm_taken
 
 
 def collective_plan(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int) -> tuple[Plan, int]:
     """What one member does, by its number in the group, and for how many elements in all."""
-    _, members = plan.groups[operation.group]
-    size, collective, algorithm = len(members), collective_of(operation.collective), operation.algorithm
-    numel = collective.part(operation.numel, size)
     groups = plan.near_of(operation.group)
-    size_bytes = numel * itemsize
-    if algorithm == AUTO:
-        algorithm = plan.tuning.choose(operation.collective, size_bytes, groups)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    return _made(operation.collective, algorithm, operation.numel, groups, own, itemsize)
+
+
+def _made(
+    named: str, algorithm: str, numel: int, groups: tuple[int, ...], own: int, itemsize: int
+) -> tuple[Plan, int]:
+    size, collective = len(groups), collective_of(named)
+    part = collective.part(numel, size)
     made = algorithm_of(collective, algorithm)
-    request = PlanRequest(own, groups, 0, made.pieces(size_bytes, size))
-    return made(request), numel * collective.blocks(size)
+    request = PlanRequest(own, groups, 0, made.pieces(part * itemsize, size))
+    return made(request), part * collective.blocks(size)
 
 
 class SizedRound(NamedTuple):
@@ -69,15 +75,15 @@ def message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float = 
 def _message_count(plan: JobPlan, itemsize: int, most: int, chunk_bytes: float) -> int:
     known: dict[tuple[object, int], int] = {}
     found = 0
-    for rank, operations in enumerate(plan.shared):
-        for _, operation in operations:
+    for rank, operations in enumerate(plan.exchanged):
+        for operation, many in operations:
             if isinstance(operation, Message):
-                found += operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
+                found += many * operation.sends * _chunks(operation.numel * itemsize, chunk_bytes)
             elif isinstance(operation, GroupCollective):
                 key = operation.sending, plan.groups[operation.group][1].index(rank)
                 if key not in known:
                     known[key] = _sends(plan, operation, key[1], itemsize, chunk_bytes)
-                found += known[key]
+                found += many * known[key]
             if found > most:
                 return found
     return found
@@ -88,12 +94,28 @@ def _sends(plan: JobPlan, operation: GroupCollective, own: int, itemsize: int, c
         sent = [numel for peer, numel in enumerate(operation.sent_rows()[own]) if peer != own]
         told = rows_algorithm_of(operation.collective, operation.algorithm).told
         return (0 if told else len(sent)) + sum(_chunks(numel * itemsize, chunk_bytes) for numel in sent)
-    made, elements = collective_plan(plan, operation, own, itemsize)
+    named, groups = operation.collective, plan.near_of(operation.group)
+    algorithm = algorithm_taken(operation, groups, itemsize, plan.tuning)
+    count = _sent.__wrapped__ if is_of_file(named) or is_of_file(algorithm) else _sent
+    return count(named, algorithm, operation.numel, groups, own, itemsize, chunk_bytes)
+
+
+@lru_cache(4096)  # searches ask for the same collectives again and again
+def _sent(
+    named: str,
+    algorithm: str,
+    numel: int,
+    groups: tuple[int, ...],
+    own: int,
+    itemsize: int,
+    chunk_bytes: float,
+) -> int:
+    made, elements = _made(named, algorithm, numel, groups, own, itemsize)
     bounds = made.bounds(elements)
     strands = (strand for stages in made.channels for stage in stages for strand in stage)
     sends = (transfer for strand in strands for step in strand for transfer in step.sends)
     sizes = (sum(bounds[end] - bounds[start] for start, end in transfer.runs) for transfer in sends)
-    return sum(_chunks(numel * itemsize, chunk_bytes) for numel in sizes)
+    return sum(_chunks(size * itemsize, chunk_bytes) for size in sizes)
 
 
 def _chunks(size_bytes: int, chunk_bytes: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from testbed.collectives import pieces_for
@@ -14,20 +14,18 @@ from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.keeping import Before
 from testbed.model.messages import message_count
 from testbed.model.prepared import Prepared, played
-from testbed.model.routes import Routes, class_part, model_of
+from testbed.model.routed import routed
+from testbed.model.routes import Routes
 from testbed.model.simulation import MOST_WARMUP
-from testbed.paths import Ends, Network, Path, network_of
+from testbed.paths import Ends
 from testbed.paths.alpha_beta import (
     calibration_bytes,
-    frame_per_payload,
     ring_steps,
     worst_plane,
 )
 from testbed.paths.hops import NETEM, Paths, packet_payload_bytes
-from testbed.paths.losses import USUAL, control_of
 from testbed.paths.packet_paths import PacketPath
 from testbed.paths.poisson import poisson_quantile
-from testbed.paths.recovering import LossyDatagrams
 from testbed.transport import PROTOCOLS
 
 DRAWS = 9
@@ -71,13 +69,13 @@ def prepared(
     calibration = calibration or find_calibration(VIRTUAL)
     workload = job.workload
     software = calibration.software(job.scenario.transport, job.scale)
-    routes, seed = Routes(job, calibration), job.scenario.seed
-    network = _routed(routes, algorithm)
+    routes = Routes(job, calibration) if packets else None
+    network, seed = routed(job, algorithm, calibration, routes), job.scenario.seed
     plan, lossy = workload.start.using(algorithm), job.topology.lossy
     copied = PROTOCOLS.find(software.protocol).copies
     chunk_bytes = software.slots.chunk_bytes if copied else math.inf
     folded, before = False, _before(job) if packets or lossy else Before(steps=job.scenario.warmup)
-    if packets and (draws or not lossy):
+    if routes is not None and (draws or not lossy):
         packet_paths, before, draws = _by_packet(routes, algorithm, chunk_bytes, before, draws, packets)
         network = replace(network, packets=packet_paths, seed=seed)
     if not network.packets:
@@ -181,78 +179,3 @@ def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99)
     )
     late_s = least_s + poisson_quantile((mean_s - least_s) / each_s, share) * each_s
     return step_s + max(0.0, late_s - mean_s)
-
-
-def routed(job: Job, algorithm: str, calibration: Calibration) -> Network:
-    """The model's network, with the paths that the policy gives to connections between buildings. ControllerError."""
-    return _routed(Routes(job, calibration), algorithm)
-
-
-def _routed(routes: Routes, algorithm: str) -> Network:
-    job = routes.job
-    training = job.workload.training
-    network = network_of(job.topology, job.hosts, job.link_engine) if training is None else training.network
-    capacities, queues = dict(network.capacities), dict(network.queues)
-    parallel: dict[tuple[Ends, int], tuple[Path, ...]] = {}
-    classes = {}
-    for name, direction in routes.links.values():
-        rate = capacities[name] = routes.per_bit * direction.rate_bps
-        own = [(class_part(name, entry), entry) for entry in routes.classes]
-        capacities |= {part: rate * entry.limit for part, entry in own}
-        queues |= dict.fromkeys([part for part, _ in own] or [name], float(direction.queue_bytes))
-        if own:
-            classes[name] = tuple(own)
-    for ends, flow, path, more in routes.paths(job.flows_of(algorithm)):
-        capacities |= more
-        key = ends, flow.dscp
-        parallel[key] = (*parallel.get(key, ()), path)
-    granted = job.wiring.transport.granted
-    if granted is not None:
-        capacities |= {card: capacities[card] * granted for card in _receiving(network)}
-    parallel = {key: tuple(_sharing(paths, capacities)) for key, paths in parallel.items()}
-    wiring, packet = job.wiring, job.wiring.transport.packet(job.topology.mtu)
-    headers = (
-        1.0 if packet is None else packet.frame_bytes / packet.payload_bytes / frame_per_payload(job.topology)
-    )
-    overheads = {ends: (1 + wiring.overhead(*ends)) * headers - 1 for ends in network.paths}
-    written = {ends: wiring.transport.written_above(wiring.distance(*ends)) for ends in network.paths}
-    dealing = {
-        ends: stripes
-        for ends, _ in parallel
-        if (stripes := wiring.transport.dealing(wiring.distance(*ends))) is not None
-    }
-    control = control_of(model_of(job, wiring.congestion_control or USUAL))
-    at_once = granted is None and not control.paces
-    startup = control.startup if granted is None and packet is None else 0.0
-    return replace(
-        network,
-        capacities=capacities,
-        parallel=parallel,
-        dealing=dealing,
-        queues=queues,
-        classes=classes,
-        overheads=overheads,
-        written_above=written,
-        # what is granted is dealt out in turn, a few packets each
-        sends_at_once=at_once,
-        routed=True,
-        first_pace=startup,
-        asks=granted is not None,
-    )
-
-
-def _receiving(network: Network) -> set[str]:
-    """The cards that messages come in by."""
-    return {path.parts[-1] for path in network.paths.values()}
-
-
-def _sharing(paths: Sequence[Path], capacities: Mapping[str, float]) -> Iterator[Path]:
-    """A pair's. Where each goes back by itself it throws away what it has under way: of a link they share, its part."""
-    for path in paths:
-        own = path.lossy
-        if isinstance(own, LossyDatagrams) and own.recovery == "go_back_n":
-            slowest = min(path.parts, key=capacities.__getitem__)
-            alike = sum(slowest in other.parts for other in paths)
-            yield replace(path, lossy=replace(own, path_rate=own.path_rate / alike))
-        else:
-            yield path

@@ -13,6 +13,7 @@ from random import Random
 from typing import NamedTuple
 
 from testbed.garbage import uncollected
+from testbed.model.compiled import OnNetwork
 from testbed.model.folding import Isolated
 from testbed.model.keeping import NOTHING_BEFORE, Before
 from testbed.model.memory import peak_alive
@@ -20,6 +21,7 @@ from testbed.model.simulation import simulate
 from testbed.model.timeline import Timeline
 from testbed.paths.network import Network
 from testbed.transport import Software
+from testbed.workload.columns import likeness
 from testbed.workload.dispatch import Dispatching
 from testbed.workload.plan import JobPlan
 
@@ -66,7 +68,7 @@ class Prepared:
         """
         if self.dispatching is not None:
             return None
-        plan = self.plan.hashes, self.plan.groups, tuple(self.plan.dscps.items())
+        plan = likeness(self.plan), self.plan.groups, tuple(self.plan.dscps.items())
         rest = self.plan.holds_receivers, self.plan.buildings, self.plan.near, self.plan.tuning
         return (
             plan,
@@ -88,7 +90,7 @@ class Played(NamedTuple):
 
 
 _known: dict[Hashable, Played] = {}
-_alone: OrderedDict[Hashable, dict[Hashable, Isolated]] = OrderedDict()
+_networks: OrderedDict[Hashable, OnNetwork] = OrderedDict()
 
 
 def played(prepared: Prepared) -> Played:
@@ -96,14 +98,23 @@ def played(prepared: Prepared) -> Played:
     like = prepared.likeness
     if (known := _known.get(like)) is not None:  # looked up once: it takes a while to hash
         return known
-    on_network = prepared.network.likeness, prepared.itemsize, prepared.software, len(prepared.draws)
-    alone = _alone.setdefault(on_network, {})
-    while len(_alone) > NETWORKS:
-        _alone.popitem(last=False)
-    timeline = prepared.play(alone)
-    found = Played(timeline.step_time_s, tuple(peak_alive(timeline.plan or prepared.plan, timeline.spans)))
+    found = _played(prepared)
     if like is not None:
         _known[like] = found
         while len(_known) > REMEMBERED:
             del _known[next(iter(_known))]
     return found
+
+
+def _played(prepared: Prepared) -> Played:
+    plan, network, software = prepared.plan, prepared.network, prepared.software
+    on_network = network.likeness, prepared.itemsize, software, len(prepared.draws), len(plan.ranks)
+    if (on := _networks.get(on_network)) is None:
+        on = _networks[on_network] = OnNetwork(network, len(plan.ranks), prepared.itemsize, software)
+        while len(_networks) > NETWORKS:
+            _networks.popitem(last=False)
+    outcome = None if prepared.dispatching else on.play(plan, folded=prepared.folded)
+    if outcome is not None:
+        return Played(outcome.step_time_s, outcome.alive)
+    timeline = prepared.play(on.alone)
+    return Played(timeline.step_time_s, tuple(peak_alive(timeline.plan or plan, timeline.spans)))

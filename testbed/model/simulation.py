@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from functools import partial
 from random import Random
 from statistics import mean
@@ -18,7 +17,7 @@ from testbed.collectives.registry import rows_algorithm_of
 from testbed.garbage import forget
 from testbed.model.carrying import Call, Carrying, Events
 from testbed.model.computing import Computers
-from testbed.model.folding import Folder, Isolated
+from testbed.model.folding import Folder, Isolated, alone_key, alone_plan, alone_software
 from testbed.model.keeping import NOTHING_BEFORE, NOTHING_KEPT, Before, Kept
 from testbed.model.messages import SizedStage, sized
 from testbed.model.messaging import MEAN, Key
@@ -330,18 +329,13 @@ class _Simulation(Carrying):
 
     def _alone(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         """What a collective takes, message by message, with nothing else on the network."""
-        _, *sending = operation.sending  # whatever the group's number
-        key = *sending, members, self.plan.near_of(operation.group), self.plan.tuning, dscp
+        key = alone_key(self.plan, operation, members, dscp)
         if key not in self.alone:
             self.alone[key] = self._isolated(operation, members, dscp)
         return self.alone[key]
 
     def _isolated(self, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
-        alone = replace(operation, group=0, after=(), stream="")
-        ranks = tuple((alone,) if rank in members else () for rank in range(len(self.plan.ranks)))
-        groups, near = (("alone", members),), self.plan.near or self.plan.buildings
-        plan = JobPlan(ranks, groups, dscps={operation.kind: dscp}, tuning=self.plan.tuning, near=near)
-        software = replace(self.software, launch_s=0.0, completion_s=0.0)  # who joins in has paid for that
+        plan, software = alone_plan(self.plan, operation, members, dscp), alone_software(self.software)
         # who waits for several messages waits for the latest: late by the mean they would not be apart
         drawn = [Lateness(Random(f"{members}/{draw}")) for draw in range(self.lone_draws)]
         kept, took_s, plays = NOTHING_KEPT, [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, lru_cache
+from functools import cached_property
 from random import Random
 
 from testbed.config import Host, Topology
@@ -17,6 +17,7 @@ from testbed.paths.losses import Lossy
 from testbed.paths.packet_paths import PacketPath
 from testbed.paths.recovering import LossyDatagrams
 from testbed.paths.serialisation import NOTHING_HELD, Serialisation
+from testbed.remembering import Remembered
 from testbed.transport.channels import StripeSettings
 from testbed.transport.wire import HEADER_BYTES
 
@@ -80,6 +81,19 @@ Members = tuple[int, ...]
 """The ranks of a group."""
 
 
+class Hashed:
+    """Values that take a while to hash, hashed once."""
+
+    def __init__(self, values: tuple[object, ...]) -> None:
+        self._values, self._hash = values, hash(values)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Hashed) and self._values == other._values)
+
+
 @dataclass(frozen=True)
 class Network:
     """capacities: payload bytes per second of every part; queues: bytes that wait in front of it at the most.
@@ -120,7 +134,7 @@ class Network:
     def likeness(self) -> Hashable:
         """Equal for networks that are the same, with all in the same order: whoever is asked first is part of that."""
         values = [getattr(self, field.name) for field in fields(self)]
-        return tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values)
+        return Hashed(tuple(tuple(value.items()) if isinstance(value, dict) else value for value in values))
 
     @cached_property
     def mends(self) -> bool:
@@ -170,11 +184,16 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
 
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
-    return _network_of(topology, tuple(hosts), link_engine)
+    known = _networks.of((topology, *hosts), dict[str, Network])
+    if link_engine not in known:
+        known[link_engine] = _network_of(topology, hosts, link_engine)
+    return known[link_engine]
 
 
-@lru_cache(2)  # a search asks for the same one again and again
-def _network_of(topology: Topology, hosts: tuple[Host, ...], link_engine: str) -> Network:
+_networks: Remembered[dict[str, Network]] = Remembered(2)  # a search asks for the same one again and again
+
+
+def _network_of(topology: Topology, hosts: Sequence[Host], link_engine: str) -> Network:
     between = Paths(topology, link_engine).between
     per_second = payload_per_bit(topology)
     capacities: dict[str, float] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.collectives import AUTO
-from testbed.collectives.checking import check_if_added
+from testbed.collectives import AUTO, collective_of
+from testbed.collectives.checking import check_if_added, is_added
 from testbed.workload.plan import GroupCollective, JobPlan
 
 
@@ -15,17 +15,25 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
     algorithms: of collectives that name none. PluginError where one does not load, or raises.
     """
     calls = plan.remembered("calls", lambda: _calls(plan))
-    for collective, named, group in sorted(calls):
+    for (collective, named), groups in sorted(calls.items()):
         for algorithm in [named] if named else algorithms:
-            if algorithm != AUTO:
+            if algorithm == AUTO:
+                continue
+            # of others it is enough to look whether there is one
+            some = (
+                sorted(groups)
+                if not collective_of(collective).uneven and is_added(collective, algorithm)
+                else [min(groups)]
+            )
+            for group in some:
                 check_if_added(collective, algorithm, plan.near_of(group))
 
 
-def _calls(plan: JobPlan) -> set[tuple[str, str, int]]:
-    """Which collectives by which algorithms in which groups."""
-    return {
-        (operation.collective, operation.algorithm, operation.group)
-        for own in {id(own): own for own in plan.shared}.values()
-        for _, operation in own
-        if isinstance(operation, GroupCollective)
-    }
+def _calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:
+    """Of collectives and their algorithms, the groups."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for own in plan.exchanged:
+        for operation, _ in own:
+            if isinstance(operation, GroupCollective):
+                found.setdefault((operation.collective, operation.algorithm), set()).add(operation.group)
+    return found

@@ -12,73 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
-from typing import NamedTuple
 
 from testbed.collectives import AUTO, collective_of
-from testbed.scale import UNSCALED, Scale
 from testbed.workload.block_plans import BlockPlanner
-from testbed.workload.blocks import BlockWise
-from testbed.workload.outer import WHOLE_BITS, Outer
+from testbed.workload.computing import LayerComputing, computing_s
+from testbed.workload.options import Group, Options
+from testbed.workload.outer import WHOLE_BITS
 from testbed.workload.parallelism import CONTEXT, EXPERT, EXPERT_SHARD, REPLICATE, SHARD, TENSOR
-from testbed.workload.plan import COMPUTE, Computing, GroupCollective, Inside, Message, Operation, altered
+from testbed.workload.patterns import Chain
+from testbed.workload.plan import GroupCollective, Inside, Message, Operation, altered
 from testbed.workload.schedules import Action, Kind
 from testbed.workload.stages import Part
-from testbed.workload.within import NOTHING, Around, WithinRank
+from testbed.workload.within import NOTHING, Around
 
 FSDP = "fsdp"
 _ALGORITHMS = {"all_to_all": "direct", "all_to_all_v": "late_counts"}
-
-
-class SendToken(NamedTuple):
-    """Who holds it may send from one building to another: which ones, and the bytes per second of a message alone."""
-
-    direction: tuple[str, str]
-    rate: float
-
-
-class Group(NamedTuple):
-    """Ranks that do collectives together: their number in the plan, and who they are."""
-
-    number: int
-    members: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Options:
-    """itemsize: bytes of an element that travels. bucket_cap: bytes of gradients that are all-reduced together.
-
-    prefetch: how many layers ahead parameters are gathered; prefetch_first: and before a layer's gradients.
-    algorithms: of dimensions' collectives, where not the usual ones; replicas' is the variant's. early_receives: if
-    receives are posted as early as their senders' order has them, and messages leave at once; else a receive is posted
-    when its action is next, and its message leaves then.
-    sequence_parallel: tensor ranks share out the sequence. blocks: and put it together block by block.
-    routing_skew: standard deviation of what an expert rank gets of a layer's tokens, as a share of the even part.
-    send_tokens: pairs of ranks between which replicas send one after the other.
-    slowdowns: factor of a rank's computing. jitter: of computing, see JobPlan. seed: of that and of routing. dscps: of
-    what dimensions send. within: what each rank's accelerators take to send each other; () for nothing.
-    training_steps: in a row. outer: of replicas, in place of gradients in every step.
-    """
-
-    itemsize: int
-    bucket_cap: float
-    prefetch: int = 1
-    prefetch_first: bool = False
-    algorithms: Mapping[str, str] = field(default_factory=dict)
-    early_receives: bool = True
-    sequence_parallel: bool = False
-    blocks: BlockWise | None = None
-    routing_skew: float = 0.0
-    send_tokens: Mapping[tuple[int, int], SendToken] = field(default_factory=dict)
-    slowdowns: Mapping[int, float] = field(default_factory=dict)
-    jitter: float = 0.0
-    seed: int = 0
-    dscps: Mapping[str, int] = field(default_factory=dict)
-    scale: Scale = UNSCALED
-    within: Sequence[WithinRank] = ()
-    training_steps: int = 1
-    outer: Outer | None = None
 
 
 class LayerPlanner:
@@ -97,15 +46,20 @@ class LayerPlanner:
         self.pipelined = pipelined
         self.within = options.within[rank] if options.within else None
         self.plan: list[Operation] = []
+        self.chains: list[Chain] = []  # of it
         self.gate: list[int] = []  # what the next computing waits for
         self.computed: list[int] = []  # computing so far, in its order
         self._gathering: dict[tuple[int, int], list[int]] = {}  # by stage and layer
+        self.sharded = FSDP in groups or self.has_inside(SHARD)
+        self._gathers: dict[int, list[tuple[str, float, Around]]] = {}  # of layers, by the numbers of these
+        # that others are alike but for name and turn
+        self._collectives: dict[tuple[str, str, float], GroupCollective] = {}
+        self.gathered: set[int] = set()  # stages whose parameters are there for the whole step
+        self._bare: dict[int, bool] = {}  # by stage, whether it has no traffic but its gradients'
         self._bucket, self._inner_bucket, self._bucket_after = 0.0, 0.0, 0
         self._own_bytes = 0.0  # of gradients of what replicas have alike
         self._last = self._last_microbatches()
-        self._computings: dict[
-            tuple[Kind, float], Computing
-        ] = {}  # that others are alike but for name and turn
+        self._computing = LayerComputing(options.scale, options.slowdowns.get(rank, 1.0))
         self._tensor_blocks: BlockPlanner | None = None
         if options.blocks is not None and TENSOR in groups:
             self._tensor_blocks = BlockPlanner(self, options.blocks, *groups[TENSOR])
@@ -135,17 +89,47 @@ class LayerPlanner:
         if self.gives_weights(action):
             self.reduce(action, number, part)
 
+    def is_bare(self, action: Action, parts: Sequence[Part]) -> bool:
+        """Whether there is no more than computing to it: parameters are there, and gradients stay for now."""
+        if self.gives_weights(action):
+            return False
+        if action.kind is Kind.BACKWARD_WEIGHT:
+            return True
+        if self.sharded and action.stage not in self.gathered:
+            return False
+        if action.stage not in self._bare:
+            talks = any(part.tensor or part.context or part.expert for part in parts)
+            self._bare[action.stage] = not (talks or self._inner_s(parts))
+        return self._bare[action.stage]
+
+    def compute_layers(self, action: Action, parts: Sequence[Part], kept: float) -> None:
+        """What `layer` does for each of them, where there is no more to it. kept: bytes, until backward is over."""
+        first, after = len(self.plan), tuple(self.gate)
+        self.gate = []
+        made = self._computing.layers_of(action, parts, kept)
+        self.plan += made
+        if after:
+            self.plan[first] = altered(self.plan[first], after=after)
+        if len(parts) > 2:  # the first one waits, the last one may give back what was kept
+            durations_s = [computing.duration_s for computing in made[1:-1]]
+            self.chains.append(Chain(first + 1, durations_s))
+        self.computed += range(first, len(self.plan))
+
     def inner_traffic(self, name: str, action: Action, parts: Sequence[Part]) -> None:
         """What the next computing waits for of what the rank's accelerators send each other, of all these layers."""
-        within = self.within
-        if within is None or action.kind is Kind.BACKWARD_WEIGHT:
+        if action.kind is Kind.BACKWARD_WEIGHT or not (seconds := self._inner_s(parts)):
             return
-        seconds = sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
-        kind = TENSOR if TENSOR in within.members else EXPERT
         after = tuple({*self.gate, self.computed[-1]})
-        index = self._inside(name, kind, after, seconds / action.parts)
+        index = self._inside(
+            name, TENSOR if self.has_inside(TENSOR) else EXPERT, after, seconds / action.parts
+        )
         if index is not None:
             self.gate = [index]
+
+    def _inner_s(self, parts: Sequence[Part]) -> float:
+        if (within := self.within) is None:
+            return 0.0
+        return sum(within.blocking_s(part.inner.tensor, part.inner.expert) for part in parts)
 
     def has_inside(self, kind: str) -> bool:
         """Whether ranks have traffic of that kind inside that takes time."""
@@ -209,15 +193,20 @@ class LayerPlanner:
 
     def _begin_gather(self, action: Action, number: int, part: Part, prefetch: int) -> None:
         """After all computing but the last `prefetch` parts of it."""
-        sharded = FSDP in self.groups or self.has_inside(SHARD)
-        if not sharded or action.kind is Kind.BACKWARD_WEIGHT:
+        if not self.sharded or action.kind is Kind.BACKWARD_WEIGHT:
             return
         after = tuple(self.computed[-1 - prefetch : -prefetch or None])
         name = f"{action} layer {number} parameters"
-        begun = []
-        for group, size, _ in self._shares(part):
-            inner = self._sharded(group, "all_gather", part.inner.gathered, part.inner.expert_gathered)
-            begun.append(self._start(name, group, "all_gather", size, after, inner=inner))
+        if id(part) not in self._gathers:
+            inner = part.inner.gathered, part.inner.expert_gathered
+            self._gathers[id(part)] = [
+                (group, size, self._sharded(group, "all_gather", *inner))
+                for group, size, _ in self._shares(part)
+            ]
+        begun = [
+            self._start(name, group, "all_gather", size, after, inner=inner)
+            for group, size, inner in self._gathers[id(part)]
+        ]
         self._gathering[action.stage, number] = [index for index in begun if index is not None]
 
     def reduce(self, action: Action, number: int, part: Part) -> None:
@@ -275,8 +264,8 @@ class LayerPlanner:
         )
 
     def gives_weights(self, action: Action) -> bool:
-        """Whether this action ends the gradients of its stage's weights."""
-        return self._last.get(action.stage) == action
+        """Whether this action, one of the order's, ends the gradients of its stage's weights."""
+        return self._last.get(action.stage) is action
 
     def _last_microbatches(self) -> dict[int, Action]:
         kinds = (Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
@@ -292,10 +281,7 @@ class LayerPlanner:
     def compute(self, name: str, kind: Kind, seconds: float) -> None:
         """Compute for so long, in real seconds, once the gate is open."""
         after, self.gate = tuple(self.gate), []
-        if (like := self._computings.get((kind, seconds))) is None:
-            duration_s = self.options.scale.emulated_s(seconds) * self.options.slowdowns.get(self.rank, 1.0)
-            like = Computing(name, COMPUTE, kind.name.lower(), after, duration_s=duration_s)
-            self._computings[kind, seconds] = like
+        like = self._computing.like(kind, seconds)
         self.computed.append(len(self.plan))
         self.plan.append(altered(like, name=name, after=after))
 
@@ -331,16 +317,17 @@ class LayerPlanner:
             return self._inside(name, kind, after, inner.alone_s)
         if (before := self._inside(name, kind, after, inner.before_s)) is not None:
             after = (before,)
-        own = self.groups[group]
-        parts = collective_of(collective).parts(len(own.members))
-        numel = (max(counts) if counts else self.numel(size / parts)) * parts
-        usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
-        algorithm = self.options.algorithms.get(kind, usual)
-        index = self.add(
-            GroupCollective(
+        key = group, collective, size
+        if (like := self._collectives.get(key)) is None or counts:
+            own = self.groups[group]
+            parts = collective_of(collective).parts(len(own.members))
+            numel = (max(counts) if counts else self.numel(size / parts)) * parts
+            usual = _ALGORITHMS.get(collective, "" if group == REPLICATE else "ring")
+            algorithm = self.options.algorithms.get(kind, usual)
+            like = self._collectives[key] = GroupCollective(
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
-        )
+        index = self.add(altered(like, name=name, after=after))
         within = self._inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 
@@ -365,18 +352,6 @@ class LayerPlanner:
     def numel(self, size_bytes: float) -> int:
         """Elements that travel for so many real bytes."""
         return max(1, round(self.options.scale.emulated_bytes(size_bytes) / self.options.itemsize))
-
-
-def computing_s(part: Part, kind: Kind) -> float:
-    """What an action of this kind takes for a layer."""
-    # not by a mapping: kinds are slow to hash, and this is asked for every layer of every action
-    if kind is Kind.FORWARD:
-        return part.forward_s
-    if kind is Kind.BACKWARD_INPUT:
-        return part.input_s
-    if kind is Kind.BACKWARD_WEIGHT:
-        return part.weight_s
-    return part.input_s + part.weight_s
 
 
 def routing_weights(rng: Random, count: int, skew: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Ranks that do alike: from the plan of one of them those of the others, which takes a tenth of making them anew.
+"""Ranks that do alike: of one of them the plan is made, as a pattern that all of them go by.
 
 Replicas at one place of the pipeline differ in whom they send to and with whom they do collectives, and in nothing
 else; unless they take turns at a link, experts get unlike shares, or keys and values go round a ring.
@@ -6,50 +6,27 @@ else; unless they take turns at a link, experts get unlike shares, or keys and v
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Hashable, Mapping, Sequence
 
-from testbed.workload.layers import Group, Options
+from testbed.workload.operations import GroupCollective, Message, RankPlan
+from testbed.workload.options import Group, Options
 from testbed.workload.parallelism import CONTEXT, EXPERT, TENSOR
-from testbed.workload.plan import GroupCollective, Message, Operation, RankPlan, altered
+from testbed.workload.patterns import Chain, Move, Pattern, moved
 
 
-@dataclass(frozen=True)
-class Made:
-    """One rank's plan, and what its replicas do after some steps. line: the ranks of its pipeline."""
-
-    groups: Mapping[str, Group]
-    line: tuple[int, ...]
-    plan: RankPlan
-    exchange: GroupCollective | None
-
-    def moved(self, groups: Mapping[str, Group], line: tuple[int, ...]) -> Made:
-        """The same of a rank in these groups and this line."""
-        numbers = {own.number: groups[name].number for name, own in self.groups.items()}
-        ranks = dict(zip(self.line, line, strict=True))
-        if all(one == other for same in (numbers, ranks) for one, other in same.items()):
-            return self
-        plan = list(self.plan)
-        for index in self._shared:
-            plan[index] = _moved(plan[index], numbers, ranks)
-        exchange = self.exchange and altered(self.exchange, group=numbers[self.exchange.group])
-        return Made(groups, line, tuple(plan), exchange)
-
-    @cached_property
-    def _shared(self) -> list[int]:
-        """Indices of what other ranks take part in."""
-        kinds = GroupCollective, Message
-        return [index for index, operation in enumerate(self.plan) if isinstance(operation, kinds)]
+def move_of(groups: Mapping[str, Group], line: Sequence[int]) -> Move:
+    """Of a rank in these groups, and in this line of a pipeline's ranks."""
+    return Move(tuple(own.number for own in groups.values()), tuple(line))
 
 
-def _moved(operation: Operation, numbers: Mapping[int, int], ranks: Mapping[int, int]) -> Operation:
-    if isinstance(operation, GroupCollective):
-        return altered(operation, group=numbers[operation.group])
-    assert isinstance(operation, Message)
-    peer = ranks[operation.peer]
-    stream, _, _ = operation.stream.rpartition(" ")
-    return altered(operation, peer=peer, stream=f"{stream} {peer}")
+def pattern_of(plan: RankPlan, chains: Sequence[Chain], move: Move) -> Pattern:
+    """From one rank's plan, and what would make that of it again."""
+    places = [{number: place for place, number in enumerate(numbers)} for numbers in move]
+    operations = list(plan)
+    for place, operation in enumerate(plan):
+        if isinstance(operation, GroupCollective | Message):
+            operations[place] = moved(operation, *places)
+    return Pattern(tuple(operations), chains)
 
 
 def likeness(rank: int, groups: Mapping[str, Group], options: Options) -> Hashable | None:

@@ -39,10 +39,8 @@ def accelerator_bytes(
     own: dict[int, list[Layer]] = {}
     for stage, owner in enumerate(owners):
         own.setdefault(owner, []).extend(layers[stage])
-    return [
-        _states(own[position], mesh, gradient_bytes) + peak / mesh.per_rank
-        for position, peak in zip(positions, peaks, strict=True)
-    ]
+    states = {position: _states(own[position], mesh, gradient_bytes) for position in set(positions)}
+    return [states[position] + peak / mesh.per_rank for position, peak in zip(positions, peaks, strict=True)]
 
 
 def _states(layers: Sequence[Layer], mesh: Mesh, gradient_bytes: int) -> float:

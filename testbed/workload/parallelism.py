@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from testbed.errors import BadInput
 
@@ -48,7 +49,7 @@ class Mesh:
     inside: Mapping[str, int]
     ranks: tuple[int, ...]
 
-    @property
+    @cached_property
     def outside(self) -> dict[str, int]:
         """Over how many ranks each dimension goes."""
         return {name: self.degrees[name] // self.inside[name] for name in self.order}

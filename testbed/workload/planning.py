@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from itertools import permutations
 
-from testbed.workload.layers import FSDP, Group, LayerPlanner, Options, SendToken, computing_s
-from testbed.workload.likeness import Made, likeness
+from testbed.remembering import Remembered
+from testbed.workload.computing import accounted, computing_s
+from testbed.workload.layers import FSDP, LayerPlanner
+from testbed.workload.likeness import likeness, move_of, pattern_of
+from testbed.workload.options import Group, Options, SendToken
 from testbed.workload.outer import in_a_row
 from testbed.workload.parallelism import (
     CONTEXT,
@@ -25,14 +29,39 @@ from testbed.workload.parallelism import (
     TENSOR,
     Mesh,
 )
-from testbed.workload.plan import Computing, JobPlan, Message, Pause, RankPlan, altered
-from testbed.workload.schedules import Action, Kind, Schedule, next_stage
-from testbed.workload.stages import Stage
+from testbed.workload.patterns import Alike, Move, Pattern
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause, RankPlan, altered
+from testbed.workload.schedules import Action, Kind, Schedule
+from testbed.workload.stages import Part, Stage
 
 TOKEN = "send_token"  # the kind of what passes it on
 # plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
 REMEMBERED, MOST_OPERATIONS = 8, 500_000
 _known: OrderedDict[Hashable, JobPlan] = OrderedDict()
+
+
+class _Patterns:
+    """Those that were made last, of no more operations than that."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Pattern] = OrderedDict()
+        self._operations = 0
+
+    def of(self, key: Hashable, planner: Callable[[], _RankPlanner], move: Move) -> Pattern:
+        """What a rank with that move does, and all others of this key."""
+        if (pattern := self._known.get(key)) is None:
+            one = planner()
+            pattern = self._known[key] = pattern_of(one.run(), one.chains, move)
+            self._operations += len(pattern)
+            while self._operations > MOST_OPERATIONS and len(self._known) > 1:
+                _, oldest = self._known.popitem(last=False)
+                self._operations -= len(oldest)
+        else:
+            self._known.move_to_end(key)
+        return pattern
+
+
+_patterns = _Patterns()
 
 
 def plan_job(
@@ -64,16 +93,24 @@ def plan_job(
         for coordinate in mesh.coordinates()
     ]
     schedules = [own.hashed for own in of_replicas or [schedule]]
-    key = groups, tuple(others), tuple(places), tuple(schedules), tuple(stages), repr(options)
-    plan = _known.pop(key, None) or _plan(groups, others, places, of_replicas or [schedule], stages, options)
+    # what is in it takes a while to hash, and is hashed anew each time that it is looked up
+    common = hash((_hashed(stages), repr(replace(options, send_tokens={}))))
+    tokens = tuple(options.send_tokens.items())
+    key = hash((groups, tuple(others), tuple(places), tuple(schedules), common, tokens))
+    plan = _known.pop(key, None)
+    plan = plan or _plan(groups, others, places, of_replicas or [schedule], stages, options, common)
     _known[key] = plan
-    while len(_known) > REMEMBERED or _operations() > MOST_OPERATIONS:
+    while len(_known) > REMEMBERED or sum(one.operations for one in _known.values()) > MOST_OPERATIONS:
         _known.popitem(last=False)
     return plan
 
 
-def _operations() -> int:
-    return sum(plan.operations for plan in _known.values())
+def _hashed(stages: Sequence[Stage]) -> int:
+    """In place of the stages, which have thousands of figures."""
+    return hash(tuple(_stages.of((stage,), partial(hash, stage)) for stage in stages))
+
+
+_stages: Remembered[int] = Remembered(256)
 
 
 Line = tuple[int, ...]  # the ranks of a pipeline
@@ -86,35 +123,37 @@ def _plan(
     schedules: Sequence[Schedule],
     stages: Sequence[Stage],
     options: Options,
+    common: int,
 ) -> JobPlan:
-    """lines, by rank: of its pipeline's replicas. places: its position in that, and which of the schedules is its."""
+    """lines, by rank: of its pipeline's replicas. places: its position in that, and which of the schedules is its.
+
+    common: in place of stages and options, but for tokens.
+    """
     of_rank: list[dict[str, Group]] = [{} for _ in places]
     for number, (name, members) in enumerate(groups):
         for rank in members:
             of_rank[rank][name] = Group(number, members)
-    made: list[Made] = []
-    alike: dict[Hashable, int] = {}
-    like = []
+    patterns: list[Pattern] = []
+    moves: list[Move | None] = []
+    exchanges: list[GroupCollective | None] = []
     for rank, (position, which) in enumerate(places):
         line, own = next(line for line in lines[rank] if rank in line), schedules[which]
+        planner = partial(_RankPlanner, rank, position, lines[rank], of_rank[rank], own, stages, options)
         same = likeness(rank, of_rank[rank], options)
-        place = rank if same is None else (position, id(own), same)
-        like.append(alike.setdefault(place, rank))
-        if like[rank] != rank:
-            made.append(made[like[rank]].moved(of_rank[rank], line))
-            continue
-        planner = _RankPlanner(rank, position, lines[rank], of_rank[rank], own, stages, options)
-        made.append(Made(of_rank[rank], line, planner.run(), planner.exchange()))
-    plans, exchanges = [one.plan for one in made], [one.exchange for one in made]
-    return JobPlan(
-        tuple(in_a_row(plans, options.training_steps, options.outer, exchanges)),
-        groups,
-        not options.early_receives,
-        options.jitter,
-        options.seed,
-        options.dscps,
-        like=tuple(like),
-    )
+        if same is None or options.outer:
+            one = planner()
+            patterns.append(Pattern(one.run(), one.chains))
+            moves.append(None)
+            exchanges.append(one.exchange())
+        else:
+            move = move_of(of_rank[rank], line)
+            patterns.append(_patterns.of((common, own.hashed, position, same), planner, move))
+            moves.append(move)
+            exchanges.append(None)
+    ranks: Sequence[RankPlan] = Alike(patterns, moves)
+    if options.training_steps > 1 or options.outer:
+        ranks = tuple(in_a_row(ranks, options.training_steps, options.outer, exchanges))
+    return JobPlan(ranks, groups, not options.early_receives, options.jitter, options.seed, options.dscps)
 
 
 def _shared(
@@ -173,8 +212,11 @@ class _RankPlanner(LayerPlanner):
         self.own, self.lines, self.schedule, self.stages = own, lines, schedule, stages
         self.line = next(line for line in lines if rank in line)
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self.to_send = Counter(self._next_rank(action) for action in self.order)
         self.sent: Counter[int] = Counter()
+        self._shared_with: dict[int, list[int]] = {}  # by peer, see `_sharing`
+        self._known_seconds: dict[tuple[int, Kind], float] = {}
+        # to a stage, from another, that others are alike but for their microbatch
+        self._messages: dict[tuple[int, int, bool], Message] = {}
 
     def run(self) -> RankPlan:
         if self.options.early_receives:
@@ -188,12 +230,8 @@ class _RankPlanner(LayerPlanner):
 
     def _post_all(self) -> None:
         """Receives in the order in which their senders send."""
-        for peer, order in enumerate(self.schedule.orders):
-            if peer != self.own:
-                for action in order:
-                    target = next_stage(action, len(self.stages))
-                    if target is not None and self.schedule.owners[target] == self.own:
-                        self._receive(target, action, ())
+        for action, target in self.schedule.arrivals[self.own]:
+            self._receive(target, action, ())
 
     def _receive(self, stage: int, source: Action, after: tuple[int, ...]) -> None:
         kind = Kind.FORWARD if source.kind is Kind.FORWARD else Kind.BACKWARD_INPUT
@@ -202,22 +240,23 @@ class _RankPlanner(LayerPlanner):
 
     def _message(self, stage: int, source: Action, peer: int, after: tuple[int, ...], *, sends: bool) -> int:
         """One end of what `source` gives to a stage."""
-        forward = source.kind is Kind.FORWARD
-        what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
-        shown = source.stage if sends else stage
-        size = self.stages[min(stage, source.stage)].activation
-        return self.add(
-            Message(
-                f"{shown}{what}{source.microbatch}",
+        key = stage, source.stage, sends
+        if (like := self._messages.get(key)) is None:
+            forward = source.kind is Kind.FORWARD
+            what = f"{'SEND' if sends else 'RECV'}_{'F' if forward else 'B'}"
+            size, shown = self.stages[min(stage, source.stage)].activation, source.stage if sends else stage
+            message = Message(
+                f"{shown}{what}",
                 f"{what} {peer}",
                 PIPELINE,
-                after,
                 peer=peer,
                 numel=self.numel(size),
-                tag=(stage * self.schedule.microbatches + source.microbatch) * 2 + (not forward),
+                tag=stage * self.schedule.microbatches * 2 + (not forward),
                 sends=sends,
             )
-        )
+            like = self._messages[key] = message
+        number = source.microbatch
+        return self.add(altered(like, name=f"{like.name}{number}", after=after, tag=like.tag + 2 * number))
 
     def _act(self, action: Action) -> None:
         stage = self.stages[action.stage]
@@ -230,30 +269,48 @@ class _RankPlanner(LayerPlanner):
             self.gate.append(self.received[action.stage, kind, action.microbatch])
         first = len(self.plan)
         if self._whole(action):
-            seconds = sum(computing_s(part, action.kind) for part in stage.parts) / action.parts
-            self.compute(str(action), action.kind, seconds)
+            self.compute(str(action), action.kind, self._seconds(action))
             self.inner_traffic(str(action), action, stage.parts)
             if self.gives_weights(action):
                 for number, part in reversed(list(enumerate(stage.parts))):
                     self.reduce(action, number, part)
-        elif action.kind is Kind.FORWARD:
-            for number, part in enumerate(stage.parts):
-                self.layer(action, number, part)
+            self._account(action, first, stage.kept)
+        elif self.is_bare(action, stage.parts):
+            self.compute_layers(action, stage.parts, stage.kept)
         else:
-            layers = list(enumerate(stage.parts))[::-1]
-            for place, (number, part) in enumerate(layers):
-                if self.options.prefetch_first:
-                    self.gather_ahead(action, layers[place + 1 :])
-                self.layer(action, number, part)
-        self._account(action, first, stage.kept)
-        target, peer = next_stage(action, len(self.stages)), self._next_rank(action)
-        if target is not None and peer not in (None, self.rank):
+            self._go_through(action, stage.parts)
+            self._account(action, first, stage.kept)
+        target = self.schedule.passed_on[self.own].get(action)
+        if target is not None:
+            peer = self.line[self.schedule.owners[target]]
             self._send(target, action, peer, tuple({*self.gate, self.computed[-1]}))
 
-    def _next_rank(self, action: Action) -> int | None:
-        """Whose stage goes on with what an action gives."""
-        target = next_stage(action, len(self.stages))
-        return None if target is None else self.line[self.schedule.owners[target]]
+    def _go_through(self, action: Action, parts: Sequence[Part]) -> None:
+        """Layer by layer."""
+        layers, forward = list(enumerate(parts)), action.kind is Kind.FORWARD
+        if not forward:
+            layers.reverse()
+        for place, (number, part) in enumerate(layers):
+            if self.options.prefetch_first and not forward:
+                self.gather_ahead(action, layers[place + 1 :])
+            self.layer(action, number, part)
+        if self.pipelined and action.kind is not Kind.BACKWARD_WEIGHT:
+            self.gathered.add(action.stage)
+
+    def _seconds(self, action: Action) -> float:
+        """Of all layers of an action."""
+        key = action.stage, action.kind
+        if key not in self._known_seconds:
+            self._known_seconds[key] = sum(
+                computing_s(part, action.kind) for part in self.stages[action.stage].parts
+            )
+        return self._known_seconds[key] / action.parts
+
+    @cached_property
+    def to_send(self) -> Counter[int]:
+        """How many messages each peer gets."""
+        targets = self.schedule.passed_on[self.own].values()
+        return Counter(self.line[self.schedule.owners[target]] for target in targets)
 
     # ---- send tokens of replicas: who has one sends for as long as its message takes, then passes it on
 
@@ -278,6 +335,11 @@ class _RankPlanner(LayerPlanner):
 
     def _sharing(self, peer: int) -> list[int]:
         """Ranks of replicas that send what this rank sends to `peer`, from the same building to the same other one."""
+        if peer not in self._shared_with:
+            self._shared_with[peer] = self._found_sharing(peer)
+        return self._shared_with[peer]
+
+    def _found_sharing(self, peer: int) -> list[int]:
         tokens, there = self.options.send_tokens, self.line.index(peer)
         if (self.rank, peer) not in tokens:
             return []
@@ -297,27 +359,33 @@ class _RankPlanner(LayerPlanner):
     # ---- actions
 
     def _account(self, action: Action, first: int, kept: float) -> None:
-        """Note memory with the action's computing."""
+        """Note memory with the action's computing, which begins with this operation."""
         indices = self.computed[bisect_left(self.computed, first) :]
-        if action.kind is Kind.FORWARD:
-            self.plan[indices[0]] = altered(self._computing(indices[0]), holds=kept)
-        elif action.kind is not Kind.BACKWARD_INPUT:
-            self.plan[indices[-1]] = altered(self._computing(indices[-1]), gives=kept / action.parts)
+        ends = indices[:: len(indices) - 1 or 1]
+        for index, operation in zip(
+            ends, accounted([self._computed(one) for one in ends], action, kept), strict=True
+        ):
+            self.plan[index] = operation
 
-    def _computing(self, index: int) -> Computing:
+    def _computed(self, index: int) -> Computing:
         operation = self.plan[index]
         assert isinstance(operation, Computing)
         return operation
 
     def _whole(self, action: Action) -> bool:
         """Whether nothing happens between the layers of an action."""
-        within = {TENSOR, CONTEXT, EXPERT, FSDP} & set(self.groups)
-        if self.has_inside(SHARD):
-            within.add(FSDP)
-        if action.kind is Kind.BACKWARD_WEIGHT:
-            within = set()
-        shared = bool(self.groups) or self.has_inside(REPLICATE)
-        return action.parts > 1 or not (within or (shared and self.gives_weights(action)))
+        between = action.kind is not Kind.BACKWARD_WEIGHT and self._has_traffic
+        return action.parts > 1 or not (between or (self._has_shared and self.gives_weights(action)))
+
+    @cached_property
+    def _has_traffic(self) -> bool:
+        """Whether layers have traffic of their own."""
+        return not {TENSOR, CONTEXT, EXPERT, FSDP}.isdisjoint(self.groups) or self.has_inside(SHARD)
+
+    @cached_property
+    def _has_shared(self) -> bool:
+        """Whether gradients are shared."""
+        return bool(self.groups) or self.has_inside(REPLICATE)
 
 
 def _source_stage(action: Action, stages: int) -> int | None:

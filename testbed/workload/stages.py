@@ -269,7 +269,24 @@ def model_stages(
 
     What several accelerators of one rank share goes over the network once; what each has of its own is added up.
     """
-    degrees, inside, outside = mesh.degrees, mesh.inside, mesh.outside
+    mappings = (tuple(own.items()) for own in (mesh.degrees, mesh.inside, mesh.outside))
+    return list(_model_stages(model, stages, *mappings, sizes, tuple(counts)))
+
+
+Degrees = tuple[tuple[str, int], ...]  # by dimension
+
+
+@lru_cache(64)  # searches ask for the same ones again and again
+def _model_stages(
+    model: str | ModelSpec,
+    stages: int,
+    of_degrees: Degrees,
+    of_inside: Degrees,
+    of_outside: Degrees,
+    sizes: Sizes,
+    counts: tuple[int, ...],
+) -> tuple[Stage, ...]:
+    degrees, inside, outside = dict(of_degrees), dict(of_inside), dict(of_outside)
     context, tensor, expert = degrees[CONTEXT], degrees[TENSOR], degrees[EXPERT]
     tokens = sizes.sequence_length * sizes.microbatch_size / context  # of one accelerator
     # of all those in a rank that have tokens of their own; each tensor rank has a part of a token's values
@@ -293,6 +310,7 @@ def model_stages(
             else 0.0,
         )
 
+    @lru_cache(None)  # most blocks are alike
     def part(layer: Layer) -> Part:
         dense_s = 2 * layer.active * tokens / tensor / sizes.flops
         scores = sizes.scores if layer.block else NO_SCORES
@@ -322,7 +340,7 @@ def model_stages(
             rows=tokens * own,
         )
 
-    return [
+    return tuple(
         Stage(tuple(map(part, layers)), VALUE_BYTES * values, kept * sum(layer.block for layer in layers))
         for layers in split_layers(model, stages, counts or layer_counts(model, stages, scores=sizes.scores))
-    ]
+    )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from testbed.workload.patterns import Pattern
 from testbed.workload.plan import QUEUE, Computing, JobPlan, Operation, Pause
 
 
@@ -63,15 +64,12 @@ def _is_timed(operation: Operation) -> bool:
 
 def orders_of(plan: JobPlan) -> Sequence[Order]:
     """Of all ranks, found once."""
-    return plan.remembered("orders", lambda: _orders(plan))
+    return [pattern_order(own) for own in plan.alike.patterns]
 
 
-def _orders(plan: JobPlan) -> list[Order]:
-    found: dict[int, Order] = {}
-    for rank in plan.like or range(len(plan.ranks)):
-        if rank not in found:
-            found[rank] = order_of(plan.ranks[rank])
-    return [found[rank] for rank in plan.like or range(len(plan.ranks))]
+def pattern_order(pattern: Pattern) -> Order:
+    """Of all ranks that go by it, found once."""
+    return pattern.remembered("order", lambda: order_of(pattern.operations))
 
 
 @dataclass

@@ -62,6 +62,7 @@ ALL_BUT_TWO = (
     "pgrep",
     "sysctl",
     "unshare",
+    "gcc",
 )
 
 

@@ -9,7 +9,7 @@ from testbed.flight import NetworkPaths
 from testbed.job.job import Job, job_of
 from testbed.model.calibration import VIRTUAL, find_calibration
 from testbed.model.crossing import network_paths
-from testbed.model.predicting import routed
+from testbed.model.routed import routed
 from testbed.scale import Scale
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -17,8 +17,9 @@ from testbed.job.job import Job, job_of
 from testbed.model import simulation
 from testbed.model.calibration import Calibration, find_calibration
 from testbed.model.go_back_n import ReliablePath
-from testbed.model.predicting import predict, prepared, routed
+from testbed.model.predicting import predict, prepared
 from testbed.model.prepared import Prepared
+from testbed.model.routed import routed
 from testbed.paths.poisson import poisson_quantile
 from testbed.scale import Scale
 

@@ -21,7 +21,8 @@ from testbed.paths import Network
 from testbed.paths import Path as Way
 from testbed.ranks.executor import Done, Executor
 from testbed.workload.blocks import RING, TREE, BlockWise, Exchange, gathering, reducing
-from testbed.workload.layers import Group, LayerPlanner, Options
+from testbed.workload.layers import LayerPlanner
+from testbed.workload.options import Group, Options
 from testbed.workload.parallelism import TENSOR, ParallelismError
 from testbed.workload.plan import GATHERED, REDUCED, Block, Computing, JobPlan
 from testbed.workload.plan_traffic import plan_traffic

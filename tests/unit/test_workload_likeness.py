@@ -85,6 +85,7 @@ def test_a_plan_that_is_remembered_is_the_one_that_would_be_made(
     asked: list[Mapping[str, object]] = [{}, *MORE.values(), *placements, *others]
     known = [planned(shape, changes) for changes in asked]
     monkeypatch.setattr(planning, "_known", OrderedDict())
+    monkeypatch.setattr(planning, "_patterns", planning._Patterns())
     monkeypatch.setattr(planning, "REMEMBERED", 0)
     assert known == [planned(shape, changes) for changes in asked]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from testbed.config import parallelism
 from testbed.model import Stuck, Timeline, peak_alive, simulate
 from testbed.paths import Network, Path
-from testbed.workload.layers import Options
+from testbed.workload.options import Options
 from testbed.workload.parallelism import DIMENSIONS, EXPERT, PIPELINE, make_mesh
 from testbed.workload.plan import JobPlan
 from testbed.workload.planning import plan_job

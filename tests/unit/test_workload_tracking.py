@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from testbed.model.memory import peak_alive
 from testbed.model.predicting import prepared
 from testbed.scale import Scale
 from testbed.workload.plan import QUEUE, Computing, Message
-from testbed.workload.tracking import order_of, orders_of
+from testbed.workload.tracking import Order, order_of, orders_of
 from tests.unit.test_workload_likeness import MORE, SCENARIO, SHAPES, planned
 
 
@@ -22,9 +23,9 @@ def test_what_is_found_once_for_ranks_that_do_alike_is_what_each_has(
     shape: tuple[int, ...], more: dict[str, object]
 ) -> None:
     made = planned(shape, more)
-    each = replace(made, like=())
+    each = replace(made, ranks=tuple(made.ranks))
     assert orders_of(made) == orders_of(each)
-    assert made.shared == each.shared
+    assert made.exchanged == each.exchanged
     assert made.using("ring") == each.using("ring")
     spans = [[(index, index + 2.5) for index in range(len(own))] for own in made.ranks]
     assert peak_alive(made, spans) == peak_alive(each, spans)
@@ -39,13 +40,18 @@ def test_only_what_waits_for_one_alone_and_is_waited_for_by_it_alone_follows_it(
     assert order_of(queued).following == [-1, -1]
 
 
+def _same(order: Order) -> Order:
+    return order
+
+
 @pytest.mark.parametrize("degree", ["pipeline_parallel", "data_parallel_shard", "tensor_parallel"])
 def test_what_follows_at_once_ends_when_it_would_by_itself(degree: str) -> None:
     changes = {"workload.parallelism": {f"{degree}_degree": 2, "data_parallel_replicate_degree": 4}}
     job = job_of(load_scenario(SCENARIO).changed(changes, "a test"), Scale())
     step = prepared(job, "ring")
     assert any(after >= 0 for order in orders_of(step.plan) for after in order.following)
-    by_itself = replace(step.plan)
-    orders = [order._replace(following=[-1] * len(order.before)) for order in orders_of(step.plan)]
-    assert by_itself.remembered("orders", lambda: orders) is orders
+    by_itself = replace(step.plan, ranks=tuple(step.plan.ranks))
+    for pattern, order in zip(by_itself.alike.patterns, orders_of(step.plan), strict=True):
+        alone = order._replace(following=[-1] * len(order.before))
+        assert pattern.remembered("order", partial(_same, alone)) is alone
     assert replace(step, plan=by_itself).play() == step.play()

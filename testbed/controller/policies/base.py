@@ -61,6 +61,9 @@ class Policy(ABC):
     finds_paths = False
     """Whether policies that are about something else can leave the paths to it (`over`)."""
 
+    goes_by_sizes = True
+    """Whether what it says may be something else where flows carry more, or less; it is not inherited."""
+
     def __init__(self, **options: Any) -> None:
         if unknown := sorted(set(options) - set(self.known_options)):
             known = ", ".join(self.known_options) or "none"

@@ -12,6 +12,8 @@ from testbed.controller.view import LinkEnd, View, both_ways
 class Shortest(LinkPolicy):
     """All traffic on the link of least delay, on the lowest plane among equals."""
 
+    goes_by_sizes = False
+
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
         """The nearest link on the lowest plane."""
         return nearest(ends)[:1]
@@ -21,6 +23,8 @@ class Shortest(LinkPolicy):
 class Ecmp(LinkPolicy):
     """Flows spread over all links of least delay, by a hash of their 5-tuple."""
 
+    goes_by_sizes = False
+
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
         """All links of least delay."""
         return nearest(ends)
@@ -29,6 +33,8 @@ class Ecmp(LinkPolicy):
 @POLICIES.register("wcmp")
 class Wcmp(LinkPolicy):
     """As ecmp, but a link with twice the rate gets twice the flows."""
+
+    goes_by_sizes = False
 
     def choose(self, ends: Sequence[LinkEnd]) -> Sequence[LinkEnd]:
         """All that are as near, by their rates."""
@@ -44,6 +50,7 @@ class QpAware(Policy):
     """
 
     finds_paths = True
+    goes_by_sizes = False
 
     def routes(self, view: View) -> Iterable[Route]:
         """Ecmp's, and one for each declared connection at each building on its way."""
@@ -60,6 +67,7 @@ class Spray(Policy):
     """
 
     finds_paths = True
+    goes_by_sizes = False
 
     def routes(self, view: View) -> Iterable[Route]:
         """As with qp_aware, over more links."""

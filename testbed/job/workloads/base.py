@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,9 @@ WORKLOADS: Registry[MakePlan] = Registry("workload", "testbed.job.workloads", "t
 """All that have a name. Each registers where it stands: `@WORKLOADS.register("local_sgd")`."""
 
 
+_signature = lru_cache(inspect.signature)
+
+
 def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> JobPlan | Training | Serving:
     """What one of WORKLOADS, or of a file, returns; options: what its function takes beside the request.
 
@@ -83,7 +87,7 @@ def make_plan(name: str, request: JobRequest, options: Mapping[str, Any]) -> Job
     file, line = source_of(make)
     where = f"{file}:{line}: workload {name.rpartition(':')[2]}"
     try:
-        inspect.signature(make).bind(request, **options)
+        _signature(make).bind(request, **options)
     except TypeError as error:
         raise PluginError(
             where=where, got=f"options that do not fit ({error})", expected=_taken(make)

@@ -1,0 +1,138 @@
+/* A step's play: all that there is in it, and its time. Names are as in the Python beside it. */
+
+#pragma once
+
+#include "engine.h"
+#include "fluid.h"
+#include "pool.h"
+
+enum { OVER, BEGIN, COME, ARRIVED, LEG, REST }; /* what happens */
+
+typedef struct {
+    double at_s;
+    uint64_t number;
+    int32_t kind, first, second, third;
+} Happening;
+
+typedef struct {
+    int32_t come, allowed, waiting, last_waiting, held, last_held; /* the first and last of messages, of receives */
+} Box;
+
+/* who: a rank's operation, or a strand, of which `index` is -1 */
+typedef struct {
+    int32_t transfer, box, who, index, taken, next, turned, over;
+    int64_t turn;
+    double until_s, rest_s, put_bytes;
+} Message;
+
+typedef struct {
+    int32_t done, who, index, next;
+} Receive;
+
+typedef struct {
+    double put_bytes, left_bytes;
+    int32_t waiting, last_waiting;
+} Buffer;
+
+typedef struct {
+    int32_t rank, index, left;
+} Part;
+
+typedef struct {
+    int32_t part, stage, end, left, boxes;
+} Channel;
+
+typedef struct {
+    int32_t channel, round, first, end, missing, sends, ending;
+    int32_t *posted;
+} Strand;
+
+typedef struct {
+    int32_t boxes, come, *who, *index;
+} Instance;
+
+typedef struct {
+    int32_t *ready, first, many, open;
+} Tracker;
+
+typedef struct {
+    const Step *step;
+    Fluid fluid;
+    double now_s, *begun_s, *ended_s, *worked_s, *busy_until_s, most_bytes;
+    uint64_t number;
+    int64_t turn;
+    POOL(Happening) agenda;
+    POOL(Happening) soon;
+    int32_t soon_first;
+    POOL(Box) boxes;
+    POOL(Message) messages;
+    POOL(Receive) receives;
+    POOL(Part) parts;
+    POOL(Channel) channels;
+    POOL(Strand) strands;
+    Tracker *trackers;
+    Buffer *buffers;
+    double *sending;
+    int32_t *missing, *sequence;
+    Instance *instances;
+    Arena arena;
+    int status;
+} Play;
+
+/* an operation is over; all of a strand's receives, or sends, are; a channel's stage is */
+static void over(Play *play, int32_t rank, int32_t index);
+static void strand_goes(Play *play, int32_t number);
+static void channel_goes(Play *play, int32_t number);
+
+static int sooner(const Happening *one, const Happening *other) {
+    return one->at_s < other->at_s || (one->at_s == other->at_s && one->number < other->number);
+}
+
+static void push(Play *play, Happening happening) {
+    int32_t place = TAKE(play->agenda);
+    Happening *all = play->agenda.all;
+    while (place && sooner(&happening, &all[(place - 1) / 2])) {
+        all[place] = all[(place - 1) / 2];
+        place = (place - 1) / 2;
+    }
+    all[place] = happening;
+}
+
+static Happening pop(Play *play) {
+    Happening *all = play->agenda.all, first = all[0], last = all[--play->agenda.many];
+    int32_t many = play->agenda.many, place = 0, child;
+    while ((child = 2 * place + 1) < many) {
+        child += child + 1 < many && sooner(&all[child + 1], &all[child]);
+        if (!sooner(&all[child], &last)) break;
+        all[place] = all[child];
+        place = child;
+    }
+    all[place] = last;
+    return first;
+}
+
+static void at(Play *play, double at_s, int32_t kind, int32_t first, int32_t second, int32_t third) {
+    Happening happening = {at_s, 0, kind, first, second, third};
+    if (at_s > play->now_s) {
+        happening.number = play->number++;
+        push(play, happening);
+    } else {
+        int32_t last = TAKE(play->soon);
+        play->soon.all[last] = happening;
+    }
+}
+
+static void later(Play *play, double seconds, int32_t kind, int32_t first, int32_t second) {
+    at(play, play->now_s + seconds, kind, first, second, 0);
+}
+
+/* A rank's software handles one message after the other. */
+static void work(Play *play, int32_t rank, double size_bytes, int32_t kind, int32_t message) {
+    const Step *step = play->step;
+    double until_s = play->busy_until_s[rank], cost_s = size_bytes * step->byte_s + step->message_s;
+    play->worked_s[rank] += cost_s;
+    until_s = (until_s > play->now_s ? until_s : play->now_s) + cost_s;
+    play->busy_until_s[rank] = until_s;
+    later(play, until_s + step->handover_s - play->now_s, kind, message, 0);
+}
+

@@ -1,0 +1,30 @@
+"""What was made of things of late, for whoever asks again with the very same things."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Remembered(Generic[T]):
+    """By the things themselves, which must not change, in no time: not by what they are equal to. most: so many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        # with the things, so that their numbers stay theirs
+        self._known: OrderedDict[tuple[int, ...], tuple[tuple[object, ...], T]] = OrderedDict()
+
+    def of(self, things: tuple[object, ...], made: Callable[[], T]) -> T:
+        """What was made of these, or is now."""
+        key = tuple(map(id, things))
+        if (known := self._known.get(key)) is not None:
+            self._known.move_to_end(key)
+            return known[1]
+        found = made()
+        self._known[key] = things, found
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return found

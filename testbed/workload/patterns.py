@@ -1,0 +1,190 @@
+"""Ranks that do alike: one pattern of what all of them do, and for each whom it sends to and in which groups it is.
+
+What is found out of a pattern is known of all ranks that go by it, and of those of other plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar, overload
+
+from testbed.workload.operations import Block, GroupCollective, Message, Operation, RankPlan, altered
+
+Known = TypeVar("Known")
+Shared = TypeVar("Shared", bound=Message | GroupCollective)
+NumberOf = Sequence[int] | Mapping[int, int]
+
+
+class Chain(NamedTuple):
+    """Computing that follows on other computing of its stream, from that place on, and waits for nothing else.
+
+    durations_s: of each.
+    """
+
+    place: int
+    durations_s: Sequence[float]
+
+
+class Pattern:
+    """A rank's operations; where a `Move` goes with them, peers and groups are places in that.
+
+    chains: of them, which need not be looked at one by one; those that are known.
+    """
+
+    def __init__(self, operations: RankPlan, chains: Sequence[Chain] = ()) -> None:
+        self.operations, self.chains = operations, chains
+        self._known: dict[Hashable, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.operations)
+
+    def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
+        """As a plan's."""
+        if what not in self._known:
+            self._known[what] = made()
+        found: Known = self._known[what]
+        return found
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """Places of what other ranks take part in: few of all."""
+        kinds = {GroupCollective, Message, Block}
+        return [index for index, kind in enumerate(map(type, self.operations)) if kind in kinds]
+
+    @cached_property
+    def sorts(self) -> list[int]:
+        """Of each that is shared, which of `exchanged` it is like."""
+        return self._sorted[0]
+
+    @cached_property
+    def exchanged(self) -> list[tuple[int, int]]:
+        """Of shared operations that send the same, the place of one, and how many there are."""
+        return self._sorted[1]
+
+    @cached_property
+    def _sorted(self) -> tuple[list[int], list[tuple[int, int]]]:
+        sorts: list[int] = []
+        numbers: dict[object, int] = {}
+        first: list[int] = []
+        many: list[int] = []
+        for index in self.shared:
+            number = numbers.setdefault(sent_alike(self.operations[index]), len(first))
+            if number == len(first):
+                first.append(index)
+                many.append(0)
+            many[number] += 1
+            sorts.append(number)
+        return sorts, list(zip(first, many, strict=True))
+
+    @cached_property
+    def nameless(self) -> bool:
+        """Whether any collective names no algorithm."""
+        return any(_is_nameless(self.operations[index]) for index, _ in self.exchanged)
+
+    def using(self, algorithm: str) -> Pattern:
+        """With this one in the collectives that name none; the same one whenever it is asked for."""
+        return (
+            self.remembered(("using", algorithm), lambda: self._using(algorithm)) if self.nameless else self
+        )
+
+    def _using(self, algorithm: str) -> Pattern:
+        operations = list(self.operations)
+        for index in self.shared:
+            if _is_nameless(operations[index]):
+                operations[index] = altered(operations[index], algorithm=algorithm)
+        return Pattern(tuple(operations), self.chains)
+
+
+NOTHING = Pattern(())
+
+
+def sent_alike(operation: Operation) -> object:
+    """Equal for operations that send the same, which other ranks take part in."""
+    if isinstance(operation, GroupCollective):
+        of_rows = operation.counts, operation.returns, operation.table
+        return (
+            operation.group,
+            operation.collective,
+            operation.numel,
+            operation.algorithm,
+            of_rows,
+            operation.kind,
+        )
+    assert isinstance(operation, Message)
+    return operation.peer, operation.numel, operation.sends, operation.kind
+
+
+def _is_nameless(operation: Operation) -> bool:
+    return isinstance(operation, GroupCollective) and not operation.algorithm
+
+
+class Move(NamedTuple):
+    """groups: numbers of the plan's, of each of the pattern's; line: likewise ranks, of peers."""
+
+    groups: tuple[int, ...]
+    line: tuple[int, ...]
+
+
+class Alike(Sequence[RankPlan]):
+    """All ranks' plans, which are made as they are asked for. moves: None where a pattern is the rank's own."""
+
+    def __init__(self, patterns: Sequence[Pattern], moves: Sequence[Move | None]) -> None:
+        self.patterns, self.moves = tuple(patterns), tuple(moves)
+        self._made: dict[int, RankPlan] = {}
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankPlan]) -> Alike:
+        """Of ranks of which nothing is known but what each does."""
+        found = {id(own): Pattern(own) if own else NOTHING for own in ranks}
+        return cls([found[id(own)] for own in ranks], [None] * len(ranks))
+
+    def using(self, algorithm: str) -> Alike:
+        """See Pattern."""
+        return Alike([own.using(algorithm) for own in self.patterns], self.moves)
+
+    def shared(self, rank: int, place: int) -> Message | GroupCollective:
+        """One of a rank's operations that other ranks take part in."""
+        operation, move = self.patterns[rank].operations[place], self.moves[rank]
+        assert isinstance(operation, Message | GroupCollective)
+        return operation if move is None else moved(operation, *move)
+
+    @overload
+    def __getitem__(self, rank: int) -> RankPlan: ...
+
+    @overload
+    def __getitem__(self, rank: slice) -> tuple[RankPlan, ...]: ...
+
+    def __getitem__(self, rank: int | slice) -> RankPlan | tuple[RankPlan, ...]:
+        if isinstance(rank, slice):
+            return tuple(self)[rank]
+        number = range(len(self))[rank]
+        if self.moves[number] is None:
+            return self.patterns[number].operations
+        if number not in self._made:
+            operations = list(self.patterns[number].operations)
+            for place in self.patterns[number].shared:
+                operations[place] = self.shared(number, place)
+            self._made[number] = tuple(operations)
+        return self._made[number]
+
+    def __len__(self) -> int:
+        return len(self.patterns)
+
+    def __iter__(self) -> Iterator[RankPlan]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Alike | tuple) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def moved(operation: Shared, groups: NumberOf, line: NumberOf) -> Shared:
+    """The same between others: those that stand at the numbers of its own."""
+    if isinstance(operation, GroupCollective):
+        return altered(operation, group=groups[operation.group])
+    assert isinstance(operation, Message)
+    peer = line[operation.peer]
+    stream, _, _ = operation.stream.rpartition(" ")
+    return altered(operation, peer=peer, stream=f"{stream} {peer}")
