@@ -226,11 +226,15 @@ def test_a_killed_process_fails_the_collective_at_once() -> None:
     places = Places(3)
 
     def program(transport: Transport) -> None:
-        communicator = Communicator(transport)
+        communicator, begun = Communicator(transport), np.zeros(1, "int32")
         communicator.barrier()
-        if transport.rank == 1:
+        if transport.rank == 1:  # once the others are in the collective
+            communicator.recv(begun, 0)
+            communicator.recv(begun, 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        communicator.all_reduce(np.ones(1000, "float32"), algorithm="ring")
+        work = communicator.all_reduce(np.ones(1000, "float32"), algorithm="ring", async_op=True)
+        communicator.send(begun, 1)
+        work.wait()
 
     begun_s = time.monotonic()
     with forked(program, places, [0, 1, 2]) as running:
