@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -15,11 +15,11 @@ class Remembered(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         # with the things, so that their numbers stay theirs
-        self._known: OrderedDict[tuple[int, ...], tuple[tuple[object, ...], T]] = OrderedDict()
+        self._known: OrderedDict[Hashable, tuple[tuple[object, ...], T]] = OrderedDict()
 
-    def of(self, things: tuple[object, ...], made: Callable[[], T]) -> T:
-        """What was made of these, or is now."""
-        key = tuple(map(id, things))
+    def of(self, things: tuple[object, ...], made: Callable[[], T], by: Hashable = None) -> T:
+        """What was made of these, or is now. by: what else it goes by, by what that is equal to."""
+        key = tuple(map(id, things)), by
         if (known := self._known.get(key)) is not None:
             self._known.move_to_end(key)
             return known[1]

@@ -36,19 +36,20 @@ def check_if_added(collective: str, algorithm: str, groups: Sequence[int | str])
 
     groups: the building of each rank. WrongPlan, PluginError.
     """
-    known = collective_of(collective)
-    if known.uneven:
-        known.algorithms.find(algorithm)
-        return
-    made = algorithm_of(known, algorithm)
     if is_added(collective, algorithm):
+        known = collective_of(collective)
         numbers = {building: number for number, building in enumerate(dict.fromkeys(groups))}
-        _check_once(known, made, tuple(numbers[building] for building in groups))
+        buildings = tuple(numbers[building] for building in groups)
+        _check_once(known, algorithm_of(known, algorithm), buildings)
 
 
 def is_added(collective: str, algorithm: str) -> bool:
-    """Whether an algorithm for even parts, or its collective, is not the testbed's own. PluginError."""
-    made = algorithm_of(collective_of(collective), algorithm)
+    """Whether an algorithm, or its collective, is not the testbed's own; never for uneven rows. PluginError."""
+    known = collective_of(collective)
+    if known.uneven:
+        known.algorithms.find(algorithm)
+        return False
+    made = algorithm_of(known, algorithm)
     of_file = is_of_file(algorithm) or is_of_file(collective)
     return of_file or not made.make.__module__.startswith(f"{__package__}.")
 

@@ -370,10 +370,10 @@ class Scenario(Strict):
     def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
         """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
         alone = self.model_copy(update={"variants": None, "explore": None})
-        touched = {PRESET, *(path.split(".")[0] for path in changes)}
+        touched = {path.split(".")[0] for path in changes}
+        kept = [] if PRESET in touched else [one for one in alone if one[0] not in touched]
         # what was looked at before, and stays what it is, need not be again
-        same = {} if PRESET in changes else {name: own for name, own in alone if isinstance(own, Strict)}
-        same = {name: own for name, own in same.items() if name not in touched}
+        same = {name: own for name, own in kept if isinstance(own, Strict)}
         data = {**alone.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(same)), **same}
         document = Document(name, data, {(): Origin(name, None)})
         for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):

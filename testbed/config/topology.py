@@ -167,10 +167,7 @@ class TopologySpec(Strict):
 
     def resolve(self, scale: Scale = UNSCALED) -> Topology:
         """The network to build, scaled; the same one for whoever asks again of late."""
-        known = _resolved.of((self,), dict[Scale, Topology])
-        if scale not in known:
-            known[scale] = self._resolve(scale)
-        return known[scale]
+        return _resolved.of((self,), lambda: self._resolve(scale), scale)
 
     def _resolve(self, scale: Scale) -> Topology:
         buildings: list[Building] = []
@@ -207,7 +204,7 @@ class TopologySpec(Strict):
         return Topology(self.name, self.mtu, tuple(buildings), tuple(links))
 
 
-_resolved: Remembered[dict[Scale, Topology]] = Remembered(16)
+_resolved: Remembered[Topology] = Remembered(16)
 
 
 def _ambiguous_names(hosts: Mapping[str, Any]) -> Iterator[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from testbed.collectives import between_groups
 from testbed.config import Host, Scenario, Topology
@@ -25,7 +25,7 @@ from testbed.words import PLANNED
 from testbed.workload.dispatch import Carried
 
 # a search declares the same plan's traffic to one policy after the other
-_declared: Remembered[dict[Hashable, list[Flow]]] = Remembered(8)
+_declared: Remembered[list[Flow]] = Remembered(8)
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,8 @@ class Job:
         """Who will send how much on which ports."""
         if algorithm not in self._flows:
             things = self.workload.plan, self.scenario.transport, self.topology, *self.hosts
-            known = _declared.of(things, dict[Hashable, list[Flow]])
-            key = algorithm, self.scale, self.scenario.seed
-            if key not in known:
-                known[key] = self._flows_of(algorithm)
-            self._flows[algorithm] = known[key]
+            by = algorithm, self.scale, self.scenario.seed
+            self._flows[algorithm] = _declared.of(things, partial(self._flows_of, algorithm), by)
         return self._flows[algorithm]
 
     def _flows_of(self, algorithm: str) -> list[Flow]:

@@ -16,9 +16,7 @@ from testbed.paths.recovering import LossyDatagrams
 from testbed.remembering import Remembered
 from testbed.words import PLANNED
 
-# of the same hosts, congestion controls' responses and sockets; then by what flows there are, of a few policies
-_known: Remembered[dict[Hashable, Network]] = Remembered(4)
-MOST = 64
+_known: Remembered[Network] = Remembered(64)  # a search comes back to a few
 
 
 def routed(job: Job, algorithm: str, calibration: Calibration, routes: Routes | None = None) -> Network:
@@ -26,15 +24,10 @@ def routed(job: Job, algorithm: str, calibration: Calibration, routes: Routes | 
 
     The same one for jobs of which nothing differs that it goes by. routes: where connections go, if that is known.
     """
-    known = _known.of(
-        (job.topology, *job.hosts, job.scenario.transport, calibration), dict[Hashable, Network]
+    things = job.topology, *job.hosts, job.scenario.transport, calibration
+    return _known.of(
+        things, lambda: _routed(routes or Routes(job, calibration), algorithm), _key(job, algorithm)
     )
-    key = _key(job, algorithm)
-    if key not in known:
-        if len(known) >= MOST:
-            known.clear()
-        known[key] = _routed(routes or Routes(job, calibration), algorithm)
-    return known[key]
 
 
 def _key(job: Job, algorithm: str) -> Hashable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from random import Random
 
 from testbed.config import Host, Topology
@@ -184,13 +184,11 @@ def network_of(topology: Topology, hosts: Sequence[Host], link_engine: str = NET
 
     Parallel links count as one, with the rates of all; one connection gets no more than the quickest of them.
     """
-    known = _networks.of((topology, *hosts), dict[str, Network])
-    if link_engine not in known:
-        known[link_engine] = _network_of(topology, hosts, link_engine)
-    return known[link_engine]
+    made = partial(_network_of, topology, hosts, link_engine)
+    return _networks.of((topology, *hosts), made, link_engine)
 
 
-_networks: Remembered[dict[str, Network]] = Remembered(2)  # a search asks for the same one again and again
+_networks: Remembered[Network] = Remembered(2)  # a search asks for the same one again and again
 
 
 def _network_of(topology: Topology, hosts: Sequence[Host], link_engine: str) -> Network:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from testbed.collectives import AUTO, collective_of
+from testbed.collectives import AUTO
 from testbed.collectives.checking import check_if_added, is_added
 from testbed.workload.plan import GroupCollective, JobPlan
 
@@ -17,16 +17,9 @@ def check_added(plan: JobPlan, algorithms: Sequence[str]) -> None:
     calls = plan.remembered("calls", lambda: _calls(plan))
     for (collective, named), groups in sorted(calls.items()):
         for algorithm in [named] if named else algorithms:
-            if algorithm == AUTO:
-                continue
-            # of others it is enough to look whether there is one
-            some = (
-                sorted(groups)
-                if not collective_of(collective).uneven and is_added(collective, algorithm)
-                else [min(groups)]
-            )
-            for group in some:
-                check_if_added(collective, algorithm, plan.near_of(group))
+            if algorithm != AUTO and is_added(collective, algorithm):
+                for group in sorted(groups):
+                    check_if_added(collective, algorithm, plan.near_of(group))
 
 
 def _calls(plan: JobPlan) -> dict[tuple[str, str], set[int]]:

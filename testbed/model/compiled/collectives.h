@@ -91,14 +91,13 @@ static void joins(Play *play, int32_t rank, int32_t index, int32_t class, int32_
     }
     instance->who[instance->come] = rank;
     instance->index[instance->come] = index;
+    instance->class = class;
     if (++instance->come < members) return;
     if (step->class_connection[class] < 0) {
         for (int32_t own = 0; own < members; own++) over(play, instance->who[own], instance->index[own]);
         return;
     }
-    int32_t part = TAKE(play->parts);
-    play->parts.all[part] = (Part){.index = number, .left = class};
-    flows(play, step->class_connection[class], step->class_bytes[class], -1, FLOW, part);
+    flows(play, step->class_connection[class], step->class_bytes[class], -1, FLOW, number);
 }
 
 static void collective(Play *play, int32_t rank, int32_t index, int32_t which) {
@@ -110,14 +109,10 @@ static void collective(Play *play, int32_t rank, int32_t index, int32_t which) {
         joins(play, rank, index, class, number);
         return;
     }
-    if (!instance->come) {
-        instance->come = 1 + class;
-        instance->boxes = play->boxes.many;
-        for (int32_t box = 0; box < step->class_boxes[class]; box++) {
-            int32_t made = TAKE(play->boxes);
-            play->boxes.all[made] = (Box){0, 0, -1, -1, -1, -1};
-        }
-    } else if (instance->come != 1 + class) {
+    if (!instance->come++) {
+        instance->class = class;
+        instance->boxes = boxes_made(play, step->class_boxes[class]);
+    } else if (instance->class != class) {
         play->status = UNLIKE;
         return;
     }

@@ -14,7 +14,7 @@ static void left(void *owner, int32_t told, int32_t number) {
     Play *play = owner;
     const Step *step = play->step;
     if (told == FLOW) {
-        later(play, step->class_rest_s[play->parts.all[number].left], REST, play->parts.all[number].index, 0);
+        later(play, step->class_rest_s[play->instances[number].class], REST, number, 0);
         return;
     }
     Message *message = &play->messages.all[number];
@@ -149,10 +149,7 @@ static void sets_out(Play *play) {
     int32_t *ready = arena_take(arena, (size_t)operations * sizeof(int32_t));
     fluid_opens(&play->fluid, step, arena);
     for (int32_t lane = 0; lane < step->lanes; lane++) play->buffers[lane].waiting = -1;
-    for (int32_t box = 0; box < step->boxes; box++) {
-        int32_t made = TAKE(play->boxes);
-        play->boxes.all[made] = (Box){0, 0, -1, -1, -1, -1};
-    }
+    boxes_made(play, step->boxes);
     for (int32_t rank = 0; rank < ranks; rank++) {
         int32_t kind = step->kind_first[step->rank_kind[rank]], first = step->rank_first[rank];
         Tracker *tracker = &play->trackers[rank];

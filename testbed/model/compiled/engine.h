@@ -1,4 +1,4 @@
-/* A step as columns, and what its play says: see laying.py, which fills this in. Figures are seconds and bytes.
+/* A step as columns, and what its play says: see playing.py, which fills this in. Figures are seconds and bytes.
 
 Of what comes in rows of unlike lengths, `x_first` has for each row where it begins, and at its end where all end. */
 
@@ -11,7 +11,7 @@ enum { DONE, STUCK, UNLIKE };                /* what a play comes to */
 
 typedef struct {
     /* how many of each; ahead: rounds whose receives are posted */
-    int32_t ranks, kinds_of_ranks, groups, parts, connections, lanes, boxes, instances, ahead;
+    int32_t ranks, groups, parts, connections, lanes, boxes, instances, ahead;
     int32_t holds, at_once, folded; /* see JobPlan, Network, simulate */
     double message_s, byte_s, handover_s, buffer_bytes;
 
@@ -33,8 +33,7 @@ typedef struct {
     const double *lane_packet_bytes, *leg_packet_s, *leg_delay_s;
 
     /* connections: their paths' parts, and those of all paths */
-    const int32_t *path_first, *step_first, *step_part, *through_first, *through_part,
-        *through_owner;
+    const int32_t *path_first, *step_first, *step_part, *through_first, *through_part, *through_owner;
     const double *step_load, *through_load, *queue_bytes, *burst_bytes;
     const double *capacity, *queue;
 

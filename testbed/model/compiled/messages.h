@@ -16,7 +16,6 @@ static void wakes(Play *play, int32_t who, int32_t index) {
 static void taken(Play *play, int32_t number) {
     Message *message = &play->messages.all[number];
     int32_t who = message->who, index = message->index;
-    message->taken = 1;
     if (index >= 0) {
         over(play, who, index);
     } else {

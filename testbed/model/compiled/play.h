@@ -20,7 +20,7 @@ typedef struct {
 
 /* who: a rank's operation, or a strand, of which `index` is -1 */
 typedef struct {
-    int32_t transfer, box, who, index, taken, next, turned, over;
+    int32_t transfer, box, who, index, next, turned, over;
     int64_t turn;
     double until_s, rest_s, put_bytes;
 } Message;
@@ -47,8 +47,9 @@ typedef struct {
     int32_t *posted;
 } Strand;
 
+/* come: how many members have; who, index: of those, where collectives are flows */
 typedef struct {
-    int32_t boxes, come, *who, *index;
+    int32_t class, boxes, come, *who, *index;
 } Instance;
 
 typedef struct {
@@ -124,6 +125,16 @@ static void at(Play *play, double at_s, int32_t kind, int32_t first, int32_t sec
 
 static void later(Play *play, double seconds, int32_t kind, int32_t first, int32_t second) {
     at(play, play->now_s + seconds, kind, first, second, 0);
+}
+
+/* So many new boxes: the first one's number. */
+static int32_t boxes_made(Play *play, int32_t many) {
+    int32_t first = play->boxes.many;
+    for (int32_t own = 0; own < many; own++) {
+        int32_t made = TAKE(play->boxes);
+        play->boxes.all[made] = (Box){0, 0, -1, -1, -1, -1};
+    }
+    return first;
 }
 
 /* A rank's software handles one message after the other. */

@@ -70,7 +70,6 @@ def play(plan: JobPlan, ways: Ways, software: Software, fold: Fold | None = None
     many = int(columns.rank_first[-1])
     step = Step(
         ranks=len(plan.ranks),
-        kinds_of_ranks=len(arrays["kind_first"]) - 1,
         groups=max(1, len(plan.groups)),
         parts=len(ways.capacity),
         connections=len(arrays["queue_bytes"]),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.model.fluid import held_bytes
-from testbed.model.folding import software_of
+from testbed.model.folding import alone_key, software_of
 from testbed.model.legs import legs_of
 from testbed.model.messages import SizedStage, sized
 from testbed.paths.network import Ends, Lateness, Network, PartShares
@@ -127,8 +127,8 @@ class Ways:
     def called(self, plan: JobPlan, operation: GroupCollective) -> Called:
         """A collective of one of the plan's groups."""
         _, members = plan.groups[operation.group]
-        dscp, (_, *sending) = plan.dscp(operation), operation.sending
-        key = *sending, members, plan.near_of(operation.group), plan.tuning, dscp
+        dscp = plan.dscp(operation)
+        key = alone_key(plan, operation, members, dscp)
         if key not in self._called:
             boxes: dict[object, int] = {}
             rows: dict[str, list[int]] = {name: [] for name in (*PARTS, *NUMBERS)}
