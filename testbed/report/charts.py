@@ -15,7 +15,7 @@ from testbed.report.figures import percent_text, time_text
 from testbed.report.rows import pack_rows
 from testbed.report.svg import CHART_WIDTH, COLUMN_WIDTH, Axis, Drawing, padded_range, text_width
 from testbed.results.records import JsonObject, Sample
-from testbed.workload.planning import TOKEN
+from testbed.workload.turns import TOKEN
 
 SERIES_COLOURS = 6
 """How many variants the style sheet tells apart by colour; after that colours repeat, names do not."""

@@ -26,7 +26,7 @@ from testbed.results.records import (
 )
 from testbed.results.result import Result
 from testbed.scale import Scale
-from testbed.workload.planning import TOKEN
+from testbed.workload.turns import TOKEN
 
 WHOLE_STEP, SEND, RECEIVE = "step", "send", "recv"
 

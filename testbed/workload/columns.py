@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective, Message
 from testbed.workload.patterns import Pattern, sent_alike
 from testbed.workload.plan import JobPlan
+from testbed.workload.turns import TakingTurns
 
 TIMED, SENDS, RECEIVES, COLLECTIVE = range(4)
 
@@ -90,10 +91,13 @@ def likeness(plan: JobPlan) -> Hashable:
 
 
 def _likeness(pattern: Pattern) -> int:
-    columns = pattern.remembered("columns", partial(_of_pattern, pattern))
+    if isinstance(pattern, TakingTurns):
+        plain = pattern.plain.remembered("likeness", partial(_likeness, pattern.plain))
+        return hash((plain, pattern.move, pattern.turns))
+    columns = pattern_columns(pattern)
     if columns is None:
         return hash(pattern.operations)
-    sent = tuple(sent_alike(pattern.operations[place]) for place, _ in pattern.exchanged)
+    sent = tuple(sent_alike(own) for own, _ in pattern.exchanged)
     return hash((*(column.tobytes() for column in columns), sent))
 
 
@@ -107,6 +111,14 @@ def firsts(counts: Sequence[int] | NDArray[Any]) -> Numbers:
     found: Numbers = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=found[1:])
     return found
+
+
+def pattern_columns(pattern: Pattern) -> PatternColumns | None:
+    """Those of one; None as with `columns_of`."""
+    return pattern.remembered(
+        "columns",
+        lambda: _of_turns(pattern) if isinstance(pattern, TakingTurns) else _of_pattern(pattern),
+    )
 
 
 def _of_pattern(pattern: Pattern) -> PatternColumns | None:
@@ -150,6 +162,25 @@ def _of_pattern(pattern: Pattern) -> PatternColumns | None:
     counts[single] = list(map(len, after))
     said = np.fromiter(chain.from_iterable(after), np.int64)
     earlier, later = _waits(stream, counts, said)
+    return PatternColumns(
+        kinds,
+        duration_s,
+        *_waiting(kinds, earlier, later),
+        places[~gathers],
+        sorts[~gathers],
+        np.array([own.tag for own in shared if isinstance(own, Message)], dtype=np.int64),
+        places[gathers],
+        sorts[gathers],
+        np.array(computing, dtype=np.int32)[keeping],
+        np.concatenate([-gives[keeping], holds[keeping]]),
+    )
+
+
+def _waiting(
+    kinds: NDArray[np.int8], earlier: NDArray[np.int64], later: NDArray[np.int64]
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Of operations that wait for each other in pairs, see `_waits`: missing, following, next_many and next."""
+    many = len(kinds)
     missing, next_many = (np.bincount(ends, minlength=many).astype(np.int32) for ends in (later, earlier))
     alone = (
         (missing[later] == 1)
@@ -159,21 +190,15 @@ def _of_pattern(pattern: Pattern) -> PatternColumns | None:
     )
     following = np.full(many, -1, dtype=np.int32)
     following[earlier[alone]] = later[alone]
-    return PatternColumns(
-        kinds,
-        duration_s,
-        missing,
-        following,
-        next_many,
-        later.astype(np.int32),
-        places[~gathers],
-        sorts[~gathers],
-        np.array([own.tag for own in shared if isinstance(own, Message)], dtype=np.int64),
-        places[gathers],
-        sorts[gathers],
-        np.array(computing, dtype=np.int32)[keeping],
-        np.concatenate([-gives[keeping], holds[keeping]]),
-    )
+    return missing, following, next_many, later.astype(np.int32)
+
+
+def _pairs(
+    earlier: NDArray[np.int64], later: NDArray[np.int64], many: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Each once, in the order of the earlier ones."""
+    pairs = np.unique(earlier * many + later)
+    return pairs // max(1, many), pairs % max(1, many)
 
 
 def _waits(
@@ -188,8 +213,63 @@ def _waits(
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
     earlier = np.concatenate([said, in_turn[:-1][same]])
     later = np.concatenate([np.repeat(np.arange(many), counts), in_turn[1:][same]])
-    pairs = np.unique(earlier * many + later)
-    return pairs // max(1, many), pairs % max(1, many)
+    return _pairs(earlier, later, many)
+
+
+def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
+    plain = pattern_columns(pattern.plain)
+    if plain is None:
+        return None
+    at, many, taken, messages = pattern.at, len(pattern), pattern.taken, pattern.messages
+    waiting, passing = messages[pattern.waiting], messages[pattern.passing]
+    pauses, received, passed = messages + 1, waiting - 1, passing + 2
+    kinds, duration_s = np.zeros(many, dtype=np.int8), np.zeros(many)
+    kinds[at], duration_s[at] = plain.operation, plain.duration_s
+    kinds[received], kinds[passed] = RECEIVES, SENDS
+    duration_s[pauses] = [one.turn.seconds(own) for one, own in zip(taken, pattern.delayed, strict=True)]
+    said = [own.after for own in pattern.delayed]
+    awaited = at[np.fromiter(chain.from_iterable(said), np.int64)]
+    peers = np.array([one.turn.peer for one in taken], dtype=np.int64)  # of each a stream
+    streams = np.concatenate([peers[pattern.waiting], peers, peers[pattern.passing]])
+    added = np.concatenate([received, pauses, passed])
+    in_turn = np.lexsort((added, streams))
+    same = streams[in_turn[1:]] == streams[in_turn[:-1]]
+    earlier = [
+        at[np.repeat(np.arange(len(at)), plain.next_many)],
+        received,
+        received,
+        awaited,
+        passing + 1,
+        added[in_turn[:-1][same]],
+    ]
+    later = [
+        at[plain.next],
+        waiting,
+        waiting + 1,
+        np.repeat(pauses, list(map(len, said))),
+        passed,
+        added[in_turn[1:][same]],
+    ]
+    pairs = _pairs(np.concatenate(earlier), np.concatenate(later), many)
+    sorts = np.array(pattern.sorts, dtype=np.int32)
+    of_shared = kinds[pattern.shared]
+    gathers = of_shared == COLLECTIVE
+    places = np.array(pattern.shared, dtype=np.int32)
+    tags = np.zeros(many, dtype=np.int64)
+    tags[at[plain.messages]] = plain.tag
+    tags[pattern.token_places] = [token.tag for token in pattern.tokens]
+    return PatternColumns(
+        kinds,
+        duration_s,
+        *_waiting(kinds, *pairs),
+        places[~gathers],
+        sorts[~gathers],
+        tags[places[~gathers]],
+        places[gathers],
+        sorts[gathers],
+        at[plain.keeping].astype(np.int32),
+        plain.changes,
+    )
 
 
 def _columns(plan: JobPlan) -> Columns | None:
@@ -197,7 +277,7 @@ def _columns(plan: JobPlan) -> Columns | None:
     patterns: list[PatternColumns] = []
     for pattern in plan.alike.patterns:
         if id(pattern) not in numbers:
-            own = pattern.remembered("columns", partial(_of_pattern, pattern))
+            own = pattern_columns(pattern)
             if own is None:
                 return None
             numbers[id(pattern)] = len(patterns)

@@ -33,11 +33,16 @@ class Pattern:
     """
 
     def __init__(self, operations: RankPlan, chains: Sequence[Chain] = ()) -> None:
-        self.operations, self.chains = operations, chains
+        self._given, self.chains = operations, chains
         self._known: dict[Hashable, Any] = {}
 
+    @property
+    def operations(self) -> RankPlan:
+        """In their order."""
+        return self._given
+
     def __len__(self) -> int:
-        return len(self.operations)
+        return len(self._given)
 
     def remembered(self, what: Hashable, made: Callable[[], Known]) -> Known:
         """As a plan's."""
@@ -58,20 +63,25 @@ class Pattern:
         return self._sorted[0]
 
     @cached_property
-    def exchanged(self) -> list[tuple[int, int]]:
-        """Of shared operations that send the same, the place of one, and how many there are."""
+    def exchanged(self) -> list[tuple[Message | GroupCollective, int]]:
+        """Of shared operations that send the same, one, and how many there are."""
         return self._sorted[1]
 
     @cached_property
-    def _sorted(self) -> tuple[list[int], list[tuple[int, int]]]:
+    def _sorted(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
+        return self._sort()
+
+    def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         sorts: list[int] = []
         numbers: dict[object, int] = {}
-        first: list[int] = []
+        first: list[Message | GroupCollective] = []
         many: list[int] = []
         for index in self.shared:
-            number = numbers.setdefault(sent_alike(self.operations[index]), len(first))
+            operation = self.operations[index]
+            assert isinstance(operation, Message | GroupCollective)
+            number = numbers.setdefault(sent_alike(operation), len(first))
             if number == len(first):
-                first.append(index)
+                first.append(operation)
                 many.append(0)
             many[number] += 1
             sorts.append(number)
@@ -80,7 +90,7 @@ class Pattern:
     @cached_property
     def nameless(self) -> bool:
         """Whether any collective names no algorithm."""
-        return any(_is_nameless(self.operations[index]) for index, _ in self.exchanged)
+        return any(_is_nameless(own) for own, _ in self.exchanged)
 
     def using(self, algorithm: str) -> Pattern:
         """With this one in the collectives that name none; the same one whenever it is asked for."""
@@ -143,11 +153,10 @@ class Alike(Sequence[RankPlan]):
         """See Pattern."""
         return Alike([own.using(algorithm) for own in self.patterns], self.moves)
 
-    def shared(self, rank: int, place: int) -> Message | GroupCollective:
-        """One of a rank's operations that other ranks take part in."""
-        operation, move = self.patterns[rank].operations[place], self.moves[rank]
-        assert isinstance(operation, Message | GroupCollective)
-        return operation if move is None else moved(operation, *move)
+    def exchanged(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
+        """What other ranks take part in, of those that send the same one, and how many there are."""
+        own, move = self.patterns[rank].exchanged, self.moves[rank]
+        return own if move is None else [(moved(operation, *move), many) for operation, many in own]
 
     @overload
     def __getitem__(self, rank: int) -> RankPlan: ...
@@ -162,10 +171,12 @@ class Alike(Sequence[RankPlan]):
         if self.moves[number] is None:
             return self.patterns[number].operations
         if number not in self._made:
-            operations = list(self.patterns[number].operations)
-            for place in self.patterns[number].shared:
-                operations[place] = self.shared(number, place)
-            self._made[number] = tuple(operations)
+            move = self.moves[number]
+            assert move is not None
+            self._made[number] = tuple(
+                moved(own, *move) if isinstance(own, Message | GroupCollective) else own
+                for own in self.patterns[number].operations
+            )
         return self._made[number]
 
     def __len__(self) -> int:

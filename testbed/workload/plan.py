@@ -110,11 +110,7 @@ class JobPlan:
     @cached_property
     def exchanged(self) -> tuple[Sequence[tuple[Message | GroupCollective, int]], ...]:
         """By rank, what other ranks take part in: of those that send the same one, and how many there are."""
-        alike = self.alike
-        return tuple(
-            [(alike.shared(rank, index), many) for index, many in pattern.exchanged]
-            for rank, pattern in enumerate(alike.patterns)
-        )
+        return tuple(map(self.alike.exchanged, range(len(self.alike))))
 
     @cached_property
     def operations(self) -> int:

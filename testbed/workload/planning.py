@@ -1,7 +1,7 @@
 """From a schedule to every rank's plan: its actions in order, and pipeline_parallel's messages between stages.
 
-Activations go forward, their gradients back; replicas in a building may pass on a send token, with which one at a time
-sends to another building (Atlas, arXiv:2411.14458). What goes on within an action is in `layers`.
+Activations go forward, their gradients back. What goes on within an action is in `layers`; how replicas take turns at
+sending to another building in `turns`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import permutations
 from testbed.remembering import Remembered
 from testbed.workload.computing import accounted, computing_s
 from testbed.workload.layers import FSDP, LayerPlanner
-from testbed.workload.likeness import likeness, move_of, pattern_of
+from testbed.workload.likeness import in_places, likeness, move_of
 from testbed.workload.options import Group, Options, SendToken
 from testbed.workload.outer import in_a_row
 from testbed.workload.parallelism import (
@@ -30,11 +30,11 @@ from testbed.workload.parallelism import (
     Mesh,
 )
 from testbed.workload.patterns import Alike, Move, Pattern
-from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, Pause, RankPlan, altered
+from testbed.workload.plan import Computing, GroupCollective, JobPlan, Message, RankPlan, altered
 from testbed.workload.schedules import Action, Kind, Schedule
 from testbed.workload.stages import Part, Stage
+from testbed.workload.turns import TakingTurns, turns_of
 
-TOKEN = "send_token"  # the kind of what passes it on
 # plans, the last ones, and operations in all of them: much of what a search varies comes to one that was made before
 REMEMBERED, MOST_OPERATIONS = 8, 500_000
 _known: OrderedDict[Hashable, JobPlan] = OrderedDict()
@@ -47,11 +47,10 @@ class _Patterns:
         self._known: OrderedDict[Hashable, Pattern] = OrderedDict()
         self._operations = 0
 
-    def of(self, key: Hashable, planner: Callable[[], _RankPlanner], move: Move) -> Pattern:
-        """What a rank with that move does, and all others of this key."""
+    def of(self, key: Hashable, planner: Callable[[], _RankPlanner]) -> Pattern:
+        """What all ranks of this key do, in places."""
         if (pattern := self._known.get(key)) is None:
-            one = planner()
-            pattern = self._known[key] = pattern_of(one.run(), one.chains, move)
+            pattern = self._known[key] = planner().pattern()
             self._operations += len(pattern)
             while self._operations > MOST_OPERATIONS and len(self._known) > 1:
                 _, oldest = self._known.popitem(last=False)
@@ -138,18 +137,23 @@ def _plan(
     exchanges: list[GroupCollective | None] = []
     for rank, (position, which) in enumerate(places):
         line, own = next(line for line in lines[rank] if rank in line), schedules[which]
-        planner = partial(_RankPlanner, rank, position, lines[rank], of_rank[rank], own, stages, options)
+        planner = partial(_RankPlanner, rank, position, schedule=own, stages=stages, options=options)
         same = likeness(rank, of_rank[rank], options)
+        move: Move | None = None
+        exchange: GroupCollective | None = None
         if same is None or options.outer:
-            one = planner()
-            patterns.append(Pattern(one.run(), one.chains))
-            moves.append(None)
-            exchanges.append(one.exchange())
+            one = planner(line, of_rank[rank])
+            pattern = one.pattern()
+            exchange = one.exchange()
         else:
             move = move_of(of_rank[rank], line)
-            patterns.append(_patterns.of((common, own.hashed, position, same), planner, move))
-            moves.append(move)
-            exchanges.append(None)
+            like = partial(planner, range(len(line)), in_places(of_rank[rank]))
+            pattern = _patterns.of((common, own.hashed, position, same), like)
+        if turns := tuple(turns_of(rank, lines[rank], options.send_tokens, options.itemsize)):
+            pattern, move = TakingTurns.of(pattern, move, turns), None
+        patterns.append(pattern)
+        moves.append(move)
+        exchanges.append(exchange)
     ranks: Sequence[RankPlan] = Alike(patterns, moves)
     if options.training_steps > 1 or options.outer:
         ranks = tuple(in_a_row(ranks, options.training_steps, options.outer, exchanges))
@@ -195,36 +199,34 @@ def groups_of(mesh: Mesh, apart: bool = False) -> list[tuple[str, tuple[int, ...
 class _RankPlanner(LayerPlanner):
     """One rank's plan: the pipeline, action by action.
 
-    own: its position in the pipeline. lines: the ranks of its pipeline, and of that one's replicas.
+    own: its position in the pipeline. line: the ranks of that.
     """
 
     def __init__(
         self,
         rank: int,
         own: int,
-        lines: Sequence[Sequence[int]],
+        line: Sequence[int],
         groups: dict[str, Group],
         schedule: Schedule,
         stages: Sequence[Stage],
         options: Options,
     ) -> None:
-        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(lines[0]) > 1)
-        self.own, self.lines, self.schedule, self.stages = own, lines, schedule, stages
-        self.line = next(line for line in lines if rank in line)
+        super().__init__(rank, groups, schedule.orders[own], options, pipelined=len(line) > 1)
+        self.own, self.line, self.schedule, self.stages = own, line, schedule, stages
         self.received: dict[tuple[int, Kind, int], int] = {}
-        self.sent: Counter[int] = Counter()
-        self._shared_with: dict[int, list[int]] = {}  # by peer, see `_sharing`
         self._known_seconds: dict[tuple[int, Kind], float] = {}
         # to a stage, from another, that others are alike but for their microbatch
         self._messages: dict[tuple[int, int, bool], Message] = {}
 
-    def run(self) -> RankPlan:
+    def pattern(self) -> Pattern:
+        """What the rank does."""
         if self.options.early_receives:
             self._post_all()
         for action in self.order:
             self._act(action)
         self.close_bucket()
-        return tuple(self.plan)
+        return Pattern(tuple(self.plan), self.chains)
 
     # ---- the pipeline
 
@@ -283,7 +285,7 @@ class _RankPlanner(LayerPlanner):
         target = self.schedule.passed_on[self.own].get(action)
         if target is not None:
             peer = self.line[self.schedule.owners[target]]
-            self._send(target, action, peer, tuple({*self.gate, self.computed[-1]}))
+            self._message(target, action, peer, tuple({*self.gate, self.computed[-1]}), sends=True)
 
     def _go_through(self, action: Action, parts: Sequence[Part]) -> None:
         """Layer by layer."""
@@ -305,56 +307,6 @@ class _RankPlanner(LayerPlanner):
                 computing_s(part, action.kind) for part in self.stages[action.stage].parts
             )
         return self._known_seconds[key] / action.parts
-
-    @cached_property
-    def to_send(self) -> Counter[int]:
-        """How many messages each peer gets."""
-        targets = self.schedule.passed_on[self.own].values()
-        return Counter(self.line[self.schedule.owners[target]] for target in targets)
-
-    # ---- send tokens of replicas: who has one sends for as long as its message takes, then passes it on
-
-    def _send(self, target: int, action: Action, peer: int, after: tuple[int, ...]) -> None:
-        number, sharing = self.sent[peer], self._sharing(peer)
-        self.sent[peer] += 1
-        if len(sharing) <= 1:
-            self._message(target, action, peer, after, sends=True)
-            return
-        own = sharing.index(self.rank)
-        if number or own:
-            after = (*after, self._token(peer, number, sharing[own - 1], (), sends=False))
-        index = self._message(target, action, peer, after, sends=True)
-        message = self.plan[index]
-        assert isinstance(message, Message)
-        seconds = message.numel * self.options.itemsize / self.options.send_tokens[self.rank, peer].rate
-        over = self.add(Pause(f"token of {message.name}", f"token {peer}", TOKEN, after, seconds))
-        if own < len(sharing) - 1:
-            self._token(peer, number, sharing[own + 1], (over,), sends=True)
-        elif number < self.to_send[peer] - 1:
-            self._token(peer, number + 1, sharing[0], (over,), sends=True)
-
-    def _sharing(self, peer: int) -> list[int]:
-        """Ranks of replicas that send what this rank sends to `peer`, from the same building to the same other one."""
-        if peer not in self._shared_with:
-            self._shared_with[peer] = self._found_sharing(peer)
-        return self._shared_with[peer]
-
-    def _found_sharing(self, peer: int) -> list[int]:
-        tokens, there = self.options.send_tokens, self.line.index(peer)
-        if (self.rank, peer) not in tokens:
-            return []
-        direction = tokens[self.rank, peer].direction
-        pairs = [(line[self.own], line[there]) for line in self.lines]
-        return [pair[0] for pair in pairs if pair in tokens and tokens[pair].direction == direction]
-
-    def _token(self, peer: int, number: int, replica: int, after: tuple[int, ...], *, sends: bool) -> int:
-        """One end of the token with which a replica may send its message of this number to its `peer`."""
-        tag = 2 * number + (self.line.index(peer) > self.own)
-        return self.add(
-            Message(
-                f"token {number}", f"token {peer}", TOKEN, after, peer=replica, numel=1, tag=tag, sends=sends
-            )
-        )
 
     # ---- actions
 

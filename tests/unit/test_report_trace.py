@@ -22,7 +22,7 @@ from testbed.report.trace import (
 )
 from testbed.results.records import Sample, read_samples
 from testbed.scale import Scale
-from testbed.workload.planning import TOKEN
+from testbed.workload.turns import TOKEN
 from tests.unit.report_run import BUCKETS, SyntheticRun
 
 INTERVALS = st.lists(
