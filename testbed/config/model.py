@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import yaml
@@ -224,10 +225,17 @@ def look(value: Any, *path: str) -> Any:
     """What lies at `path` in mappings not validated yet, or in models by the keys of files; None if nothing does."""
     for key in path:
         if isinstance(value, Strict):
-            value = dict(zip(value.file_keys(), (held for _, held in value), strict=True)).get(key)
+            name = _fields(type(value)).get(key)
+            value = None if name is None else getattr(value, name)
         else:
             value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+@lru_cache(None)
+def _fields(model: type[Strict]) -> Mapping[str, str]:
+    """By their keys in files."""
+    return dict(zip(model.file_keys(), model.model_fields, strict=True))
 
 
 def _written(location: Location) -> Location:

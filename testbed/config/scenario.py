@@ -16,21 +16,18 @@ from testbed.config.algorithms import algorithm, names_of
 from testbed.config.allocation import AllocationSpec
 from testbed.config.background import BackgroundTrafficSpec
 from testbed.config.buildings import Host
+from testbed.config.changing import changed
 from testbed.config.control import ControlSpec
 from testbed.config.errors import ConfigError
 from testbed.config.events import EventSpec
 from testbed.config.explore import ExploreSpec
 from testbed.config.failures import FailureSpec, drawn_events
 from testbed.config.forms import Count, CountOrZero, Factor, Name, Timeout, choice
-from testbed.config.loading import (
-    Document,
-    Origin,
-    show,
-)
+from testbed.config.loading import show
 from testbed.config.model import Finding, Form, Strict, validate
 from testbed.config.nodes import free_hosts
 from testbed.config.policy import DEFAULT_POLICY, Policy, PolicySpec
-from testbed.config.presets import PRESET, PRESETS, preset_changes, with_preset
+from testbed.config.presets import PRESETS, with_preset
 from testbed.config.scenario_files import read_scenario
 from testbed.config.topology import Topology, TopologySpec
 from testbed.config.transport import TransportSpec
@@ -369,16 +366,7 @@ class Scenario(Strict):
 
     def changed(self, changes: Mapping[str, Any], name: str) -> Scenario:
         """This scenario by itself with other values, by the paths that `--set` takes. ConfigError names `name`."""
-        alone = self.model_copy(update={"variants": None, "explore": None})
-        touched = {path.split(".")[0] for path in changes}
-        kept = [] if PRESET in touched else [one for one in alone if one[0] not in touched]
-        # what was looked at before, and stays what it is, need not be again
-        same = {name: own for name, own in kept if isinstance(own, Strict)}
-        data = {**alone.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(same)), **same}
-        document = Document(name, data, {(): Origin(name, None)})
-        for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):
-            document.put(path, value)
-        return validate(Scenario, document)
+        return changed(self, changes, name)
 
     @property
     def variant_names(self) -> tuple[str, ...]:

@@ -17,11 +17,13 @@ from testbed.garbage import uncollected
 from testbed.job.job import Job, job_of, unmodelled
 from testbed.job.workload import Workload
 from testbed.model import Stuck
+from testbed.model.calibration import VIRTUAL, Calibration, find_calibration
 from testbed.model.closed_form import Changes, replicas, sequences
 from testbed.model.dry_run import check_memory
 from testbed.model.predicting import predict_tail_s, prepared
 from testbed.model.prepared import played
 from testbed.plugins import shortened
+from testbed.remembering import Remembered
 from testbed.scale import Scale
 from testbed.workload.memory import accelerator_bytes
 from testbed.workload.parallelism import PIPELINE, ParallelismError, check_product
@@ -116,7 +118,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
     algorithm = job.scenario.algorithms[0]
     try:
         # real sizes have more packets than those that a run has
-        one = played(prepared(job, algorithm, draws=DRAWS, packets=0))
+        one = played(prepared(job, algorithm, _calibration(scenario), draws=DRAWS, packets=0))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
@@ -142,6 +144,14 @@ def _job(scenario: Scenario, changes: Changes) -> Job | Infeasible:
     except ConfigError as error:
         problem = error.problems[0]
         return Infeasible(problem.field, problem.value, problem.expected)
+
+
+def _calibration(scenario: Scenario) -> Calibration:
+    """The same one for all that is tried of a scenario."""
+    return _calibrations.of((scenario,), lambda: find_calibration(VIRTUAL))
+
+
+_calibrations: Remembered[Calibration] = Remembered(1)
 
 
 class _Planned:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective, Message
-from testbed.workload.patterns import Pattern, sent_alike
+from testbed.workload.patterns import Pattern, Using, sent_alike
 from testbed.workload.plan import JobPlan
 from testbed.workload.turns import TakingTurns
 
@@ -86,19 +86,23 @@ class Columns:
 
 def likeness(plan: JobPlan) -> Hashable:
     """Equal for plans of which the same comes, whatever their operations are called."""
-    alike = plan.alike
-    return tuple(own.remembered("likeness", partial(_likeness, own)) for own in alike.patterns), alike.moves
+    return tuple(map(_likeness, plan.alike.patterns)), plan.alike.moves
 
 
 def _likeness(pattern: Pattern) -> int:
-    if isinstance(pattern, TakingTurns):
-        plain = pattern.plain.remembered("likeness", partial(_likeness, pattern.plain))
-        return hash((plain, pattern.move, pattern.turns))
-    columns = pattern_columns(pattern)
-    if columns is None:
-        return hash(pattern.operations)
-    sent = tuple(sent_alike(own) for own, _ in pattern.exchanged)
-    return hash((*(column.tobytes() for column in columns), sent))
+    return pattern.remembered("likeness", lambda: _likeness_of(pattern))
+
+
+def _likeness_of(pattern: Pattern) -> int:
+    own = _with_columns(pattern)
+    if isinstance(own, TakingTurns):
+        done: Hashable = _likeness(own.plain), own.move, own.turns
+    else:
+        columns = pattern_columns(own)
+        if columns is None:
+            return hash(pattern.operations)
+        done = own.remembered("done", lambda: hash(tuple(column.tobytes() for column in columns)))
+    return hash((done, *(sent_alike(one) for one, _ in pattern.exchanged)))
 
 
 def columns_of(plan: JobPlan) -> Columns | None:
@@ -115,10 +119,14 @@ def firsts(counts: Sequence[int] | NDArray[Any]) -> Numbers:
 
 def pattern_columns(pattern: Pattern) -> PatternColumns | None:
     """Those of one; None as with `columns_of`."""
-    return pattern.remembered(
-        "columns",
-        lambda: _of_turns(pattern) if isinstance(pattern, TakingTurns) else _of_pattern(pattern),
-    )
+    own = _with_columns(pattern)
+    made = partial(_of_turns, own) if isinstance(own, TakingTurns) else partial(_of_pattern, own)
+    return own.remembered("columns", made)
+
+
+def _with_columns(pattern: Pattern) -> Pattern:
+    """The one that has the same columns: which algorithm collectives go by is not in them."""
+    return pattern.plain if isinstance(pattern, Using) and pattern.tells_as_many_apart else pattern
 
 
 def _of_pattern(pattern: Pattern) -> PatternColumns | None:

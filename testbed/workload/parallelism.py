@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from testbed.errors import BadInput
 
@@ -48,6 +48,9 @@ class Mesh:
     per_rank: int
     inside: Mapping[str, int]
     ranks: tuple[int, ...]
+    _groups: dict[tuple[str, ...], list[tuple[int, ...]]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @cached_property
     def outside(self) -> dict[str, int]:
@@ -94,6 +97,11 @@ class Mesh:
 
     def groups(self, *names: str) -> list[tuple[int, ...]]:
         """Ranks that differ in these dimensions alone, in the order of the mesh; none if they are in one rank."""
+        if names not in self._groups:
+            self._groups[names] = self._grouped(names)
+        return self._groups[names]
+
+    def _grouped(self, names: Sequence[str]) -> list[tuple[int, ...]]:
         if math.prod(self.outside[name] for name in names) == 1:
             return []
         found: dict[tuple[int, ...], list[int]] = {}
@@ -126,8 +134,21 @@ def make_mesh(
 ) -> Mesh:
     """The mesh over so many ranks. ParallelismError when degrees, ranks and accelerators per rank do not multiply.
 
-    mapping: the rank at each coordinate of the mesh, in its order; by default rank 0 at the first, and so on.
+    mapping: the rank at each coordinate of the mesh, in its order; by default rank 0 at the first, and so on. The same
+    mesh for the same, of late.
     """
+    return _made(tuple(degrees.items()), ranks, per_rank, tuple(order), tuple(mapping))
+
+
+@lru_cache(256)  # searches ask for the same ones again and again
+def _made(
+    of_degrees: tuple[tuple[str, int], ...],
+    ranks: int,
+    per_rank: int,
+    order: tuple[str, ...],
+    mapping: tuple[int, ...],
+) -> Mesh:
+    degrees = dict(of_degrees)
     check_product(degrees, ranks, per_rank, order)
     inside, left = {}, per_rank
     for name in reversed(order):
@@ -138,9 +159,9 @@ def make_mesh(
                 expected="one to divide the other",
             )
         left //= inside[name]
-    numbers = tuple(mapping) or tuple(range(ranks))
+    numbers = mapping or tuple(range(ranks))
     if sorted(numbers) != list(range(ranks)):
         raise ParallelismError(
             got=f"ranks of coordinates {list(numbers)}", expected=f"each of 0 to {ranks - 1} once"
         )
-    return Mesh(tuple(order), dict(degrees), per_rank, inside, numbers)
+    return Mesh(order, degrees, per_rank, inside, numbers)

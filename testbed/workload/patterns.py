@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar, overload
 from testbed.workload.operations import Block, GroupCollective, Message, Operation, RankPlan, altered
 
 Known = TypeVar("Known")
+Kind = TypeVar("Kind", bound=Operation)
 Shared = TypeVar("Shared", bound=Message | GroupCollective)
 NumberOf = Sequence[int] | Mapping[int, int]
 
@@ -94,16 +95,44 @@ class Pattern:
 
     def using(self, algorithm: str) -> Pattern:
         """With this one in the collectives that name none; the same one whenever it is asked for."""
-        return (
-            self.remembered(("using", algorithm), lambda: self._using(algorithm)) if self.nameless else self
-        )
+        if not self.nameless:
+            return self
+        return self.remembered(("using", algorithm), lambda: Using(self, algorithm))
 
-    def _using(self, algorithm: str) -> Pattern:
-        operations = list(self.operations)
-        for index in self.shared:
-            if _is_nameless(operations[index]):
-                operations[index] = altered(operations[index], algorithm=algorithm)
-        return Pattern(tuple(operations), self.chains)
+
+class Using(Pattern):
+    """A pattern with this algorithm in the collectives that name none."""
+
+    def __init__(self, plain: Pattern, algorithm: str) -> None:
+        super().__init__((), plain.chains)
+        self.plain, self.algorithm = plain, algorithm
+
+    @property
+    def operations(self) -> RankPlan:
+        """Made when asked for."""
+        return self.remembered("operations", lambda: tuple(map(self._named, self.plain.operations)))
+
+    def __len__(self) -> int:
+        return len(self.plain)
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """As the pattern's."""
+        return self.plain.shared
+
+    @cached_property
+    def tells_as_many_apart(self) -> bool:
+        """Whether no collective that names none is now like one that names this algorithm."""
+        kinds = [sent_alike(self._named(own)) for own, _ in self.plain.exchanged]
+        return len(set(kinds)) == len(kinds)
+
+    def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
+        if not self.tells_as_many_apart:
+            return super()._sort()
+        return self.plain.sorts, [(self._named(own), many) for own, many in self.plain.exchanged]
+
+    def _named(self, operation: Kind) -> Kind:
+        return altered(operation, algorithm=self.algorithm) if _is_nameless(operation) else operation
 
 
 NOTHING = Pattern(())
@@ -155,8 +184,13 @@ class Alike(Sequence[RankPlan]):
 
     def exchanged(self, rank: int) -> list[tuple[Message | GroupCollective, int]]:
         """What other ranks take part in, of those that send the same one, and how many there are."""
-        own, move = self.patterns[rank].exchanged, self.moves[rank]
-        return own if move is None else [(moved(operation, *move), many) for operation, many in own]
+        own, move = self.patterns[rank], self.moves[rank]
+        if move is None:
+            return own.exchanged
+        return own.remembered(
+            ("exchanged", move),
+            lambda: [(moved(operation, *move), many) for operation, many in own.exchanged],
+        )
 
     @overload
     def __getitem__(self, rank: int) -> RankPlan: ...

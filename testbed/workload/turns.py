@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,16 @@ class Taken(NamedTuple):
     waits: bool
     after: tuple[int, int] | None
 
+    @property
+    def waited(self) -> Message:
+        """The token that it waits for, where it does."""
+        return self.turn.token(self.number, self.turn.replicas[self.turn.own - 1], sends=False)
+
+    @property
+    def passed(self) -> Message | None:
+        """The token that is passed on behind it, if any."""
+        return None if self.after is None else self.turn.token(*self.after, sends=True)
+
 
 class TakingTurns(Pattern):
     """What a rank with this move does by a pattern, where it takes these turns. Peers and groups are the plan's."""
@@ -148,27 +159,36 @@ class TakingTurns(Pattern):
         return self.remembered("operations", self._operations)
 
     def _operations(self) -> RankPlan:
-        at, taken = self.at.tolist(), {one.place: one for one in self.taken}
-        found: list[Operation] = []
-        for place, operation in enumerate(self.plain.operations):
-            own = operation
-            if self.move is not None and isinstance(own, GroupCollective | Message):
-                own = moved(own, *self.move)
-            own = altered(own, after=tuple(at[earlier] for earlier in own.after))
-            turn = taken.get(place)
-            found += [own] if turn is None else _around(own, turn, len(found))
-        return tuple(found)
+        return tuple(chain.from_iterable(map(self._with_turn, range(len(self.plain)))))
+
+    @cached_property
+    def _by_place(self) -> dict[int, Taken]:
+        return {one.place: one for one in self.taken}
+
+    def _with_turn(self, place: int) -> list[Operation]:
+        """An operation of the pattern without turns as it is in this one, with what its turn takes."""
+        own, at, taken = self.plain.operations[place], self.at, self._by_place.get(place)
+        if self.move is not None and isinstance(own, GroupCollective | Message):
+            own = moved(own, *self.move)
+        own = altered(own, after=tuple(at[list(own.after)].tolist()))
+        if taken is None:
+            return [own]
+        assert isinstance(own, Message)
+        here, found = int(at[place]), list[Operation]()
+        if taken.waits:
+            found.append(taken.waited)
+            own = altered(own, after=(*own.after, here - 1))
+        name, stream = f"token of {own.name}", f"token {taken.turn.peer}"
+        found += [own, Pause(name, stream, TOKEN, own.after, taken.turn.seconds(own))]
+        if taken.passed is not None:
+            found.append(replace(taken.passed, after=(here + 1,)))
+        return found
 
     @cached_property
     def tokens(self) -> list[Message]:
         """Ends of tokens: those that are waited for, in their messages' order; then those that are passed on."""
-        waited = [
-            one.turn.token(one.number, one.turn.replicas[one.turn.own - 1], sends=False)
-            for one in self.taken
-            if one.waits
-        ]
-        passed = [one.turn.token(*one.after, sends=True) for one in self.taken if one.after is not None]
-        return waited + passed
+        waited = [one.waited for one in self.taken if one.waits]
+        return waited + [one.passed for one in self.taken if one.passed is not None]
 
     @cached_property
     def token_places(self) -> Places:
@@ -182,32 +202,32 @@ class TakingTurns(Pattern):
         return places
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
-        sorts: list[int] = list(self.plain.sorts)
-        kinds = [own if self.move is None else moved(own, *self.move) for own, _ in self.plain.exchanged]
         numbers: dict[tuple[int, bool], int] = {}
+        sorts = list(self.plain.sorts)
         for token in self.tokens:
-            number = numbers.setdefault((token.peer, token.sends), len(kinds))
-            if number == len(kinds):
-                kinds.append(token)
-            sorts.append(number)
+            sorts.append(
+                numbers.setdefault((token.peer, token.sends), len(self.plain.exchanged) + len(numbers))
+            )
         order = np.argsort(np.concatenate([self.at[self.plain.shared], self.token_places]))
-        old, first, which, many = np.unique(
+        _, first, which, many = np.unique(
             np.array(sorts, dtype=np.int64)[order],
             return_index=True,
             return_inverse=True,
             return_counts=True,
         )
-        by_first = np.argsort(first)  # as the first of each kind come
+        by_first = np.argsort(first)  # as the first of each come
         number_of = np.empty_like(by_first)
         number_of[by_first] = np.arange(len(by_first))
-        exchanged = [
-            (kinds[kind], count)
-            for kind, count in zip(old[by_first].tolist(), many[by_first].tolist(), strict=True)
-        ]
-        return number_of[which].tolist(), exchanged
+        exchanged = [self._exchanged(self.shared[place]) for place in first[by_first].tolist()]
+        return number_of[which].tolist(), list(zip(exchanged, many[by_first].tolist(), strict=True))
 
-    def _using(self, algorithm: str) -> Pattern:
-        return TakingTurns.of(self.plain.using(algorithm), self.move, self.turns)
+    def _exchanged(self, place: int) -> Message | GroupCollective:
+        first = self.at.copy()  # of those that an operation of the pattern without turns comes to
+        first[[one.place for one in self.taken]] -= self.waiting
+        plain = int(np.searchsorted(first, place, side="right")) - 1
+        found = self._with_turn(plain)[place - int(first[plain])]
+        assert isinstance(found, Message | GroupCollective)
+        return found
 
 
 def _sends(pattern: Pattern) -> Mapping[int, list[int]]:
@@ -217,21 +237,4 @@ def _sends(pattern: Pattern) -> Mapping[int, list[int]]:
         own = pattern.operations[place]
         if isinstance(own, Message) and own.sends and own.kind == PIPELINE:
             found[own.peer].append(place)
-    return found
-
-
-def _around(message: Operation, taken: Taken, first: int) -> list[Operation]:
-    """A message with what its turn takes; first: the place of the first one of these."""
-    assert isinstance(message, Message)
-    turn, found = taken.turn, list[Operation]()
-    if taken.waits:
-        found.append(turn.token(taken.number, turn.replicas[turn.own - 1], sends=False))
-        message = altered(message, after=(*message.after, first))
-    pause = Pause(
-        f"token of {message.name}", f"token {turn.peer}", TOKEN, message.after, turn.seconds(message)
-    )
-    found += [message, pause]
-    if taken.after is not None:
-        passed = turn.token(*taken.after, sends=True)
-        found.append(replace(passed, after=(first + len(found) - 1,)))
     return found

@@ -16,8 +16,11 @@ from testbed.model.folding import (
     alone_software,
 )
 from testbed.paths.network import Members, Network
+from testbed.remembering import Remembered
 from testbed.transport import Software
 from testbed.workload.plan import GroupCollective, JobPlan
+
+_alone: Remembered[JobPlan] = Remembered(256)  # collectives, which searches have on many networks
 
 
 class _NotPlain(Exception):
@@ -55,7 +58,9 @@ class OnNetwork:
     def _isolated(self, plan: JobPlan, operation: GroupCollective, members: Members, dscp: int) -> Isolated:
         key = alone_key(plan, operation, members, dscp)
         if key not in self.alone:
-            alone = alone_plan(plan, operation, members, dscp)
+            alone = _alone.of(
+                (), lambda: alone_plan(plan, operation, members, dscp), (key, operation.kind, len(plan.ranks))
+            )
             found = play(alone, self.ways, alone_software(self.software))
             if found is None:
                 raise _NotPlain

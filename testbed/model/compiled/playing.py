@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from testbed.collectives.carrying import AHEAD
 from testbed.model.compiled.building import Step, loop
-from testbed.model.compiled.ways import NUMBERS, PARTS, Ways, connection_columns, is_plain
+from testbed.model.compiled.calling import BOXES, PARTS
+from testbed.model.compiled.ways import Ways, connection_columns, is_plain
 from testbed.model.folding import CollectiveFlow
 from testbed.transport import PROTOCOLS, Software
 from testbed.workload.columns import Columns, Figures, PatternColumns, columns_of, firsts
@@ -142,17 +143,18 @@ def _of_patterns(patterns: Sequence[PatternColumns]) -> dict[str, NDArray[Any]]:
 def _called(plan: JobPlan, columns: Columns, ways: Ways, what: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
     """Of collectives that send messages."""
     called = [ways.called(plan, kind) for kind in columns.kinds]
-    members = [own.members for own in called]
+    members = [own.call.members for own in called]
     own = columns.collectives
     what[own.place] = firsts(members)[own.alike] + own.own
-    joined = {name: _joined([one.rows[name] for one in called]) for name in (*PARTS, *NUMBERS)}
+    joined = {name: _joined([one.call.rows[name] for one in called]) for name in (*PARTS, *BOXES)}
     return {
         "class_group": np.array([kind.group for kind in columns.kinds], dtype=np.int32),
         "class_members": np.array(members, dtype=np.int32),
-        "class_boxes": np.array([one.boxes for one in called], dtype=np.int32),
+        "class_boxes": np.array([one.call.boxes for one in called], dtype=np.int32),
         "part_class": np.repeat(np.arange(len(called), dtype=np.int32), members),
         **{f"{name}_first": firsts(joined[name]) for name in PARTS},
-        **{name: joined[name] for name in NUMBERS},
+        **{name: joined[name] for name in BOXES},
+        "send_transfer": _joined([one.transfer for one in called]),
     }
 
 

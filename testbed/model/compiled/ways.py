@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from testbed.model.compiled.calling import Call, call_of
 from testbed.model.fluid import held_bytes
 from testbed.model.folding import alone_key, software_of
 from testbed.model.legs import legs_of
-from testbed.model.messages import SizedStage, sized
 from testbed.paths.network import Ends, Lateness, Network, PartShares
 from testbed.workload.columns import firsts
 from testbed.workload.plan import GroupCollective, JobPlan
@@ -29,19 +29,10 @@ def is_plain(network: Network) -> bool:
 
 
 class Called(NamedTuple):
-    """A collective of a group: how many members have a part in it, and how many boxes these have.
+    """A collective; transfer: the number of what each of its sends sends."""
 
-    rows: of each part how many channels it has, of each of those how many stages, and so on: `PARTS`, of which the last
-    two are of rounds; of each send its box, and what is sent, of each receive its box: `NUMBERS`.
-    """
-
-    members: int
-    boxes: int
-    rows: dict[str, NDArray[np.int32]]
-
-
-PARTS = ("channel", "stage", "strand", "round", "send", "receive")
-NUMBERS = ("send_box", "send_transfer", "receive_box")
+    call: Call
+    transfer: NDArray[np.int32]
 
 
 class Connection(NamedTuple):
@@ -130,37 +121,10 @@ class Ways:
         dscp = plan.dscp(operation)
         key = alone_key(plan, operation, members, dscp)
         if key not in self._called:
-            boxes: dict[object, int] = {}
-            rows: dict[str, list[int]] = {name: [] for name in (*PARTS, *NUMBERS)}
-            for own in range(len(members)):
-                self._add_member(rows, sized(plan, operation, own, self.itemsize), dscp, boxes)
-            made = {name: np.array(row, dtype=np.int32) for name, row in rows.items()}
-            self._called[key] = Called(len(members), len(boxes), made)
+            call = call_of(plan, operation, self.itemsize)
+            transfers = [self.transfer(ends, size_bytes, dscp) for ends, size_bytes in call.kinds]
+            self._called[key] = Called(call, np.array(transfers, dtype=np.int32)[call.kind])
         return self._called[key]
-
-    def _add_member(
-        self,
-        rows: dict[str, list[int]],
-        channels: tuple[tuple[SizedStage, ...], ...],
-        dscp: int,
-        boxes: dict[object, int],
-    ) -> None:
-        rows["channel"].append(len(channels))
-        for channel, stages in enumerate(channels):
-            rows["stage"].append(len(stages))
-            for number, stage in enumerate(stages):
-                rows["strand"].append(len(stage))
-                for index, strand in enumerate(stage):
-                    rows["round"].append(len(strand))
-                    where = channel, number, index
-                    for one in strand:
-                        rows["send"].append(len(one.sends))
-                        rows["receive"].append(len(one.receives))
-                        for ends, size_bytes in one.sends:
-                            rows["send_box"].append(boxes.setdefault((where, ends), len(boxes)))
-                            rows["send_transfer"].append(self.transfer(ends, size_bytes, dscp))
-                        for ends, _ in one.receives:
-                            rows["receive_box"].append(boxes.setdefault((where, ends), len(boxes)))
 
     def columns(self) -> Mapping[str, NDArray[Any]]:
         """Of all ways, legs, transfers and connections, as `engine.h` names them."""

@@ -10,9 +10,9 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import lru_cache
+from typing import NamedTuple
 
 from testbed.errors import BadInput
 
@@ -39,7 +39,7 @@ INPUT, WEIGHT = Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
 
 # messages and the gathering of parameters: PyTorch writes them in schedules too; here they follow from the rest
 IMPLIED = ("SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD")
-_TEXT = re.compile(
+_FORM = re.compile(
     rf"(\d+)({'|'.join(sorted(IMPLIED, key=len, reverse=True))}|[FBIW])(\d*)(?:\.(\d+)/(\d+))?"
 )
 
@@ -48,8 +48,7 @@ class ScheduleError(BadInput, ValueError):
     """A schedule that cannot be carried out; the message says which rank and action."""
 
 
-@dataclass(frozen=True, order=True)
-class Action:
+class Action(NamedTuple):
     """One stage's computing for one microbatch. part: which of its `parts` equal parts, where it is cut in several."""
 
     stage: int
@@ -59,12 +58,13 @@ class Action:
     parts: int = 1
 
     def __str__(self) -> str:
-        return self._text
+        return _text(self)
 
-    @cached_property
-    def _text(self) -> str:  # all layers of an action are named after it
-        text = f"{self.stage}{self.kind.value}{self.microbatch}"
-        return text if self.parts == 1 else f"{text}.{self.part}/{self.parts}"
+
+@lru_cache(8192)  # all layers of an action are named after it
+def _text(action: Action) -> str:
+    text = f"{action.stage}{action.kind.value}{action.microbatch}"
+    return text if action.parts == 1 else f"{text}.{action.part}/{action.parts}"
 
 
 def next_stage(action: Action, stages: int) -> int | None:
@@ -82,7 +82,7 @@ Order = tuple[Action, ...]
 
 def parse_action(text: str) -> Action | None:
     """The inverse of `str`; None for what is implied, such as 0SEND_F1. ScheduleError."""
-    found = _TEXT.fullmatch(text.strip())
+    found = _FORM.fullmatch(text.strip())
     if found is None or (found[2] not in IMPLIED and not found[3]):
         raise ScheduleError(
             got=repr(text.strip()), expected="a stage, one of F, B, I, W, and a microbatch, such as 0F3"
@@ -115,6 +115,8 @@ def write_csv(orders: Iterable[Sequence[Action]]) -> str:
 
 
 _NEEDS = {FULL: FORWARD, INPUT: FORWARD, WEIGHT: INPUT}
+_KINDS = tuple(Kind)
+_WHOLE = [FORWARD, FULL], [FORWARD, INPUT, WEIGHT]
 
 
 def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
@@ -123,48 +125,46 @@ def check_orders(orders: Sequence[Order], microbatches: int) -> tuple[int, ...]:
     ScheduleError unless each stage is one rank's, and does all microbatches whole, once, forward before backward.
     """
     owner: dict[int, int] = {}
-    seen: dict[Action, int] = {}
-    done: set[tuple[int, Kind, int]] = set()
+    done: dict[tuple[int, Kind, int], list[Action]] = {}  # in parts
     for rank, order in enumerate(orders):
         for action in order:
-            if owner.setdefault(action.stage, rank) != rank:
+            stage, kind, microbatch = action.stage, action.kind, action.microbatch
+            if owner.setdefault(stage, rank) != rank:
                 raise ScheduleError(
                     where=f"rank {rank}",
                     got=str(action),
-                    expected=f"it of rank {owner[action.stage]}, which has stage {action.stage}",
+                    expected=f"it of rank {owner[stage]}, which has stage {stage}",
                 )
-            if action in seen:
+            parts = done.setdefault((stage, kind, microbatch), [])
+            if action in parts:
                 raise ScheduleError(where=f"rank {rank}", got=f"{action} twice", expected="each action once")
-            if (needed := _NEEDS.get(action.kind)) and (action.stage, needed, action.microbatch) not in done:
-                expected = f"{Action(action.stage, needed, action.microbatch)} before it"
+            needed = _NEEDS.get(kind)
+            if needed is not None and (stage, needed, microbatch) not in done:
+                expected = f"{Action(stage, needed, microbatch)} before it"
                 raise ScheduleError(where=f"rank {rank}", got=str(action), expected=expected)
-            done.add((action.stage, action.kind, action.microbatch))
-            seen[action] = rank
+            parts.append(action)
     stages = len(owner)
     if not stages or sorted(owner) != list(range(stages)):
         raise ScheduleError(got=f"stages {sorted(owner)}", expected="0, 1, 2 and so on without a gap")
-    shares: dict[tuple[int, int], dict[Kind, float]] = {}
-    for action in seen:
-        share = shares.setdefault((action.stage, action.microbatch), dict.fromkeys(Kind, 0.0))
-        share[action.kind] += 1 / action.parts
     for stage, rank in sorted(owner.items()):
         for microbatch in range(microbatches):
-            _check_whole(rank, stage, microbatch, shares.get((stage, microbatch), {}))
-    extra = sorted(str(action) for action in seen if action.microbatch >= microbatches)
+            parts_of = {kind: done.get((stage, kind, microbatch), ()) for kind in _KINDS}
+            _check_whole(rank, stage, microbatch, parts_of)
+    extra = sorted(
+        str(action) for (_, _, number), parts in done.items() if number >= microbatches for action in parts
+    )
     if extra:
         raise ScheduleError(got=extra[0], expected=f"microbatches 0 to {microbatches - 1}")
     return tuple(owner[stage] for stage in range(stages))
 
 
-def _check_whole(rank: int, stage: int, microbatch: int, shares: Mapping[Kind, float]) -> None:
+def _check_whole(rank: int, stage: int, microbatch: int, parts: Mapping[Kind, Sequence[Action]]) -> None:
     """Forward once; backward once, in one or as input and weight gradients; each with all its parts."""
-    some = {kind for kind, share in shares.items() if share}
-    done = {kind for kind in some if abs(shares[kind] - 1) < 1e-9}
-    split = {Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT}
-    if done != some or done not in ({Kind.FORWARD, Kind.FULL_BACKWARD}, split):
-        got = ", ".join(kind.value for kind in Kind if kind in some) or "nothing"
+    some = [kind for kind, own in parts.items() if own]
+    whole = all(abs(sum(1 / one.parts for one in parts[kind]) - 1) < 1e-9 for kind in some)
+    if not whole or some not in _WHOLE:
         raise ScheduleError(
             where=f"rank {rank}, stage {stage}, microbatch {microbatch}",
-            got=got,
+            got=", ".join(kind.value for kind in some) or "nothing",
             expected="F and B, or F, I and W, whole",
         )

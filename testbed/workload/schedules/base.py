@@ -273,7 +273,7 @@ def _orders(made: Any, ranks: int) -> list[Order]:
     if len(made) != ranks:
         raise ScheduleError(got=f"orders of {len(made)} ranks", expected=expected)
     for rank, order in enumerate(made):
-        if not isinstance(order, Sequence) or isinstance(order, str):
+        if not isinstance(order, Sequence) or isinstance(order, str | Action):
             raise ScheduleError(
                 where=f"rank {rank}", got=f"a {type(order).__name__}", expected="a sequence of Actions"
             )

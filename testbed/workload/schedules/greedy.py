@@ -99,24 +99,26 @@ class _Play:
         while coming and coming[0][0] <= now_s:
             _, sort, place = heapq.heappop(coming)
             heapq.heappush(there[sort], place)
-        forward = None
-        if rank.forward < rank.ahead:
-            fitting = [
-                there[sort][0] + (sort,)
-                for sort, spare in ((_SPARING, self.rules.spared), (_FREELY, 0))
-                if there[sort] and rank.alive < rank.room - spare
-            ]
-            forward = min(fitting)[-1] if fitting else None
+        forward: int | None = None
+        room = rank.room - rank.alive
+        sparing, freely = there[_SPARING], there[_FREELY]
+        if rank.forward < rank.ahead and room > 0:
+            if freely:
+                forward = _FREELY
+            if sparing and room > self.rules.spared and (not freely or sparing[0] < freely[0]):
+                forward = _SPARING
         back = _INPUT if there[_INPUT] else None
         weight = _WEIGHT if there[_WEIGHT] else None
-        waits = forward is None and (there[_SPARING] or there[_FREELY])
-        if rank.started and waits and weight is not None:  # memory is full: what gives it back
-            wanted = [weight, back] if rank.last is INPUT else [back, weight]
+        full = forward is None and (sparing or freely)
+        wanted: tuple[int | None, ...] = (forward, back, weight)
+        if rank.started and full and weight is not None:  # what gives memory back
+            wanted = (weight, back) if rank.last is INPUT else (back, weight)
         elif rank.started and rank.last is FORWARD:
-            wanted = [back, forward, weight]
-        else:
-            wanted = [forward, back, weight]
-        return next((sort for sort in wanted if sort is not None), None)
+            wanted = (back, forward, weight)
+        for own in wanted:
+            if own is not None:
+                return own
+        return None
 
     def _do(self, rank: _Rank, sort: int, now_s: float) -> None:
         stage, microbatch, part = heapq.heappop(rank.there[sort])
