@@ -7,59 +7,90 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
-from testbed.config.loading import Document, Location, Origin
+from pydantic import TypeAdapter, ValidationError
+
+from testbed.config.errors import ConfigError
+from testbed.config.loading import Document, Origin
 from testbed.config.model import Strict, validate
 from testbed.config.presets import PRESET, preset_changes
 from testbed.remembering import Remembered
 
 MOST = 4096  # parts that are remembered of one scenario
 
-
-class _Part(NamedTuple):
-    """As it was made; origins: where its values are from."""
-
-    own: Strict
-    origins: Mapping[Location, Origin]
-
-
-_Parts = OrderedDict[tuple[str, str], _Part]
-_of_scenarios: Remembered[_Parts] = Remembered(4)
-
 Whole = TypeVar("Whole", bound=Strict)
+ByPart = Mapping[str, Mapping[str, Any]]  # changes by the part that they are in
 
 
 def changed(scenario: Whole, changes: Mapping[str, Any], name: str) -> Whole:
     """As the scenario is, by itself, but for these changes. ConfigError, which names `name`."""
-    asked: dict[str, dict[str, Any]] = defaultdict(dict)  # by part
+    asked: dict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in changes.items():
         asked[path.partition(".")[0]][path] = value
-    alone = scenario.model_copy(update={"variants": None, "explore": None})
-    fields = dict(alone)
-    whole = {key: own for key, own in fields.items() if isinstance(own, Strict) and PRESET not in asked}
-    parts = _of_scenarios.of((scenario,), OrderedDict)
-    apart = whole if fields[PRESET] is None else {}  # what a preset says of one part may go by another
-    keys = {part: (part, repr(sorted(own.items()))) for part, own in asked.items() if part in apart}
-    known = {part: parts[key] for part, key in keys.items() if key in parts}
-    same = {key: own for key, own in whole.items() if key not in asked}
-    same |= {part: one.own for part, one in known.items()}
-    data = {**alone.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(same)), **same}
+    of: _Parts[Whole] = _of_scenarios.of((scenario,), lambda: _Parts(scenario))
+    found = None if PRESET in asked else of.changed(asked)
+    if found is not None:
+        return found
+    # all of it anew, to say what is wrong and where; or as what a preset says of one part may go by another
+    same = {} if PRESET in asked else {key: own for key, own in of.parts.items() if key not in asked}
+    data = {**_dumped(of.alone, set(same)), **same}
     document = Document(name, data, {(): Origin(name, None)})
-    for path, value in preset_changes(changes.get(PRESET), document.data):
+    for path, value in (*preset_changes(changes.get(PRESET), document.data), *changes.items()):
         document.put(path, value)
-    for part, own in asked.items():
-        if part in known:
-            document.origins |= known[part].origins
-            continue
-        for path, value in own.items():
+    return validate(type(scenario), document)
+
+
+def _dumped(model: Strict, without: set[str] | None = None) -> dict[str, Any]:
+    return model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=without)
+
+
+class _Parts(Generic[Whole]):
+    """What a scenario is made of. alone: the scenario without others in it; parts: models that it has, by key."""
+
+    def __init__(self, scenario: Whole) -> None:
+        self.alone = scenario.model_copy(update={"variants": None, "explore": None})
+        self.parts = {key: own for key, own in self.alone if isinstance(own, Strict)}
+        self._rest = _dumped(self.alone, set(self.parts))
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        self._known: OrderedDict[tuple[str, str], Strict] = OrderedDict()
+
+    def changed(self, asked: ByPart) -> Whole | None:
+        """None where other things change than values in parts, something is wrong, or a preset says more."""
+        if PRESET in self._rest or not self.parts.keys() >= asked.keys():
+            return None
+        try:
+            made = {part: self._made(part, own) for part, own in asked.items()}
+        except (ValidationError, ConfigError):
+            return None
+        found = self.alone.model_copy(update=made)
+        wrong = (*type(found).raw_checks({**self._rest, **self.parts, **made}), *found.checks())
+        return None if wrong else found
+
+    def _made(self, part: str, changes: Mapping[str, Any]) -> Strict:
+        """ValidationError, ConfigError."""
+        key = part, repr(sorted(changes.items()))
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        document = Document(part, {part: _dumped(self.parts[part])}, {(): Origin(part, None)})
+        for path, value in changes.items():
             document.put(path, value)
-    found = validate(type(scenario), document)
-    for part, key in keys.items():
-        if part not in known:
-            origins = {where: origin for where, origin in document.origins.items() if where[:1] == (part,)}
-            parts[key] = _Part(getattr(found, part), origins)
-        parts.move_to_end(key)
-    while len(parts) > MOST:
-        parts.popitem(last=False)
-    return found
+        made: Strict = self._adapter(part).validate_python(document.data[part])
+        self._known[key] = made
+        while len(self._known) > MOST:
+            self._known.popitem(last=False)
+        return made
+
+    def _adapter(self, part: str) -> TypeAdapter[Any]:
+        """Takes what files may say of a part."""
+        if part not in self._adapters:
+            info = type(self.alone).model_fields[part]
+            form: Any = info.annotation
+            for more in info.metadata:
+                form = Annotated[form, more]
+            self._adapters[part] = TypeAdapter(form)
+        return self._adapters[part]
+
+
+_of_scenarios: Remembered[Any] = Remembered(4)

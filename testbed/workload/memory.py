@@ -8,7 +8,8 @@ which the rest is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from testbed.workload.parallelism import CONTEXT, EXPERT, SHARD, TENSOR, Mesh
@@ -35,18 +36,30 @@ def accelerator_bytes(
 
     peaks: bytes of activations that each rank keeps at the most, all of its accelerators together.
     """
+    degrees = tuple((name, mesh.degrees[name]) for name in (TENSOR, EXPERT, SHARD, CONTEXT))
+    states = _by_position(model, degrees, tuple(owners), gradient_bytes, tuple(counts))
+    return [states[position] + peak / mesh.per_rank for position, peak in zip(positions, peaks, strict=True)]
+
+
+@lru_cache(256)  # searches ask for the same ones again and again
+def _by_position(
+    model: str | ModelSpec,
+    degrees: tuple[tuple[str, int], ...],
+    owners: tuple[int, ...],
+    gradient_bytes: int,
+    counts: tuple[int, ...],
+) -> Mapping[int, float]:
     layers = split_layers(model, len(owners), counts)
     own: dict[int, list[Layer]] = {}
     for stage, owner in enumerate(owners):
         own.setdefault(owner, []).extend(layers[stage])
-    states = {position: _states(own[position], mesh, gradient_bytes) for position in set(positions)}
-    return [states[position] + peak / mesh.per_rank for position, peak in zip(positions, peaks, strict=True)]
+    return {position: _states(mine, dict(degrees), gradient_bytes) for position, mine in own.items()}
 
 
-def _states(layers: Sequence[Layer], mesh: Mesh, gradient_bytes: int) -> float:
+def _states(layers: Sequence[Layer], degrees: Mapping[str, int], gradient_bytes: int) -> float:
     """Bytes of weights, gradients and optimizer of one accelerator with these layers."""
-    tensor, expert = mesh.degrees[TENSOR], mesh.degrees[EXPERT]
-    shards = mesh.degrees[SHARD] * mesh.degrees[CONTEXT]
+    tensor, expert = degrees[TENSOR], degrees[EXPERT]
+    shards = degrees[SHARD] * degrees[CONTEXT]
     each = VALUE_BYTES + gradient_bytes + OPTIMIZER_BYTES
     whole = sum((layer.parameters - layer.experts) / tensor for layer in layers)
     # experts are spread within the shards, and what is left of those shares each expert

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from testbed.scale import UNSCALED, Scale
@@ -60,3 +60,14 @@ class Options:
     within: Sequence[WithinRank] = ()
     training_steps: int = 1
     outer: Outer | None = None
+
+    @property
+    def likeness(self) -> Hashable:
+        """Equal for those that are the same, but for send tokens."""
+        values = [getattr(self, name) for name in _LIKE]
+        return tuple(tuple(own.items()) if isinstance(own, Mapping) else own for own in values), repr(
+            self.within
+        )
+
+
+_LIKE = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]

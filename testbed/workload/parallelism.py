@@ -75,8 +75,12 @@ class Mesh:
             number = number * self.outside[name] + coordinate[name]
         return self.ranks[number]
 
-    def coordinates(self) -> list[dict[str, int]]:
+    def coordinates(self) -> Sequence[Mapping[str, int]]:
         """Coordinates by rank."""
+        return self._coordinates
+
+    @cached_property
+    def _coordinates(self) -> list[dict[str, int]]:
         found: dict[int, dict[str, int]] = {}
         for numbers in itertools.product(*(range(self.outside[name]) for name in self.order)):
             coordinate = dict(zip(self.order, numbers, strict=True))

@@ -93,7 +93,7 @@ def plan_job(
     ]
     schedules = [own.hashed for own in of_replicas or [schedule]]
     # what is in it takes a while to hash, and is hashed anew each time that it is looked up
-    common = hash((_hashed(stages), repr(replace(options, send_tokens={}))))
+    common = hash((_hashed(stages), options.likeness))
     tokens = tuple(options.send_tokens.items())
     key = hash((groups, tuple(others), tuple(places), tuple(schedules), common, tokens))
     plan = _known.pop(key, None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -107,7 +107,7 @@ class Stage:
     activation: float
     kept: float
 
-    @property
+    @cached_property
     def seconds(self) -> tuple[float, float, float]:
         """Of computing: forward, for the gradient of its input, for that of its weights."""
         return (
