@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective, Message
+from testbed.workload.operations import COMPUTE, QUEUE, Block, Computing, GroupCollective
 from testbed.workload.patterns import Pattern, Using, sent_alike
 from testbed.workload.plan import JobPlan
 from testbed.workload.turns import TakingTurns
@@ -130,10 +130,9 @@ def _with_columns(pattern: Pattern) -> Pattern:
 
 
 def _of_pattern(pattern: Pattern) -> PatternColumns | None:
-    operations = pattern.operations
-    shared = [operations[place] for place in pattern.shared]
-    uneven = (isinstance(own, GroupCollective) and own.uneven for own in shared)
-    if any(isinstance(own, Block) for own in shared) or any(uneven):
+    operations, exchanged = pattern.operations, [own for own, _ in pattern.exchanged]
+    uneven = (isinstance(own, GroupCollective) and own.uneven for own in exchanged)
+    if any(isinstance(own, Block) for own in exchanged) or any(uneven):
         return None
     many = len(operations)
     inside, duration_s = np.zeros(many, dtype=bool), np.zeros(many)
@@ -146,17 +145,15 @@ def _of_pattern(pattern: Pattern) -> PatternColumns | None:
     if any(stream.startswith(QUEUE) for stream in set(streams)):
         return None
     kinds = np.zeros(many, dtype=np.int8)
-    of_shared = np.array(
-        [
-            COLLECTIVE if isinstance(own, GroupCollective) else SENDS if own.sends else RECEIVES
-            for own in shared
-            if isinstance(own, GroupCollective | Message)
-        ],
-        dtype=np.int8,
-    )
+    of_sorts = [
+        COLLECTIVE if isinstance(own, GroupCollective) else SENDS if own.sends else RECEIVES
+        for own in exchanged
+    ]
     places, sorts = np.array(pattern.shared, dtype=np.int32), np.array(pattern.sorts, dtype=np.int32)
+    of_shared = np.array(of_sorts, dtype=np.int8)[sorts]
     kinds[places] = of_shared
     gathers = of_shared == COLLECTIVE
+    messages = map(operations.__getitem__, places[~gathers].tolist())
     timed = np.flatnonzero((kinds == TIMED) & ~inside).tolist()
     duration_s[timed] = list(map(attrgetter("duration_s"), map(operations.__getitem__, timed)))
     computing = [place for place in timed if type(operations[place]) is Computing]
@@ -176,7 +173,7 @@ def _of_pattern(pattern: Pattern) -> PatternColumns | None:
         *_waiting(kinds, earlier, later),
         places[~gathers],
         sorts[~gathers],
-        np.array([own.tag for own in shared if isinstance(own, Message)], dtype=np.int64),
+        np.array(list(map(attrgetter("tag"), messages)), dtype=np.int64),
         places[gathers],
         sorts[gathers],
         np.array(computing, dtype=np.int32)[keeping],
@@ -265,7 +262,7 @@ def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
     places = np.array(pattern.shared, dtype=np.int32)
     tags = np.zeros(many, dtype=np.int64)
     tags[at[plain.messages]] = plain.tag
-    tags[pattern.token_places] = [token.tag for token in pattern.tokens]
+    tags[pattern.token_places] = [tag for _, _, tag in pattern.tokens]
     return PatternColumns(
         kinds,
         duration_s,

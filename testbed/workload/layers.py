@@ -80,11 +80,11 @@ class LayerPlanner:
             scores_s = part.scores_s if action.kind is Kind.FORWARD else part.scores_input_s
             after_s = (seconds - scores_s) * (part.routed or 0.5)
             self._attention(name, action.kind, seconds - after_s, part)
-            self._tensor(f"{name} attention", part.tensor)
+            self._tensor(name, "attention", part.tensor)
             after_s *= self._route(name, action, number, part)
             self.compute(name, action.kind, after_s)
             self._route(name, action, number, part, returns=True)
-            self._tensor(f"{name} feed-forward", part.tensor)
+            self._tensor(name, "feed-forward", part.tensor)
         self.inner_traffic(name, action, [part])
         if self.gives_weights(action):
             self.reduce(action, number, part)
@@ -137,9 +137,11 @@ class LayerPlanner:
 
     def _route(self, name: str, action: Action, number: int, part: Part, *, returns: bool = False) -> float:
         """Tokens to their experts, or back. Returns how much this rank's experts have to do, even shares being 1."""
-        name = f"{name} {'combine' if returns else 'dispatch'}"
         skew = self.options.routing_skew
-        if not skew or EXPERT not in self.groups:
+        if EXPERT not in self.groups or not (skew or part.expert):
+            return 1.0
+        name = f"{name} {'combine' if returns else 'dispatch'}"
+        if not skew:
             self._collective(name, EXPERT, "all_to_all", part.expert)
             return 1.0
         group = self.groups[EXPERT]
@@ -150,11 +152,13 @@ class LayerPlanner:
         self._collective(name, EXPERT, "all_to_all_v", part.expert, counts, returns)
         return len(shares) * shares[group.members.index(self.rank)]
 
-    def _tensor(self, name: str, size: float) -> None:
+    def _tensor(self, name: str, half: str, size: float) -> None:
         """Partial sums of all tensor ranks put together."""
+        if TENSOR not in self.groups or not size:
+            return
         ways = ("reduce_scatter", "all_gather") if self.options.sequence_parallel else ("all_reduce",)
         for collective in ways:
-            self._collective(name, TENSOR, collective, size)
+            self._collective(f"{name} {half}", TENSOR, collective, size)
 
     def _attention(self, name: str, kind: Kind, seconds: float, part: Part) -> None:
         """Own keys and values first; then, while they are worked on, those of one rank after the other."""
@@ -315,7 +319,8 @@ class LayerPlanner:
         kind = SHARD if group in (FSDP, EXPERT_SHARD) else group
         if group not in self.groups or not size:
             return self._inside(name, kind, after, inner.alone_s)
-        if (before := self._inside(name, kind, after, inner.before_s)) is not None:
+        before = None if inner is NOTHING else self._inside(name, kind, after, inner.before_s)
+        if before is not None:
             after = (before,)
         key = group, collective, size
         if (like := self._collectives.get(key)) is None or counts:
@@ -328,7 +333,7 @@ class LayerPlanner:
                 name, group, kind, after, own.number, collective, numel, algorithm, counts, returns
             )
         index = self.add(altered(like, name=name, after=after))
-        within = self._inside(name, kind, (index,), inner.after_s)
+        within = None if inner is NOTHING else self._inside(name, kind, (index,), inner.after_s)
         return index if within is None else within
 
     def _around(self, kind: str, collective: str, inner: float) -> Around:

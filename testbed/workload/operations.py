@@ -141,10 +141,11 @@ Kind = TypeVar("Kind", bound=Operation)
 
 def altered(operation: Kind, **values: Any) -> Kind:
     """As `dataclasses.replace`, in a fifth of its time: a step has tens of thousands."""
+    own = operation.__dict__ | values
+    if "alike" in own:  # which goes by what may be another now
+        del own["alike"]
     made = object.__new__(type(operation))
-    own = made.__dict__
-    own.update(operation.__dict__, **values)
-    own.pop("alike", None)  # which goes by what may be another now
+    object.__setattr__(made, "__dict__", own)
     return made
 
 

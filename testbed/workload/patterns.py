@@ -141,17 +141,18 @@ NOTHING = Pattern(())
 def sent_alike(operation: Operation) -> object:
     """Equal for operations that send the same, which other ranks take part in."""
     if isinstance(operation, GroupCollective):
-        of_rows = operation.counts, operation.returns, operation.table
         return (
             operation.group,
             operation.collective,
             operation.numel,
             operation.algorithm,
-            of_rows,
+            operation.counts,
+            operation.returns,
+            operation.table,
             operation.kind,
         )
     assert isinstance(operation, Message)
-    return operation.peer, operation.numel, operation.sends, operation.kind
+    return operation.peer, operation.numel, operation.sends, operation.kind, type(operation)
 
 
 def _is_nameless(operation: Operation) -> bool:

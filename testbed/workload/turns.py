@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import NamedTuple
@@ -44,10 +43,14 @@ class Turn(NamedTuple):
         """What a message takes alone."""
         return message.numel * self.itemsize / self.rate
 
-    def token(self, number: int, replica: int, *, sends: bool) -> Message:
-        """One end of that with which a replica may send its message of this number."""
-        name, stream, tag = f"token {number}", f"token {self.peer}", 2 * number + self.forward
-        return Message(name, stream, TOKEN, (), peer=replica, numel=1, tag=tag, sends=sends)
+    def end(self, token: Token, after: tuple[int, ...], *, sends: bool) -> Message:
+        """The one of a token that this rank has."""
+        name, stream, tag = f"token {token.number}", f"token {self.peer}", self.tag(token)
+        return Message(name, stream, TOKEN, after, peer=token.replica, numel=1, tag=tag, sends=sends)
+
+    def tag(self, token: Token) -> int:
+        """Of its messages."""
+        return 2 * token.number + self.forward
 
 
 def turns_of(
@@ -70,27 +73,23 @@ def turns_of(
             yield Turn(peer, replicas, replicas.index(rank), itemsize, token.rate, there > own)
 
 
-class Taken(NamedTuple):
-    """A message that waits for its turn: its place in the pattern without, and its number among those of the turn.
+class Token(NamedTuple):
+    """Word of whose turn it is: the number of its message among those of a turn, and the replica at the other end."""
 
-    waits: whether for a token, which the first one of all has; after: who has the next turn, with which number.
+    number: int
+    replica: int
+
+
+class Taken(NamedTuple):
+    """A message that waits for its turn, and its place in the pattern without.
+
+    waited: the token that it waits for, which the first one of all does not; passed: the one that goes on behind it.
     """
 
     place: int
     turn: Turn
-    number: int
-    waits: bool
-    after: tuple[int, int] | None
-
-    @property
-    def waited(self) -> Message:
-        """The token that it waits for, where it does."""
-        return self.turn.token(self.number, self.turn.replicas[self.turn.own - 1], sends=False)
-
-    @property
-    def passed(self) -> Message | None:
-        """The token that is passed on behind it, if any."""
-        return None if self.after is None else self.turn.token(*self.after, sends=True)
+    waited: Token | None
+    passed: Token | None
 
 
 class TakingTurns(Pattern):
@@ -114,10 +113,15 @@ class TakingTurns(Pattern):
         for turn in self.turns:
             peer = turn.peer if self.move is None else self.move.line.index(turn.peer)
             places, last = sends.get(peer, ()), turn.own == len(turn.replicas) - 1
+            before = turn.replicas[turn.own - 1]
             for number, place in enumerate(places):
-                after = (number + 1, turn.replicas[0]) if last else (number, turn.replicas[turn.own + 1])
-                ends = after[0] == len(places)
-                found.append(Taken(place, turn, number, bool(number or turn.own), None if ends else after))
+                waited = Token(number, before) if number or turn.own else None
+                passed = (
+                    Token(number + 1, turn.replicas[0])
+                    if last
+                    else Token(number, turn.replicas[turn.own + 1])
+                )
+                found.append(Taken(place, turn, waited, passed if passed.number < len(places) else None))
         return sorted(found)
 
     @cached_property
@@ -134,12 +138,12 @@ class TakingTurns(Pattern):
     @cached_property
     def waiting(self) -> NDArray[np.bool_]:
         """Which of those wait for a token."""
-        return np.array([one.waits for one in self.taken], dtype=bool)
+        return np.array([one.waited is not None for one in self.taken], dtype=bool)
 
     @cached_property
     def passing(self) -> NDArray[np.bool_]:
         """Behind the pauses of which of those the token is passed on."""
-        return np.array([one.after is not None for one in self.taken], dtype=bool)
+        return np.array([one.passed is not None for one in self.taken], dtype=bool)
 
     @cached_property
     def at(self) -> Places:
@@ -174,21 +178,25 @@ class TakingTurns(Pattern):
         if taken is None:
             return [own]
         assert isinstance(own, Message)
-        here, found = int(at[place]), list[Operation]()
-        if taken.waits:
-            found.append(taken.waited)
+        turn, here, found = taken.turn, int(at[place]), list[Operation]()
+        if taken.waited is not None:
+            found.append(turn.end(taken.waited, (), sends=False))
             own = altered(own, after=(*own.after, here - 1))
-        name, stream = f"token of {own.name}", f"token {taken.turn.peer}"
-        found += [own, Pause(name, stream, TOKEN, own.after, taken.turn.seconds(own))]
+        name, stream = f"token of {own.name}", f"token {turn.peer}"
+        found += [own, Pause(name, stream, TOKEN, own.after, turn.seconds(own))]
         if taken.passed is not None:
-            found.append(replace(taken.passed, after=(here + 1,)))
+            found.append(turn.end(taken.passed, (here + 1,), sends=True))
         return found
 
     @cached_property
-    def tokens(self) -> list[Message]:
-        """Ends of tokens: those that are waited for, in their messages' order; then those that are passed on."""
-        waited = [one.waited for one in self.taken if one.waits]
-        return waited + [one.passed for one in self.taken if one.passed is not None]
+    def tokens(self) -> list[tuple[int, bool, int]]:
+        """Ends of tokens: those that are waited for, in their messages' order; then those that are passed on.
+
+        Of each the other end's rank, whether it is sent there, and its tag.
+        """
+        waited = [(one.waited.replica, False, one.turn.tag(one.waited)) for one in self.taken if one.waited]
+        passed = [(one.passed.replica, True, one.turn.tag(one.passed)) for one in self.taken if one.passed]
+        return waited + passed
 
     @cached_property
     def token_places(self) -> Places:
@@ -203,11 +211,8 @@ class TakingTurns(Pattern):
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         numbers: dict[tuple[int, bool], int] = {}
-        sorts = list(self.plain.sorts)
-        for token in self.tokens:
-            sorts.append(
-                numbers.setdefault((token.peer, token.sends), len(self.plain.exchanged) + len(numbers))
-            )
+        sorts, plain = list(self.plain.sorts), len(self.plain.exchanged)
+        sorts += [numbers.setdefault((peer, sends), plain + len(numbers)) for peer, sends, _ in self.tokens]
         order = np.argsort(np.concatenate([self.at[self.plain.shared], self.token_places]))
         _, first, which, many = np.unique(
             np.array(sorts, dtype=np.int64)[order],
@@ -222,11 +227,16 @@ class TakingTurns(Pattern):
         return number_of[which].tolist(), list(zip(exchanged, many[by_first].tolist(), strict=True))
 
     def _exchanged(self, place: int) -> Message | GroupCollective:
-        first = self.at.copy()  # of those that an operation of the pattern without turns comes to
-        first[[one.place for one in self.taken]] -= self.waiting
-        plain = int(np.searchsorted(first, place, side="right")) - 1
-        found = self._with_turn(plain)[place - int(first[plain])]
+        plain = int(np.searchsorted(self._first, place, side="right")) - 1
+        found = self._with_turn(plain)[place - int(self._first[plain])]
         assert isinstance(found, Message | GroupCollective)
+        return found
+
+    @cached_property
+    def _first(self) -> Places:
+        """Of what each operation of the pattern without turns comes to, where the first one stands."""
+        found: Places = self.at.copy()
+        found[[one.place for one in self.taken]] -= self.waiting
         return found
 
 
