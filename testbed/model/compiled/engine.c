@@ -162,23 +162,31 @@ static void sets_out(Play *play) {
     }
 }
 
+/* Pools that grew in one play are there for the next one of the same thread, unless they are too large to be kept. */
+static _Thread_local Play before;
+enum { MOST_BYTES = 1 << 24 };
+
+#define POOLS(DO)                                                                                                      \
+    DO(agenda) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands) DO(fluid.queued)
+#define LENT(pool) play.pool.all = before.pool.all, play.pool.room = before.pool.room;
+#define KEPT(pool)                                                                                                     \
+    if ((size_t)play.pool.room * sizeof *play.pool.all > MOST_BYTES) {                                                 \
+        free(play.pool.all);                                                                                           \
+        play.pool.all = NULL;                                                                                          \
+        play.pool.room = 0;                                                                                            \
+    }                                                                                                                  \
+    before.pool.all = play.pool.all, before.pool.room = play.pool.room;
+
 int play(const Step *step, double *begun_s, double *ended_s, double *worked_s, double *burst_bytes) {
     Play play = {.step = step, .begun_s = begun_s, .ended_s = ended_s, .worked_s = worked_s};
+    POOLS(LENT)
     sets_out(&play);
     for (int32_t rank = 0; rank < step->ranks; rank++) start_ready(&play, rank);
     pass_time(&play);
     for (int32_t rank = 0; rank < step->ranks && !play.status; rank++)
         if (play.trackers[rank].open) play.status = STUCK;
     *burst_bytes = play.most_bytes;
-    free(play.agenda.all);
-    free(play.soon.all);
-    free(play.boxes.all);
-    free(play.messages.all);
-    free(play.receives.all);
-    free(play.parts.all);
-    free(play.channels.all);
-    free(play.strands.all);
-    fluid_closes(&play.fluid);
+    POOLS(KEPT)
     arena_frees(&play.arena);
     return play.status;
 }

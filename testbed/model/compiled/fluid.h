@@ -289,5 +289,3 @@ static double fluid_ahead_s(Fluid *fluid, int32_t connection, double size_bytes,
     }
     return latest_s;
 }
-
-static void fluid_closes(Fluid *fluid) { free(fluid->queued.all); }
