@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from testbed.job.job import job_of
 from testbed.model import Stuck, simulate
 from testbed.model import prepared as preparing
 from testbed.model.compiled import OnNetwork, Outcome, Ways, building, play
+from testbed.model.compiled.calling import call_of
 from testbed.model.memory import peak_alive
 from testbed.model.predicting import prepared
 from testbed.model.prepared import Prepared, played
@@ -121,6 +123,34 @@ def test_a_ring_takes_what_its_formula_says(ranks: int) -> None:
     assert outcome is not None
     expected_s = 2 * (ranks - 1) * (latency_s + elements * 4 / ranks / rate)
     assert outcome.step_time_s == pytest.approx(expected_s, rel=1e-9)
+
+
+def test_a_play_leaves_nothing_to_the_next_one() -> None:
+    """Pools that grew are used again, by plays of any size, and by each thread for itself."""
+    large, small = (step_of(shape, {}) for shape in ((4, 2, 1, 1, 1), (1, 8, 1, 1, 1)))
+    alone = [loop_of(step) for step in (small, large)]
+    after = [loop_of(step) for step in (large, small, small, large)]
+    with ThreadPoolExecutor(2) as threads:
+        beside = list(threads.map(loop_of, [small, large] * 8))
+    for found, step in zip((*after, *beside), (large, small, small, large, *[small, large] * 8), strict=True):
+        expected = alone[step is large]
+        assert found is not None
+        assert expected is not None
+        assert np.array_equal(found.ended_s, expected.ended_s)
+        assert np.array_equal(found.worked_s, expected.worked_s)
+
+
+def test_a_collective_is_read_once_for_all_networks() -> None:
+    operation = GroupCollective("c", "c", "c", (), 0, "all_reduce", 8000, "ring")
+    plans = [
+        JobPlan(((own,),) * 8, (("all", tuple(range(8))),))
+        for own in (operation, replace(operation, name="d", stream="d"), replace(operation, numel=4000))
+    ]
+    calls = [
+        call_of(plan, own, 4) for plan in plans for own in plan.ranks[0] if isinstance(own, GroupCollective)
+    ]
+    assert calls[0] is calls[1]
+    assert calls[0].kinds != calls[2].kinds
 
 
 @st.composite
