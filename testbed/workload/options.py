@@ -65,9 +65,8 @@ class Options:
     def likeness(self) -> Hashable:
         """Equal for those that are the same, but for send tokens."""
         values = [getattr(self, name) for name in _LIKE]
-        return tuple(tuple(own.items()) if isinstance(own, Mapping) else own for own in values), repr(
-            self.within
-        )
+        plain = tuple(tuple(own.items()) if isinstance(own, Mapping) else own for own in values)
+        return plain, repr(self.within)
 
 
 _LIKE = [own.name for own in fields(Options) if own.name not in ("send_tokens", "within")]

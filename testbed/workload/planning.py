@@ -106,7 +106,8 @@ def plan_job(
 
 def _hashed(stages: Sequence[Stage]) -> int:
     """In place of the stages, which have thousands of figures."""
-    return hash(tuple(_stages.of((stage,), partial(hash, stage)) for stage in stages))
+    own = tuple(stages)
+    return _stages.of(own, partial(hash, own))
 
 
 _stages: Remembered[int] = Remembered(256)

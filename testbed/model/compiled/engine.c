@@ -168,14 +168,17 @@ enum { MOST_BYTES = 1 << 24 };
 
 #define POOLS(DO)                                                                                                      \
     DO(agenda) DO(soon) DO(boxes) DO(messages) DO(receives) DO(parts) DO(channels) DO(strands) DO(fluid.queued)
-#define LENT(pool) play.pool.all = before.pool.all, play.pool.room = before.pool.room;
+#define LENT(pool)                                                                                                     \
+    play.pool.all = before.pool.all;                                                                                   \
+    play.pool.room = before.pool.room;
 #define KEPT(pool)                                                                                                     \
     if ((size_t)play.pool.room * sizeof *play.pool.all > MOST_BYTES) {                                                 \
         free(play.pool.all);                                                                                           \
         play.pool.all = NULL;                                                                                          \
         play.pool.room = 0;                                                                                            \
     }                                                                                                                  \
-    before.pool.all = play.pool.all, before.pool.room = play.pool.room;
+    before.pool.all = play.pool.all;                                                                                   \
+    before.pool.room = play.pool.room;
 
 int play(const Step *step, double *begun_s, double *ended_s, double *worked_s, double *burst_bytes) {
     Play play = {.step = step, .begun_s = begun_s, .ended_s = ended_s, .worked_s = worked_s};
