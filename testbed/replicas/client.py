@@ -60,7 +60,7 @@ class Client:
                 continue
             try:
                 packet = self._line.recv(MOST_BYTES)
-            except ConnectionResetError:
+            except OSError:  # the coordinator is no more; or this end was hung up just now
                 packet = b""
             if packet:
                 message = unpacked(packet)

@@ -143,8 +143,11 @@ def stream(
     return found
 
 
-def fastest_ping_s(line: Line, count: int = 30, interval_s: float = 0.02) -> float:
-    """What the link itself takes there and back; on a busy machine other packets also wait for a core."""
+def fastest_ping_s(line: Line, count: int = 30, interval_s: float = 0.03) -> float:
+    """What the link itself takes there and back; on a busy machine other packets also wait for a core.
+
+    interval_s: ping spins while the next one is due within 10 ms and none is under way, which in a guest is a minute.
+    """
     command = inside(line.left.pid, ["ping", "-c", str(count), "-i", str(interval_s), "-W", "1", RIGHT])
     said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return min(float(found) for found in re.findall(r"time=([\d.]+) ms", said)) / 1000

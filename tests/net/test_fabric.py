@@ -92,7 +92,7 @@ def test_iperf3_sees_the_configured_rate_in_both_directions(fabric: Fabric) -> N
 
 def goodput_bps(fabric: Fabric, here: str, there: Host) -> float:
     """What iperf3 receives, after 2 seconds; what still waits in queues at the end counts, too."""
-    seconds = "10" if clock_here() else "4"
+    seconds = "6" if clock_here() else "4"
     with iperf_server(fabric.state.pids[there.name]):
         said = json.loads(run_in(fabric, here, "iperf3", "-c", there.ip, "-t", seconds, "-O", "2", "-J"))
         return float(said["end"]["sum_received"]["bits_per_second"])
