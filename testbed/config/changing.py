@@ -5,8 +5,9 @@ Parts that stay as they are, or are what they were in another one, are not looke
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -53,7 +54,7 @@ class _Parts(Generic[Whole]):
         self.parts = {key: own for key, own in self.alone if isinstance(own, Strict)}
         self._rest = _dumped(self.alone, set(self.parts))
         self._adapters: dict[str, TypeAdapter[Any]] = {}
-        self._known: OrderedDict[tuple[str, str], Strict] = OrderedDict()
+        self._known: Remembered[Strict] = Remembered(MOST)
 
     def changed(self, asked: ByPart) -> Whole | None:
         """None where other things change than values in parts, something is wrong, or a preset says more."""
@@ -69,17 +70,13 @@ class _Parts(Generic[Whole]):
 
     def _made(self, part: str, changes: Mapping[str, Any]) -> Strict:
         """ValidationError, ConfigError."""
-        key = part, repr(sorted(changes.items()))
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
+        return self._known.of((), partial(self._make, part, changes), (part, repr(sorted(changes.items()))))
+
+    def _make(self, part: str, changes: Mapping[str, Any]) -> Strict:
         document = Document(part, {part: _dumped(self.parts[part])}, {(): Origin(part, None)})
         for path, value in changes.items():
             document.put(path, value)
         made: Strict = self._adapter(part).validate_python(document.data[part])
-        self._known[key] = made
-        while len(self._known) > MOST:
-            self._known.popitem(last=False)
         return made
 
     def _adapter(self, part: str) -> TypeAdapter[Any]:

@@ -115,10 +115,10 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
     job = _job(scenario, configuration.changes)
     if isinstance(job, Infeasible):
         return job
-    algorithm = job.scenario.algorithms[0]
+    algorithm, calibration = job.scenario.algorithms[0], _calibration(scenario)
     try:
         # real sizes have more packets than those that a run has
-        one = played(prepared(job, algorithm, _calibration(scenario), draws=DRAWS, packets=0))
+        one = played(prepared(job, algorithm, calibration, draws=DRAWS, packets=0))
     except Stuck as error:
         field = job.scenario.workload.kind if scenario.workload.recorded else "schedule"
         return Infeasible(f"workload.{field}", f"a step that {error}", "one that comes to its end")
@@ -128,7 +128,7 @@ def _evaluated(scenario: Scenario, configuration: Configuration) -> Evaluation |
         if limit_bytes is not None and own > limit_bytes:
             return Infeasible(MEMORY, f"{own / 1e9:.3g} GB", f"at most {limit_bytes / 1e9:.3g} GB")
     step_s = one.step_time_s
-    tail_s = predict_tail_s(job, algorithm, step_s) if job.topology.lossy else step_s
+    tail_s = predict_tail_s(job, algorithm, step_s, calibration) if job.topology.lossy else step_s
     return Evaluation(step_s, tail_s, job.wan_bytes(algorithm), max(memory_bytes, default=None))
 
 

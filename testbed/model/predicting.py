@@ -160,14 +160,15 @@ def missing_share(job: Job, algorithm: str, calibration: Calibration) -> float |
     return longer_s / shorter_s - 1
 
 
-def predict_tail_s(job: Job, algorithm: str, step_s: float, share: float = 0.99) -> float:
-    """What so large a share of steps do not exceed, where losses make messages late; emulated, by the virtual clock.
+def predict_tail_s(
+    job: Job, algorithm: str, step_s: float, calibration: Calibration, share: float = 0.99
+) -> float:
+    """What so large a share of steps do not exceed, where losses make messages late; emulated.
 
     step_s: what `predict` says of it; no less is returned. What a step takes with lateness at its mean, and without,
     says how many late messages delay it on average; of more or fewer, as many as a Poisson distribution has, each
-    delays it by as much, and so much more than by the mean the step takes. ControllerError, Stuck, BadCalibration.
+    delays it by as much, and so much more than by the mean the step takes. ControllerError, Stuck.
     """
-    calibration = find_calibration(VIRTUAL)
     paths = [path for parallel in routed(job, algorithm, calibration).parallel.values() for path in parallel]
     each_s = max((path.lossy.mended_s for path in paths if path.lossy), default=0.0)
     if not each_s:

@@ -213,12 +213,17 @@ def _waits(
 
     As `tracking.waits` has it. stream: of each operation; counts: how many each says that it waits for; said: which.
     """
-    many = len(stream)
+    many, (before, behind) = len(stream), _in_turn(stream)
+    earlier = np.concatenate([said, before])
+    later = np.concatenate([np.repeat(np.arange(many), counts), behind])
+    return _pairs(earlier, later, many)
+
+
+def _in_turn(stream: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Of which two the later one is the next one of the same stream."""
     in_turn = np.argsort(stream, kind="stable")
     same = stream[in_turn[1:]] == stream[in_turn[:-1]]
-    earlier = np.concatenate([said, in_turn[:-1][same]])
-    later = np.concatenate([np.repeat(np.arange(many), counts), in_turn[1:][same]])
-    return _pairs(earlier, later, many)
+    return in_turn[:-1][same], in_turn[1:][same]
 
 
 def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
@@ -237,15 +242,15 @@ def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
     peers = np.array([one.turn.peer for one in taken], dtype=np.int64)  # of each a stream
     streams = np.concatenate([peers[pattern.waiting], peers, peers[pattern.passing]])
     added = np.concatenate([received, pauses, passed])
-    in_turn = np.lexsort((added, streams))
-    same = streams[in_turn[1:]] == streams[in_turn[:-1]]
+    by_place = np.argsort(added)
+    added, (before, behind) = added[by_place], _in_turn(streams[by_place])
     earlier = [
         at[np.repeat(np.arange(len(at)), plain.next_many)],
         received,
         received,
         awaited,
         passing + 1,
-        added[in_turn[:-1][same]],
+        added[before],
     ]
     later = [
         at[plain.next],
@@ -253,7 +258,7 @@ def _of_turns(pattern: TakingTurns) -> PatternColumns | None:
         waiting + 1,
         np.repeat(pauses, list(map(len, said))),
         passed,
-        added[in_turn[1:][same]],
+        added[behind],
     ]
     pairs = _pairs(np.concatenate(earlier), np.concatenate(later), many)
     sorts = np.array(pattern.sorts, dtype=np.int32)

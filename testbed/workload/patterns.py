@@ -107,10 +107,10 @@ class Using(Pattern):
         super().__init__((), plain.chains)
         self.plain, self.algorithm = plain, algorithm
 
-    @property
+    @cached_property
     def operations(self) -> RankPlan:
         """Made when asked for."""
-        return self.remembered("operations", lambda: tuple(map(self._named, self.plain.operations)))
+        return tuple(map(self._named, self.plain.operations))
 
     def __len__(self) -> int:
         return len(self.plain)

@@ -112,16 +112,15 @@ class TakingTurns(Pattern):
         found = []
         for turn in self.turns:
             peer = turn.peer if self.move is None else self.move.line.index(turn.peer)
-            places, last = sends.get(peer, ()), turn.own == len(turn.replicas) - 1
-            before = turn.replicas[turn.own - 1]
+            places, own, many = sends.get(peer, ()), turn.own, len(turn.replicas)
+            before, behind = turn.replicas[own - 1], turn.replicas[(own + 1) % many]
             for number, place in enumerate(places):
-                waited = Token(number, before) if number or turn.own else None
-                passed = (
-                    Token(number + 1, turn.replicas[0])
-                    if last
-                    else Token(number, turn.replicas[turn.own + 1])
-                )
-                found.append(Taken(place, turn, waited, passed if passed.number < len(places) else None))
+                waited = Token(number, before) if number or own else None
+                following = (
+                    number + (own + 1) // many
+                )  # the last one's token is the first one's for the next message
+                passed = Token(following, behind) if following < len(places) else None
+                found.append(Taken(place, turn, waited, passed))
         return sorted(found)
 
     @cached_property
@@ -131,9 +130,14 @@ class TakingTurns(Pattern):
         return [own for one in self.taken if isinstance(own := operations[one.place], Message)]
 
     @cached_property
+    def places(self) -> Places:
+        """Of these there."""
+        return np.array([one.place for one in self.taken], dtype=np.int64)
+
+    @cached_property
     def messages(self) -> Places:
         """Where these stand: behind the token that they wait for, before their pause."""
-        return self.at[[one.place for one in self.taken]]
+        return self.at[self.places]
 
     @cached_property
     def waiting(self) -> NDArray[np.bool_]:
@@ -149,20 +153,16 @@ class TakingTurns(Pattern):
     def at(self) -> Places:
         """Where the operations of the pattern without turns stand in this one."""
         added = np.zeros(len(self.plain) + 1, dtype=np.int64)
-        places = np.array([one.place for one in self.taken], dtype=np.int64)
-        added[places] += self.waiting
-        added[places + 1] += 1 + self.passing
+        added[self.places] += self.waiting
+        added[self.places + 1] += 1 + self.passing
         return np.arange(len(self.plain)) + np.cumsum(added)[:-1]
 
     def __len__(self) -> int:
         return len(self.plain) + len(self.taken) + int(self.waiting.sum() + self.passing.sum())
 
-    @property
+    @cached_property
     def operations(self) -> RankPlan:
         """Made when asked for."""
-        return self.remembered("operations", self._operations)
-
-    def _operations(self) -> RankPlan:
         return tuple(chain.from_iterable(map(self._with_turn, range(len(self.plain)))))
 
     @cached_property
@@ -204,16 +204,21 @@ class TakingTurns(Pattern):
         return np.concatenate([self.messages[self.waiting] - 1, self.messages[self.passing] + 2])
 
     @cached_property
+    def _exchanging(self) -> Places:
+        """Where those of the pattern without turns stand that are shared, then ends of tokens."""
+        return np.concatenate([self.at[self.plain.shared], self.token_places])
+
+    @cached_property
     def shared(self) -> list[int]:
         """As a pattern's."""
-        places: list[int] = np.sort(np.concatenate([self.at[self.plain.shared], self.token_places])).tolist()
+        places: list[int] = np.sort(self._exchanging).tolist()
         return places
 
     def _sort(self) -> tuple[list[int], list[tuple[Message | GroupCollective, int]]]:
         numbers: dict[tuple[int, bool], int] = {}
         sorts, plain = list(self.plain.sorts), len(self.plain.exchanged)
         sorts += [numbers.setdefault((peer, sends), plain + len(numbers)) for peer, sends, _ in self.tokens]
-        order = np.argsort(np.concatenate([self.at[self.plain.shared], self.token_places]))
+        order = np.argsort(self._exchanging)
         _, first, which, many = np.unique(
             np.array(sorts, dtype=np.int64)[order],
             return_index=True,
@@ -236,7 +241,7 @@ class TakingTurns(Pattern):
     def _first(self) -> Places:
         """Of what each operation of the pattern without turns comes to, where the first one stands."""
         found: Places = self.at.copy()
-        found[[one.place for one in self.taken]] -= self.waiting
+        found[self.places] -= self.waiting
         return found
 
 
