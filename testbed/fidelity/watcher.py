@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from testbed.fidelity.cputime import read_cpu_times
 from testbed.fidelity.monitor import WINDOW_S
@@ -35,8 +36,19 @@ def late_ticks(lag_s: float) -> list[float]:
     return [round(lag_s - number * TICK_S, 6) for number in range(int(lag_s / TICK_S) + 1)]
 
 
-def watch(path: Path) -> None:
-    """Watch until SIGTERM."""
+class Told:
+    """Whether SIGTERM has come."""
+
+    def __init__(self) -> None:
+        self.to_end = False
+        signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.to_end = True
+
+
+def watch(path: Path, told: Told) -> None:
+    """Watch until told to end; what kept us waiting until just then is still written down."""
     own = OwnProcesses(os.getppid()) if run_times_kept() else None
     before, window_start = read_cpu_times(), time.monotonic()
     next_tick = window_start + TICK_S
@@ -55,6 +67,8 @@ def watch(path: Path) -> None:
                 next_tick += (len(late) - 1) * TICK_S
                 ticks += len(late) - 1
             if now < window_start + WINDOW_S:
+                if told.to_end:
+                    return
                 continue
             after = read_cpu_times()
             shares = after.shares_since(before)
@@ -78,12 +92,12 @@ def watch(path: Path) -> None:
 
 def main() -> None:
     """Write to the file given as the first argument."""
+    told = Told()
     end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops us in good order
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     print("watching", flush=True)
     with contextlib.suppress(FileNotFoundError):  # the run directory was discarded under us
-        watch(Path(sys.argv[1]))
+        watch(Path(sys.argv[1]), told)
 
 
 if __name__ == "__main__":

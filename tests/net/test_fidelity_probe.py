@@ -137,10 +137,9 @@ def watched(path: Path, own_hogs: int, foreign_hogs: int) -> MonitorWindow:
     try:
         with spinning(foreign_hogs):
             assert ours.recv() is True
-            time.sleep(1.3)  # the watcher looks for new processes every second
-            from_s = time.monotonic()
-            time.sleep(1.5)
-            to_s = time.monotonic()
+            # by windows of the watcher's: a busy machine may keep it waiting for a second and more
+            from_s = when_written(path, 13)  # it looks for new processes in the eleventh
+            to_s = when_written(path, 28)
             ours.send(None)
             assert ours.recv() is False
     finally:
@@ -148,6 +147,15 @@ def watched(path: Path, own_hogs: int, foreign_hogs: int) -> MonitorWindow:
         run.kill()
         run.join()
     return read_windows(path, [(from_s, to_s)])
+
+
+def when_written(path: Path, windows: int) -> float:
+    """The moment at which the watcher has written so many; AssertionError if that takes half a minute."""
+    until_s = time.monotonic() + 30.0
+    while not path.exists() or len(path.read_text().splitlines()) < windows:
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    return time.monotonic()
 
 
 @pytest.mark.real_clock("a program that spins is no load where computing takes no time")
