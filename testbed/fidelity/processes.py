@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,12 +53,34 @@ def family(root: int, processes: Iterable[tuple[int, str, int]]) -> set[int]:
 
 
 class OwnProcesses:
-    """Follows the processes below `root`, through files kept open: a microsecond for each reading."""
+    """Follows the processes below `root`, through files kept open: a microsecond for each reading.
+
+    Who they are is looked up in a thread. What the kernel tells of a stranger may have to wait for a lock that the
+    stranger holds: for more than a second, where that one starts a program and gets hardly any time (SCHED_IDLE).
+    """
 
     def __init__(self, root: int) -> None:
         self._root = root
         self._files: dict[int, int] = {}
         self._last_s: dict[int, float] = {}
+
+    @contextlib.contextmanager
+    def followed(self, every_s: float) -> Iterator[None]:
+        """Within the block new ones are looked for so often."""
+        over = threading.Event()
+
+        def look() -> None:
+            self.look_round()
+            while not over.wait(every_s):
+                self.look_round()
+
+        threading.Thread(
+            target=look, daemon=True
+        ).start()  # nobody waits for its end, which may have to wait, too
+        try:
+            yield
+        finally:
+            over.set()
 
     def look_round(self) -> None:
         """Follow those that have come since, too; their time counts from the next reading on."""

@@ -23,7 +23,7 @@ from testbed.links.process import end_with_parent
 
 TICK_S = 0.002  # each costs some 30 us of a core: twice as often would take three percent of it
 IN_TIME_S = 0.0002  # lateness below this is the timer's own and not written down
-WINDOWS_PER_LOOK_ROUND = 10
+LOOK_ROUND_S = 1.0
 CORES = os.cpu_count() or 1
 
 
@@ -53,8 +53,9 @@ def watch(path: Path, told: Told) -> None:
     before, window_start = read_cpu_times(), time.monotonic()
     next_tick = window_start + TICK_S
     lags: list[float] = []
-    ticks = windows = 0
-    with path.open("w", buffering=1) as output:
+    ticks = 0
+    following = own.followed(LOOK_ROUND_S) if own else contextlib.nullcontext()
+    with following, path.open("w", buffering=1) as output:
         while True:
             time.sleep(max(0.0, next_tick - time.monotonic()))
             now = time.monotonic()
@@ -82,12 +83,9 @@ def watch(path: Path, told: Told) -> None:
                 "lags_s": lags,
             }
             if own is not None:
-                if windows % WINDOWS_PER_LOOK_ROUND == 0:
-                    own.look_round()
                 entry["foreign"] = shares.processes - own.ran_s() / (span_s * CORES)
             output.write(json.dumps(entry) + "\n")
             before, window_start, lags, ticks = after, now, [], 0
-            windows += 1
 
 
 def main() -> None:

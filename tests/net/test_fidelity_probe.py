@@ -138,7 +138,7 @@ def watched(path: Path, own_hogs: int, foreign_hogs: int) -> MonitorWindow:
         with spinning(foreign_hogs):
             assert ours.recv() is True
             # by windows of the watcher's: a busy machine may keep it waiting for a second and more
-            from_s = when_written(path, 13)  # it looks for new processes in the eleventh
+            from_s = when_written(path, 13)  # it looks for new processes every ten
             to_s = when_written(path, 28)
             ours.send(None)
             assert ours.recv() is False

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -52,3 +54,23 @@ def test_a_childs_work_is_ours_and_ours_is_not_the_childs(monkeypatch: pytest.Mo
         assert childs.ran_s() < WORK_S / 2
         child.stdin.write("end\n")
     assert childs.ran_s() == 0
+
+
+def test_nobody_waits_until_all_processes_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, asked = threading.Event(), threading.Event()
+    looked = processes._all_processes
+
+    def late() -> Iterator[tuple[int, str, int]]:
+        asked.set()
+        assert told.wait(10)
+        yield from looked()
+
+    monkeypatch.setattr(processes, "_all_processes", late)
+    ours = OwnProcesses(os.getpid())
+    with ours.followed(0.01):
+        assert asked.wait(10)
+        assert ours.ran_s() == 0
+        told.set()
+        until_s = time.monotonic() + 10
+        while ours.ran_s() == 0:  # of this very loop, once it is known
+            assert time.monotonic() < until_s
