@@ -1,12 +1,13 @@
 """Explores all design points, confirms what it finds under the virtual clock, prints what docs/design-points.md has.
 
-    .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs N] [--table] [--model]
+    .venv/bin/python benchmarks/design_points.py FOLDER [--only NAME ...] [--jobs N] [--table] [--model] [--whole]
 
 Each scenario of scenarios/explore goes into a folder of its own in FOLDER; what is there already is not run again. All
 that is compared runs for one trial; for two more, with seeds of their own, what the speed-ups are of: `production`,
 the quickest baselines, the best (under loss, all); where three cannot tell the best from the quickest baseline, these
 two for six more. --table: nothing is run, only the table printed of what is there. --model: nothing is measured, the
-table is what the model says, of all baselines as given and tuned.
+table is what the model says, of all baselines as given and tuned, and how long the search took. --whole: of all that
+there is to choose, not of the scenario's own space alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +35,7 @@ SCENARIOS = Path(__file__).parents[1] / "scenarios" / "explore"
 UNTRUSTED = 3  # the exit status of a run whose figures are not to be trusted; the table leaves them out
 NEAR = 1.01  # baselines that are so much slower than the quickest may change places with it in other trials
 FIRST, REPEATED, SETTLED, SUMMARY = "confirmed", "repeated", "settled", "summary.json"
+TOOK = "search_s"  # the file with the seconds that a search took
 
 
 def main() -> None:
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--jobs")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--model", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     options = parser.parse_args()
     names = [file.stem for file in sorted(SCENARIOS.glob("*.yaml"))]
     points = []
@@ -52,10 +56,10 @@ def main() -> None:
         folder = options.folder / name
         if options.model:
             if not (folder / RESULT).exists() and not options.table:
-                _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
+                _explore(name, folder, whole=options.whole)
             continue
         if not options.table:
-            _run_missing(name, folder, options.jobs)
+            _run_missing(name, folder, options.jobs, whole=options.whole)
         if (folder / FIRST / SUMMARY).exists():
             points.append((name, _compared(folder)))
     explored = [name for name in names if (options.folder / name / RESULT).exists()]
@@ -67,15 +71,18 @@ def main() -> None:
 
 def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
     """Predicted step times: of each baseline tuned, in brackets as given; what the best gains over them."""
-    found = [json.loads((folder / name / RESULT).read_text())["compared"] for name in names]
+    documents = {name: json.loads((folder / name / RESULT).read_text()) for name in names}
+    documents = {
+        name: one for name, one in documents.items() if one["work"]
+    }  # of recorded jobs there is no planner
+    found = [one["compared"] for one in documents.values()]
     there = {one["of"] for compared in found for one in compared if one["kind"] == "baseline"}
     bases = [base for base in baselines() if base in there]
     gains = ("over production", "over production tuned", "over the best baseline, as given", "tuned")
-    heads = (*bases, "best", "computing alone", *gains)
+    heads = (*bases, "one dimension alone", "best", "computing alone", *gains, "search")
     yield f"| design point | {' | '.join(heads)} |"
     yield f"|---{'|---' * len(heads)}|"
-    for name in names:
-        document = json.loads((folder / name / RESULT).read_text())
+    for name, document in documents.items():
         compared = document["compared"]
         best_s = min(entry["step_time_s"] for entry in compared if entry["kind"] == "best")
 
@@ -94,19 +101,42 @@ def _modelled(folder: Path, names: Sequence[str]) -> Iterator[str]:
         ]
         over = [some.get(bases[0]) for some in (given, tuned)]
         over += [min(some.values(), default=None) for some in (given, tuned)]
+        cells.append(_single(compared))
         cells += [time_text(best_s), time_text(document["work"]["computing_s"])]
         cells += ["" if other is None else f"{other / best_s:.2f}x" for other in over]
+        took = folder / name / TOOK
+        cells.append(f"{float(took.read_text()):.0f} s" if took.exists() else "")
         yield f"| `{name}` | {' | '.join(cells)} |"
 
 
-def _run_missing(name: str, folder: Path, jobs: str | None) -> None:
+def _single(compared: Sequence[dict[str, Any]]) -> str:
+    """The quickest that changes one dimension alone and its degrees; in brackets with the scenario's."""
+    some = [one for one in compared if one["kind"] == "single"]
+    quickest = [
+        min((one for one in some if one["tuned"] is tuned), key=lambda one: one["step_time_s"], default=None)
+        for tuned in (True, False)
+    ]
+    tuned, given = (
+        one and f"{one['of'].removeprefix('only ')} {time_text(one['step_time_s'])}" for one in quickest
+    )
+    return f"{tuned} ({given})" if tuned and given else tuned or given or ""
+
+
+def _explore(name: str, folder: Path, *, whole: bool) -> None:
+    began_s = time.monotonic()
+    more = ["--set", "explore.whole=true"] if whole else []
+    _testbed("explore", str(SCENARIOS / f"{name}.yaml"), *more, "-o", str(folder))
+    (folder / TOOK).write_text(f"{time.monotonic() - began_s:.1f}\n")
+
+
+def _run_missing(name: str, folder: Path, jobs: str | None, *, whole: bool) -> None:
     def measure(file: Path, trials: int, output: str) -> None:
         if not (folder / output / SUMMARY).exists():
             command = ["run", str(file), "--clock", "virtual", "--trials", str(trials)]
             _testbed(*command, *(["--jobs", jobs] if jobs else []), "-o", str(folder / output))
 
     if not (folder / "confirm.yaml").exists():
-        _testbed("explore", str(SCENARIOS / f"{name}.yaml"), "-o", str(folder))
+        _explore(name, folder, whole=whole)
     measure(folder / "confirm.yaml", 1, FIRST)
     compared = _compared(folder)
     _, quickest, _ = told = _told(compared)

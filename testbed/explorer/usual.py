@@ -63,7 +63,7 @@ def _of_training(scenario: Scenario) -> dict[str, Sequence[Any]]:
             format_size(workload.bucket_cap_bytes), ("25 MB", "100 MB", "400 MB")
         )
     found[f"{P}placement"] = _with(own.placement, placements())
-    found[f"{P}mapping"] = _with(own.mapping, ("consecutive", "topology_aware"))
+    found[f"{P}mapping"] = _with(own.mapping, _mappings(scenario))
     found[f"{P}collectives.data_parallel_shard"] = ("ring", "bidirectional_ring", "far_first", "hierarchical")
     if own.tensor_communication == "all_reduce":
         found[f"{P}collectives.tensor_parallel"] = ("ring", "hierarchical")
@@ -91,11 +91,8 @@ def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
     found: dict[str, Sequence[Any]] = {}
     orders = [AS_RECORDED, *map(list, placements_of(trace))]
     found["workload.placement"] = _with(list(workload.placement or ()) or AS_RECORDED, orders)
-    mappings = [CONSECUTIVE, TOPOLOGY_AWARE]
-    if len(scenario.topology.buildings) > 2 or scenario.hosts is not None:
-        mappings.append(BY_DISTANCE)
     own = workload.mapping or CONSECUTIVE
-    found["workload.mapping"] = _with(list(own) if isinstance(own, tuple) else own, mappings)
+    found["workload.mapping"] = _with(list(own) if isinstance(own, tuple) else own, _mappings(scenario))
     kinds = collectives_of(trace)
     if any("all_reduce" in some for some in kinds.values()):
         found["algorithms"] = _with([scenario.algorithms[0]], ALL_REDUCES)
@@ -105,6 +102,12 @@ def _of_trace(scenario: Scenario) -> dict[str, Sequence[Any]]:
             given = (workload.algorithms or {}).get(kind)
             found[f"workload.algorithms.{kind}"] = list(dict.fromkeys([*([given] if given else []), *usual]))
     return found
+
+
+def _mappings(scenario: Scenario) -> list[str]:
+    """By distance where there is an order to choose."""
+    several = len(scenario.topology.buildings) > 2 or scenario.hosts is not None
+    return [CONSECUTIVE, TOPOLOGY_AWARE, *([BY_DISTANCE] if several else [])]
 
 
 def _of_network(scenario: Scenario) -> dict[str, Sequence[Any]]:

@@ -4,7 +4,8 @@
 
 First all configurations that fit by the closed form are tried on the model; then, for each budget, the search is done
 again, which tries nothing that is known: how much longer its best step is than the best of all (regret), how many it
-tried, and the same of as many at random (median of three seeds).
+tried, and the same of as many at random (median of three seeds). Then once more with each seed, which knows nothing and
+has processes of its own: seconds from its start until it had its best, and until it was over.
 """
 
 from __future__ import annotations
@@ -29,6 +30,18 @@ def on_budget(budget: int, scenario: Scenario, seed: int) -> Scenario:
     assert scenario.explore is not None
     explore = scenario.explore.model_copy(update={"tries": budget, "baselines": ()})
     return scenario.model_copy(update={"explore": explore, "seed": seed})
+
+
+def timed(scenario: Scenario, jobs: int) -> tuple[float, float]:
+    """Seconds until a search had its best, and until it was over."""
+    began_s, had_s = time.monotonic(), dict[float, float]()
+
+    def note(standing: Standing) -> None:
+        if standing.best is not None:
+            had_s.setdefault(standing.best[1].step_time_s, time.monotonic() - began_s)
+
+    found = Search(scenario, note, engine=Processes(jobs)).run()
+    return had_s[found.best.tried.step_time_s], time.monotonic() - began_s
 
 
 def main() -> None:
@@ -56,7 +69,8 @@ def main() -> None:
         f"{scenario.name}: {space.size:,} combinations, {len(fits):,} tried in {time.monotonic() - began_s:.0f} s, "
         f"{len(every):,} fit, the best {best_s:.4g} s, their median {statistics.median(every):.4g} s"
     )
-    print("\n| budget | tried | regret | as many at random |\n|---|---|---|---|")
+    heads = ("budget", "tried", "regret", "as many at random", "seconds to its best", "in all")
+    print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for budget in options.tries:
         found = [
             Search(on_budget(budget, scenario, seed), known=dict(known), engine=Processes(options.jobs)).run()
@@ -65,7 +79,10 @@ def main() -> None:
         regrets = [one.best.tried.step_time_s / best_s - 1 for one in found]
         luck = [one.random.tried.step_time_s / best_s - 1 for one in found if one.random is not None]
         at_random = f"{statistics.median(luck):.2%}" if luck else "none fits"
-        print(f"| {budget} | {found[0].tried} | {max(regrets):.2%} | {at_random} |", flush=True)
+        took = [timed(on_budget(budget, scenario, seed), options.jobs) for seed in SEEDS]
+        seconds = [f"{statistics.median(some):.1f} ({max(some):.1f})" for some in zip(*took, strict=True)]
+        cells = (budget, found[0].tried, f"{max(regrets):.2%}", at_random, *seconds)
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
 if __name__ == "__main__":
