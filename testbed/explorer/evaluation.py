@@ -35,6 +35,10 @@ UNMODELLED = ("transport.kind", "transport.protocol", "events", "background_traf
 ROUTED, REMEMBERED = ("policy", "transport.congestion_control", "transport.kind", "transport.stripes."), 8
 DRAWS = 3  # of a step where packets are lost: each plays all of it, and steps before it
 DEGREES, MICROBATCHES = "workload.parallelism", "workload.schedule.microbatches"
+# of a path's parts those that a name goes without, as what is in them has names of its own; all but one, which
+# `algorithms` has, too
+SECTIONS = frozenset({"workload", "parallelism", "schedule", "transport", "stripes", "topology"})
+KINDS = "workload.algorithms"
 
 
 @dataclass(frozen=True)
@@ -254,9 +258,15 @@ def _memory_bytes(job: Job, alive: Sequence[float]) -> list[float]:
 
 
 def short(path: str) -> str:
-    """What a path is about: pipeline_parallel of ...pipeline_parallel_degree, schedule of ...schedule.name."""
-    *_, above, last = f".{path}".split(".")
-    return above if last == "name" else last.removesuffix("_degree")
+    """What a path is about, told from all others: pipeline_parallel of ...pipeline_parallel_degree, schedule of
+    ...schedule.name, same_region connections of transport.stripes.same_region.connections.
+    """
+    if path == KINDS:
+        return "workload algorithms"
+    *above, last = path.split(".")
+    if last == "name" and above:
+        *above, last = above
+    return " ".join([*(one for one in above if one not in SECTIONS), last.removesuffix("_degree")])
 
 
 def _shown(value: object) -> str:

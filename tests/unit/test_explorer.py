@@ -30,6 +30,7 @@ from testbed.explorer import (
     searched,
 )
 from testbed.explorer.confirming import agreement, confirmation, kendall_tau
+from testbed.explorer.evaluation import short
 from testbed.explorer.keeping import Keeper
 from testbed.explorer.search import Result
 from testbed.explorer.space import Space, chosen_by, own_values
@@ -403,6 +404,26 @@ def test_a_configuration_is_shown_by_what_differs() -> None:
         "policy": "te",
     }
     assert str(Configuration(changes)) == "pipeline_parallel 8, schedule ZBH1, policy te"
+
+
+def test_no_two_paths_have_the_same_short_name(tmp_path: Path) -> None:
+    """Classes of distance have the same settings, degrees and collectives go over the same dimensions."""
+    file = tmp_path / "whole.yaml"
+    file.write_text(yaml.safe_dump({**SCENARIO, "explore": {}}))
+    space = searched(load_scenario(file), "whole").space
+    assert "transport.stripes.same_region.connections" in space
+    paths = [*space, "workload.algorithms", "workload.algorithms.dp", "topology.wan.0.delay"]
+    paths += ["topology.wan.1.delay", "workload.parallelism.collectives"]
+    names = [short(path) for path in paths]
+    assert sorted(names) == sorted(set(names))
+    changes = {
+        "transport.stripes.same_region.connections": 4,
+        "workload.parallelism.collectives.data_parallel_shard": "ring",
+        "workload.parallelism.data_parallel_shard_degree": 2,
+    }
+    assert str(Configuration(changes)) == (
+        "same_region connections 4, collectives data_parallel_shard ring, data_parallel_shard 2"
+    )
 
 
 def test_what_is_known_is_not_tried_again(tmp_path: Path) -> None:
