@@ -61,10 +61,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Exploration:
-    """What a search found. fitting: all that were chosen to be tried and fit, the quickest first.
+    """What a search found. fitting: all that were tried and fit, the quickest first.
 
-    combinations: of the whole space; tried: how many of them the model tried; random: the best of as many drawn at
-    random, where not all were tried; infeasible: how many each constraint kept out, one example each. baselines,
+    combinations: of the whole space; tried: how many of them the model tried, of those drawn at random what fits;
+    random: the best of as many drawn at random, which is one of `fitting`, where not all were tried; infeasible: how
+    many each constraint kept out, one example each. baselines,
     single: as given, then tuned. indifferent: paths whose other values, where they fit, leave the best as it is.
     sensitivity: of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the
     quickest first.
@@ -138,7 +139,8 @@ class Exploration:
 class Search:
     """One search of a scenario's `explore`. progress: told how far it is; known: results so far, by key.
 
-    found: told of each that is new; engine: by which configurations are tried.
+    found: told of each that is new; engine: by which configurations are tried; at_random: whether as many are tried at
+    random, too, where not all are.
     """
 
     scenario: Scenario
@@ -146,6 +148,7 @@ class Search:
     known: dict[str, Tried] = field(default_factory=dict)
     found: Callable[[Configuration, Tried], None] = lambda configuration, tried: None
     engine: Engine = field(default_factory=Processes)
+    at_random: bool = True
 
     def run(self) -> Exploration:
         """NothingFits, WorkStopped; ConfigError without `explore`, or where the model leaves out what it asks for."""
@@ -164,7 +167,9 @@ class Search:
                 for rival in rivals
                 for best in self._sorted(self._search(tries, rival.space, among=False))[:1]
             ]
-            self._overtake(tries, space, joint, held_against)
+            self._overtake(tries, space, joint, self._within(space, held_against))
+            luck = self._random(tries, space)
+            self._overtake(tries, space, joint, [one.configuration for one in luck])
             fitting = self._sorted(joint)
             infeasible, examples = _misfits(joint)
             return Exploration(
@@ -173,7 +178,7 @@ class Search:
                 fitting,
                 [result for result in held_against if result.kind == "baseline"],
                 [result for result in held_against if result.kind == "single"],
-                self._random(tries, space),
+                next((replace(one, name="random search", kind="random") for one in luck), None),
                 infeasible,
                 examples,
                 self._indifferent(tries, space, fitting[0]),
@@ -242,12 +247,8 @@ class Search:
                 break
         return found
 
-    def _overtake(
-        self, tries: Tries, space: Space, joint: dict[Configuration, Tried], rivals: Sequence[Result]
-    ) -> None:
-        """A rival from within the space is one of all; from one that is quicker the search goes on."""
-
-        note = partial(_note, tries, joint, among=True)
+    def _within(self, space: Space, rivals: Sequence[Result]) -> list[Configuration]:
+        """Those of the rivals that the space has, with the scenario's own values where they say nothing."""
         first = {path: values[0] for path, values in space.values.items()}  # where nobody says what it is
         within = []
         for rival in rivals:
@@ -256,8 +257,19 @@ class Search:
                 changes[path] in values for path, values in space.values.items()
             ):
                 within.append(Configuration({path: changes[path] for path in space.values}))
+        return within
+
+    def _overtake(
+        self,
+        tries: Tries,
+        space: Space,
+        joint: dict[Configuration, Tried],
+        others: Sequence[Configuration],
+    ) -> None:
+        """What else was tried of the space is of all that was tried; from one that is quicker the search goes on."""
+        note = partial(_note, tries, joint, among=True)
         before_s = self._sorted(joint)[0].tried.step_time_s
-        note([one for one in dict.fromkeys(within) if one not in joint])
+        note([one for one in dict.fromkeys(others) if one not in joint])
         best = self._sorted(joint)[0]
         if best.tried.step_time_s < before_s:
             self._descend(space, best, joint, note)
@@ -305,15 +317,14 @@ class Search:
         turns = (one for turn in itertools.zip_longest(*quickest) for one in turn if one is not None)
         return list(itertools.islice(turns, most))
 
-    def _random(self, tries: Tries, space: Space) -> Result | None:
-        """The best of as many tries at random; None where all are tried, or none of these fits."""
+    def _random(self, tries: Tries, space: Space) -> list[Result]:
+        """What fits of as many tries at random, the quickest first; none where all are tried."""
         explore = self._explore
-        if space.size <= explore.tries:
-            return None
+        if space.size <= explore.tries or not self.at_random:
+            return []
         draw = random.Random(f"{self.scenario.seed}/random")
         some = [space.numbered(number) for number in draw.sample(range(space.size), explore.tries)]
-        fits = self._sorted(dict(zip(some, tries.all(some, among=False), strict=True)))
-        return next((replace(best, name="random search", kind="random") for best in fits), None)
+        return self._sorted(dict(zip(some, tries.all(some, among=True), strict=True)))
 
     def _indifferent(self, tries: Tries, space: Space, best: Result) -> dict[str, Any]:
         """Paths whose other values, where they fit, change nothing, with what the best has there."""

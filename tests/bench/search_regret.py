@@ -14,6 +14,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from testbed.config import Scenario, load_scenario
@@ -72,12 +73,14 @@ def main() -> None:
     heads = ("budget", "tried", "regret", "as many at random", "seconds to its best", "in all")
     print(f"\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for budget in options.tries:
-        found = [
-            Search(on_budget(budget, scenario, seed), known=dict(known), engine=Processes(options.jobs)).run()
-            for seed in SEEDS
+        engine = Processes(options.jobs)
+        searches = [
+            Search(on_budget(budget, scenario, seed), known=dict(known), engine=engine) for seed in SEEDS
         ]
+        both = [one.run() for one in searches]
+        found = [replace(one, at_random=False).run() for one in searches]
         regrets = [one.best.tried.step_time_s / best_s - 1 for one in found]
-        luck = [one.random.tried.step_time_s / best_s - 1 for one in found if one.random is not None]
+        luck = [one.random.tried.step_time_s / best_s - 1 for one in both if one.random is not None]
         at_random = f"{statistics.median(luck):.2%}" if luck else "none fits"
         took = [timed(on_budget(budget, scenario, seed), options.jobs) for seed in SEEDS]
         seconds = [f"{statistics.median(some):.1f} ({max(some):.1f})" for some in zip(*took, strict=True)]

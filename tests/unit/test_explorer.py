@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -321,7 +322,7 @@ def test_controls_of_datagrams_are_searched(tmp_path: Path) -> None:
 
 def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) -> None:
     whole = Search(load_scenario(written(tmp_path))).run()
-    few = Search(load_scenario(written(tmp_path, tries=4))).run()
+    few = Search(load_scenario(written(tmp_path, tries=4)), at_random=False).run()
     assert (few.combinations, few.tried, len(few.fitting)) == (18, 4, 4)
     assert few.best.tried == whole.best.tried
     assert not few.infeasible  # what does not fit is not tried at all
@@ -331,6 +332,33 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
     assert many.random.name == "random search"
     assert many.random.tried.step_time_s >= many.best.tried.step_time_s
     assert many.random in many.compared(1)
+
+
+def test_what_is_found_at_random_is_of_all_that_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a closed form that has the slowest first three at random find what a search of three does not."""
+    step_s = Screener.step_s
+
+    def upside_down(self: Screener, changes: Mapping[str, Any]) -> float | None:
+        seconds = step_s(self, changes)
+        return None if seconds is None else -seconds
+
+    monkeypatch.setattr(Screener, "step_s", upside_down)
+    scenario = load_scenario(written(tmp_path, tries=3, baselines=[]), ["seed=3"])
+    guided = Search(scenario, at_random=False).run()
+    assert guided.random is None
+    both = Search(scenario).run()
+    assert both.random is not None
+    assert both.random.tried.step_time_s < guided.best.tried.step_time_s
+    assert both.best.tried == both.random.tried
+    assert both.best.configuration == both.random.configuration
+    luck, first, second = both.compared(2)[-3:]
+    assert (luck.name, luck.kind) == ("random search", "random")
+    assert (first.name, first.tried) == ("best 1", both.random.tried)
+    assert (second.name, second.tried) == ("best 2", guided.best.tried)
+    assert both.tried > guided.tried
+    assert not both.infeasible  # what does not fit of those at random was not chosen
 
 
 def test_what_the_closed_form_does_not_tell_apart_does_not_fill_the_budget(tmp_path: Path) -> None:
