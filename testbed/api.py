@@ -19,7 +19,7 @@ from testbed.experiments import running as experiment
 from testbed.experiments.engines import engine_named
 from testbed.experiments.running import Listener
 from testbed.experiments.sweeping import SweepRequest
-from testbed.explorer import Exploration, Search
+from testbed.explorer import Exploration, Search, Standing
 from testbed.fabric.entering import command_inside
 from testbed.fabric.network import Fabric
 from testbed.model.predicting import MOST_PACKETS
@@ -137,7 +137,11 @@ def explore(scenario: Scenario | Source, progress: Callable[[str], None] | None 
         >>> str(found.fitting[0].configuration), found.fitting[0].tried.step_time_s
     """
     loaded, tell = _scenario(scenario), progress or (lambda line: None)
-    return Search(loaded, lambda standing: tell(f"{standing.done} of {standing.planned}")).run()
+
+    def told(standing: Standing) -> None:
+        tell(f"{standing.done} of {standing.planned}" if standing.screened is None else standing.doing)
+
+    return Search(loaded, told).run()
 
 
 def sweep(

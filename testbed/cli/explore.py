@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -67,13 +68,14 @@ def explore(
     All have the scenario's sequences in a step: where microbatches are not searched, they follow from the degrees. Of a
     job that was recorded all but what its ranks do is searched.
     """
+    began_s = time.monotonic()
     loaded = load_scenario(scenario, overrides or [])
     folder = output if output is not None else default_path(f"{loaded.name}-explored")
     experiment.check(loaded, str(scenario), folder, clock if confirm else None)
     console, shown = Console(stderr=True, highlight=False), Console(highlight=False)
     with engine_named(engine, scheduler, jobs) as workers:
         try:
-            with _trying(console) as progress:
+            with _trying(console, began_s) as progress:
                 explored = experiment.explore(loaded, str(scenario), folder, progress, workers)
         except KeyboardInterrupt:
             console.print(f"stopped; -o {folder} goes on", soft_wrap=True)
@@ -103,10 +105,13 @@ def explore(
 
 
 @contextlib.contextmanager
-def _trying(console: Console) -> Iterator[Callable[[Standing], None]]:
-    """A bar of how many configurations have been tried; under it the best so far."""
+def _trying(console: Console, began_s: float) -> Iterator[Callable[[Standing], None]]:
+    """A bar of how many configurations have been tried, with the best so far; before it, for all, the first that fits.
+
+    began_s: when the command did.
+    """
     with Progress(
-        TextColumn("trying configurations"),
+        TextColumn("{task.fields[doing]}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -115,11 +120,22 @@ def _trying(console: Console) -> Iterator[Callable[[Standing], None]]:
         transient=True,
         disable=not console.is_terminal,
     ) as bar:
-        task = bar.add_task("", total=None)
+        task = bar.add_task("", total=None, doing="")
+        told = False
 
         def tell(standing: Standing) -> None:
-            best = f"best so far {time_text(standing.best[1].step_time_s)}" if standing.best else ""
-            bar.update(task, completed=standing.done, total=standing.planned, description=best)
+            nonlocal told
+            if standing.first is not None and not told:
+                told = True
+                after = time_text(time.monotonic() - began_s)
+                console.print(f"first that fits after {after}: {standing.first_words}", soft_wrap=True)
+            bar.update(
+                task,
+                completed=standing.done,
+                total=standing.planned,
+                description=standing.best_words,
+                doing=standing.doing,
+            )
 
         yield tell
 

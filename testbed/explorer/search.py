@@ -30,6 +30,7 @@ from testbed.explorer.rivals import Kind, first_of, rivals_of
 from testbed.explorer.sensitivity import Sensitivity, sensitivity
 from testbed.explorer.space import Space, own_values
 from testbed.explorer.trying import Standing, Tried, Tries
+from testbed.explorer.work import least_step_s
 from testbed.model.closed_form import Changes, Screener
 from testbed.model.closed_form_recorded import RecordedScreener
 from testbed.notebooks import html_table
@@ -65,10 +66,9 @@ class Exploration:
 
     combinations: of the whole space; tried: how many of them the model tried, of those drawn at random what fits;
     random: the best of as many drawn at random, which is one of `fitting`, where not all were tried; infeasible: how
-    many each constraint kept out, one example each. baselines,
-    single: as given, then tuned. indifferent: paths whose other values, where they fit, leave the best as it is.
-    sensitivity: of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the
-    quickest first.
+    many each constraint kept out, one example each. baselines, single: as given, then tuned. indifferent: paths whose
+    other values, where they fit, leave the best as it is. sensitivity: of what the best has and the first baseline, as
+    given, has not. chosen: the best, by packets, the quickest first.
     """
 
     combinations: int
@@ -158,7 +158,12 @@ class Search:
         first = first_of(self.scenario, explore)
         rivals = rivals_of(self.scenario, explore)
         budget = sum(min(own.size, explore.tries) for own in (space, *(rival.space for rival in rivals)))
-        with Tries(self.scenario, self.known, self.found, self.progress, budget, self.engine) as tries:
+        least_s = least_step_s(self.scenario)
+        with Tries(
+            self.scenario, self.known, self.found, self.progress, budget, self.engine, least_s
+        ) as tries:
+            # as given, so that there is an answer at once: the closed form may have millions to look at
+            tries.all([one for rival in rivals if rival.space.size == 1 for one in rival.space], among=False)
             joint = self._search(tries, space, among=True)
             if not any(isinstance(tried, Evaluation) for tried in joint.values()):
                 raise NothingFits(_why(*_misfits(joint), len(joint) or explore.size))
@@ -232,7 +237,7 @@ class Search:
         usual = {path: self._own.get(path, values[0]) for path, values in unseen.items()}
         alike = Space(unseen, {}).size
         groups = explore.tries if alike == 1 else max(1, explore.tries // 2)
-        note(self._screened(Space(seen, {**usual, **space.base}), groups))
+        note(self._screened(tries, Space(seen, {**usual, **space.base}), groups))
         if alike <= explore.tries:
             for group in self._sorted(found):
                 if alike == 1 or len(found) >= explore.tries:
@@ -293,7 +298,7 @@ class Search:
             around = {one: found[one] for one in (best.configuration, *near) if one in found}
             here = next(iter(self._sorted(around)), None)
 
-    def _screened(self, space: Space, most: int) -> list[Configuration]:
+    def _screened(self, tries: Tries, space: Space, most: int) -> list[Configuration]:
         """Of those that fit the best by the closed form, in turn one of each time that it tells apart."""
         degrees = [path for path in space.values if path.startswith(DEGREES) and path.endswith("_degree")]
         some: Iterable[Configuration] = space.where(
@@ -303,7 +308,8 @@ class Search:
             numbers = sorted(random.Random(self.scenario.seed).sample(range(space.size), self._screener.most))
             some = map(space.numbered, numbers)
         levels: dict[float, list[Configuration]] = {}
-        for one in some:
+        for number, one in enumerate(some):
+            tries.screened(number)
             seconds = self._screener.step_s(one.changes)
             if seconds is None:
                 continue

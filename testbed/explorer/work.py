@@ -1,4 +1,4 @@
-"""What a recorded step has to compute: a bound on its time."""
+"""What a step has to compute, recorded or not: a bound on its time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from testbed.config import Scenario
 from testbed.job.workload import workload_of
+from testbed.model.work import step_work
 from testbed.scale import UNSCALED
 
 
@@ -24,3 +25,9 @@ def recorded_work(scenario: Scenario) -> RecordedWork | None:
         return None
     workload = workload_of(scenario, scenario.topology.resolve(), UNSCALED)
     return RecordedWork(str(spec.trace or spec.chakra), workload.compute_s)
+
+
+def least_step_s(scenario: Scenario) -> float | None:
+    """Seconds that computing alone takes; None where that is not known. ConfigError."""
+    work = step_work(scenario) or recorded_work(scenario)
+    return None if work is None else work.computing_s

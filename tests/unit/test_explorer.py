@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from testbed.catalogue import baselines
 from testbed.cli.main import app
 from testbed.config import ConfigError, Scenario, load_scenario
+from testbed.config.figures import time_text
 from testbed.engines import Processes, WorkStopped
 from testbed.explorer import (
     Configuration,
@@ -332,6 +333,43 @@ def test_of_a_large_space_the_best_by_the_closed_form_are_tried(tmp_path: Path) 
     assert many.random.name == "random search"
     assert many.random.tried.step_time_s >= many.best.tried.step_time_s
     assert many.random in many.compared(1)
+
+
+def test_the_first_that_fits_the_bound_and_screening_are_told(tmp_path: Path) -> None:
+    told: list[Standing] = []
+    scenario = load_scenario(written(tmp_path, tries=4))
+    found, work = Search(scenario, told.append).run(), step_work(scenario)
+    assert work is not None
+    assert {standing.least_s for standing in told} == {work.computing_s}
+    assert all(
+        standing.first is not None for standing in told
+    )  # a baseline as given, before anything is screened
+    first, best = told[0], told[-1]
+    assert first.first is not None
+    assert first.first[0].changes["workload.parallelism.placement"] == "production"
+    assert first.best is None
+    assert best.first == first.first
+    least = "no less than 33.61 ms by computing alone"
+    assert first.best_words == least
+    assert best.best_words == f"best so far {time_text(found.best.tried.step_time_s)} ({least})"
+    assert first.first_words.startswith("placement production, ")
+    assert first.first_words.endswith(f" a step ({least})")
+    places = [number for number, standing in enumerate(told) if standing.screened is not None]
+    assert told[places[0]].doing == "screening by the closed form, 0 so far"
+    tried = [number for number, standing in enumerate(told) if standing.best is not None]
+    assert 0 < places[0] < tried[0]
+    assert told[-1].doing == "trying configurations"
+
+
+def test_the_command_tells_the_first_that_fits_on_one_line_without_a_terminal(tmp_path: Path) -> None:
+    ran = CliRunner().invoke(app, ["explore", str(written(tmp_path)), "-o", str(tmp_path / "explored")])
+    (line,) = (line for line in ran.stderr.splitlines() if line.startswith("first that fits"))
+    assert re.fullmatch(
+        r"first that fits after [\d.,]+ m?s: placement production, .*, [\d.]+ ms a step "
+        r"\(no less than [\d.]+ ms by computing alone\)",
+        line,
+    )
+    assert "first that fits" not in ran.stdout
 
 
 def test_what_is_found_at_random_is_of_all_that_was_tried(
