@@ -1,4 +1,4 @@
-"""Published models, accelerators, placements, baselines and presets, as the data files in `data/` say."""
+"""Published models, accelerators, placements, baselines, presets, the model's errors: the data files in `data/`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def baselines() -> Mapping[str, Entry]:
 def presets() -> Mapping[str, Entry]:
     """By name: source, and by path of a scenario's values what each is (value), whence (source), where (needs)."""
     return _read("presets")
+
+
+@cache
+def model_errors() -> Mapping[str, Entry]:
+    """By kind of search: what it is in words, points (median and worst error, how many were measured, source)."""
+    return _read("model_errors")
 
 
 def _read(name: str) -> Mapping[str, Entry]:

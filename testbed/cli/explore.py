@@ -27,9 +27,9 @@ from testbed.cli.options import (
 from testbed.config import load_scenario
 from testbed.experiments import exploring as experiment
 from testbed.experiments.engines import engine_named
-from testbed.explorer import Configuration, Standing
+from testbed.explorer import Standing
 from testbed.report import print_summary
-from testbed.report.answer import BEST, Row, answer, best_of, paired
+from testbed.report.answer import BEST, answer, best_of, difference, found_words, paired
 from testbed.report.exploration import PAGE, compared_rows
 from testbed.report.figures import size_text, time_text
 from testbed.results.directory import default_path
@@ -90,7 +90,7 @@ def explore(
             print_summary(confirmed.result, console if as_json else shown)
         if not as_json:
             rows = compared_rows(explored.document, confirmed.result)
-            _tell(answer(explored.document, rows)[:-1], shown)  # how sure it is comes now
+            _tell(found_words(explored.document, rows), shown)  # how sure it is comes now
         if (right := confirmed.agreement) is not None and not as_json:
             shown.print(
                 f"The model was {right.median_error:.1%} off in the median, {right.worst_error:.1%} at the worst; "
@@ -99,7 +99,10 @@ def explore(
             )
     console.print(f"page: {folder / PAGE}", soft_wrap=True)
     if not confirm:
-        console.print(f"Confirm: testbed run {explored.confirmation} --clock virtual", soft_wrap=True)
+        console.print(
+            f"All that is compared, with no choice by packets: testbed run {explored.confirmation} --clock virtual",
+            soft_wrap=True,
+        )
     if as_json:
         print(json.dumps(explored.document, indent=1))
 
@@ -148,8 +151,8 @@ def _tell(sentences: Sequence[str], console: Console) -> None:
 def _print(explored: experiment.Explored, console: Console, *, confirming: bool) -> None:
     document, found = explored.document, explored.found
     rows = compared_rows(document)
-    sentences = answer(document, rows)
-    _tell(sentences[:-1] if confirming else sentences, console)  # a run will say how sure it is
+    # where it is confirmed a run will say how sure it is
+    _tell(found_words(document, rows) if confirming else answer(document, rows), console)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("configuration", overflow="fold")
     shown = paired(rows)
@@ -164,7 +167,9 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     for row in shown:
         given, memory_bytes = row["as_given"], row["memory_bytes"]
         table.add_row(
-            f"{row['name']}{_difference(best, row)}" if row["kind"] == BEST else row["of"],
+            ": ".join(filter(None, (row["name"], difference(best, row))))
+            if row["kind"] == BEST
+            else row["of"],
             time_text(row["step_time_s"]),
             *([time_text(row["tail_s"])] if tailed else []),
             *([time_text(given["step_time_s"]) if given else ""] if tuned else []),
@@ -181,9 +186,3 @@ def _print(explored: experiment.Explored, console: Console, *, confirming: bool)
     for constraint, count in found.infeasible.items():
         one = found.examples[constraint]
         console.print(f"{count:,} left out by {constraint}: one has {one.found}, expected {one.expected}.")
-
-
-def _difference(best: Row, row: Row) -> str:
-    """What a configuration has that the best has not: ": policy ecmp"."""
-    changes = {path: value for path, value in row["changes"].items() if best["changes"].get(path) != value}
-    return f": {Configuration(changes)}" if changes else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +17,9 @@ from testbed.experiments.halving import RUNGS, halve
 from testbed.experiments.measuring import measured
 from testbed.experiments.running import Listener
 from testbed.explorer import Exploration, NothingFits, Search, Standing, searched
+from testbed.explorer.certainty import model_errors_of, near
 from testbed.explorer.confirming import Agreement, agreement, confirmation
-from testbed.explorer.keeping import RESULT, Keeper, OtherSearch
+from testbed.explorer.keeping import RESULT, SCENARIO, Keeper, OtherSearch
 from testbed.explorer.search import Result as Found
 from testbed.explorer.sensitivity import document as sensitivity_document
 from testbed.explorer.work import recorded_work
@@ -91,7 +93,7 @@ def explore(
             shutil.rmtree(folder)
         raise
     confirms = confirmation(scenario, found)
-    explored = Explored(folder, scenario, found, _document(scenario, found, confirms.variants))
+    explored = Explored(folder, scenario, found, _document(scenario, found, confirms.variants, folder))
     explored.confirmation.write_text(confirms.scenario.to_yaml())
     _write(explored)
     return explored
@@ -119,7 +121,7 @@ def confirm(
         chosen, rungs = halve(scenario, explored.found, explored.folder, measure)
         found = replace(explored.found, chosen=chosen)
         confirms = confirmation(scenario, found)
-        document.update(_document(scenario, found, confirms.variants), rungs=rungs)
+        document.update(_document(scenario, found, confirms.variants, explored.folder), rungs=rungs)
         _write(explored)
     result = measure(confirms.scenario, explored.confirmation, explored.folder / CONFIRMED)
     right = agreement(result.variants)
@@ -134,8 +136,11 @@ def _write(explored: Explored, confirmed: Result | None = None) -> None:
     hand_over(explored.folder)
 
 
-def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str]) -> dict[str, Any]:
+def _document(
+    scenario: Scenario, found: Exploration, variants: Mapping[str, str], folder: Path
+) -> dict[str, Any]:
     """variants: of the scenario that confirms, by what is compared."""
+    assert scenario.explore is not None
 
     def entries(results: Sequence[Found]) -> list[dict[str, Any]]:
         return [
@@ -152,6 +157,8 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         ]
 
     work, recorded = step_work(scenario), recorded_work(scenario)
+    errors = model_errors_of(scenario)
+    alike = near(found, errors) if errors else []
     return {
         "scenario": scenario.name,
         "work": asdict(work) if work else None,
@@ -159,6 +166,10 @@ def _document(scenario: Scenario, found: Exploration, variants: Mapping[str, str
         "combinations": found.combinations,
         "tried": found.tried,
         "indifferent": dict(found.indifferent),
+        "kept": list(found.kept),
+        "model_errors": asdict(errors) if errors else None,
+        "near": {"count": len(alike), "first": entries(alike[: scenario.explore.candidates])},
+        "confirm": shlex.join(["testbed", "explore", str(folder / SCENARIO), "-o", str(folder), "--confirm"]),
         "sensitivity": sensitivity_document(found.sensitivity),
         "infeasible": [
             {"count": count, **asdict(found.examples[name])} for name, count in found.infeasible.items()

@@ -67,8 +67,8 @@ class Exploration:
     combinations: of the whole space; tried: how many of them the model tried, of those drawn at random what fits;
     random: the best of as many drawn at random, which is one of `fitting`, where not all were tried; infeasible: how
     many each constraint kept out, one example each. baselines, single: as given, then tuned. indifferent: paths whose
-    other values, where they fit, leave the best as it is. sensitivity: of what the best has and the first baseline, as
-    given, has not. chosen: the best, by packets, the quickest first.
+    other values, where they fit, leave the best as it is; kept: those of which it has the scenario's own. sensitivity:
+    of what the best has and the first baseline, as given, has not. chosen: the best, by packets, the quickest first.
     """
 
     combinations: int
@@ -82,6 +82,7 @@ class Exploration:
     indifferent: Mapping[str, Any] = field(default_factory=dict)
     sensitivity: Sensitivity | None = None
     chosen: Sequence[Result] = ()
+    kept: Sequence[str] = ()
 
     @property
     def best(self) -> Result:
@@ -177,6 +178,7 @@ class Search:
             self._overtake(tries, space, joint, [one.configuration for one in luck])
             fitting = self._sorted(joint)
             infeasible, examples = _misfits(joint)
+            indifferent = self._indifferent(tries, space, fitting[0])
             return Exploration(
                 explore.size,
                 len(joint),
@@ -186,8 +188,9 @@ class Search:
                 next((replace(one, name="random search", kind="random") for one in luck), None),
                 infeasible,
                 examples,
-                self._indifferent(tries, space, fitting[0]),
+                indifferent,
                 self._sensitivity(tries, fitting[0], first),
+                kept=[path for path in indifferent if self._own.get(path) == indifferent[path]],
             )
 
     @cached_property

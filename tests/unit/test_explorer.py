@@ -200,6 +200,7 @@ def test_of_what_makes_no_difference_the_scenarios_own_is_kept_and_told(tmp_path
         changes = found.best.configuration.changes
         assert (changes["transport.congestion_control"], changes["policy"]) == ("cubic", "shortest")
         assert found.indifferent == {"transport.congestion_control": "cubic", "policy": "shortest"}
+        assert set(found.kept) == found.indifferent.keys()
         times = [result.tried.step_time_s for result in found.distinct]
         assert len(times) == len(set(times)) >= 3
         assert [result.tried for result in found.compared(2)[-2:]] == [

@@ -54,6 +54,77 @@ def test_it_tells_the_best_its_gains_what_is_worth_what_and_what_has_no_effect()
     ]
 
 
+SEND = "workload.schedule.wan_send_tokens"
+SURE: dict[str, Any] = {
+    **DOCUMENT,
+    "indifferent": {SEND: False, "transport.congestion_control": "bbr"},
+    "kept": [SEND],
+    "model_errors": {
+        **{"what": "clean networks, training", "median": 0.006, "points": 1, "of": 70},
+        **{"worst": 0.089, "measured": 110},
+    },
+    "sensitivity": {
+        "best_s": 2.0,
+        "given_back": [
+            {"choices": ["policy"], "step_time_s": 2.0004},
+            {"choices": ["schedule"], "step_time_s": 2.1},
+            {"choices": ["policy", "schedule"], "step_time_s": 2.001},
+            {"choices": ["degrees"], "step_time_s": 2.01},
+            {"choices": ["placement"], "step_time_s": None},
+            {"choices": ["wan_send_tokens"], "step_time_s": 2.0},
+        ],
+    },
+    "near": {
+        "count": 3,
+        "first": [
+            {"changes": BEST, "step_time_s": 2.0},
+            {"changes": {**BEST, "policy": "ecmp"}, "step_time_s": 2.004},
+        ],
+    },
+    "confirm": "testbed explore runs/a/scenario.yaml -o runs/a --confirm",
+}
+
+
+def test_before_anything_is_measured_it_tells_how_far_off_the_model_was_and_what_to_confirm() -> None:
+    assert answer(SURE, ROWS)[-4:] == [
+        "No effect on the best, by the model: wan_send_tokens false: yours kept; congestion_control bbr: any other is "
+        "as good.",
+        "At such points (clean networks, training) the model was 0.6 % off in the median of 70 that were measured, "
+        "8.9 % at the worst of 110; differences below 0.6 % are not told apart.",
+        "What gains less than that, alone: policy te (0.02 %), degrees (0.5 %). Kept only as the model has nothing "
+        "quicker.",
+        "To confirm next: the best and the first 1 of 2 within the model's error of it (policy ecmp, 2.004 s). "
+        "`testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs that on the emulated network.",
+    ]
+    assert any("20 % less time (by the model)." in sentence for sentence in answer(SURE, ROWS))
+    narrow = [*ROWS[:-1], row("best", "best 1", 2.49)]
+    assert any("0.4 % less time (by the model, less than its error)." in one for one in answer(SURE, narrow))
+
+
+def test_errors_of_several_points_are_told_as_the_largest_and_a_best_without_equals_is_alone() -> None:
+    errors = {**SURE["model_errors"], "points": 2, "of": 20, "median": 0.138}
+    near = {"count": 1, "first": SURE["near"]["first"][:1]}
+    said = answer({**SURE, "model_errors": errors, "near": near, "sensitivity": None}, ROWS)
+    assert (
+        "at most 13.8 % off in the median of each of 2 networks (20 that were measured), 8.9 % at" in said[-2]
+    )
+    assert said[-1].startswith(
+        "To confirm next: the best, as nothing else is within the model's error of it. `testbed"
+    )
+    unknown = answer({**SURE, "model_errors": None}, ROWS)
+    assert unknown[-1] == (
+        "Nothing of it was measured yet; `testbed explore runs/a/scenario.yaml -o runs/a --confirm` runs what is "
+        "compared on the emulated network."
+    )
+
+
+def test_what_was_measured_says_no_more_of_other_points() -> None:
+    some = [{**one, "measured": measured_variant(one["name"], one["step_time_s"])} for one in ROWS]
+    said = answer(SURE, some)
+    assert said[-1] == "Measured on the emulated network."
+    assert not any(words in " ".join(said) for words in ("At such points", "To confirm next", "gains less"))
+
+
 def test_a_baseline_that_is_quicker_is_told_as_such() -> None:
     said = answer({**DOCUMENT, "indifferent": {}}, [*ROWS[:-1], row("best", "best 1", 2.55)])
     assert said[1] == (
